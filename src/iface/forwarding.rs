@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use crate::error::{Context, Result};
-use crate::netlink::{Family, Netlink, RouteFilter};
+use crate::netlink::{Family, Link, Netlink, RouteFilter};
 use crate::repairs::Repairs;
 use crate::sysctl;
 
@@ -12,33 +12,42 @@ const BY_ADVERTISEMENT: u8 = 9;
 const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
-/// The parameters for the families of `nets`.
-fn keys(nets: &[IpNet]) -> impl Iterator<Item = &'static str> {
+/// The parameters to set for the families of `nets`. IPv4 is forwarded from a link only with the link's own parameter, which a
+/// new link takes over from `conf/default`; enabling the first parameter enables those of all links.
+fn disabled(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
-    let keys = [has(true).then_some(OF_IPV4), has(false).then_some(OF_IPV6)];
-    keys.into_iter().flatten()
+    let of_link = format!("net/ipv4/conf/{}/forwarding", link.name);
+    let v4 = if has(true) { &[OF_IPV4, &of_link][..] } else { &[] };
+    let v6 = if has(false) { &[OF_IPV6][..] } else { &[] };
+    let mut disabled = Vec::new();
+    for keys in [v4, v6] {
+        for key in keys {
+            if sysctl::read(key)? != "1" {
+                disabled.push((*key).to_owned());
+                break;
+            }
+        }
+    }
+    Ok(disabled)
 }
 
-/// Enables forwarding for the families of `nets`. Forwarding is never disabled, since other programs may rely on it, and
-/// not written if enabled already.
-pub fn enable(host: &Netlink, nets: &[IpNet]) -> Result<()> {
+/// Enables forwarding from `link` for the families of `nets`. Forwarding is never disabled, since other programs may rely on it,
+/// and not written if enabled already.
+pub fn enable(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
-    for key in keys(nets) {
-        if sysctl::read(key).context(failed)? == "1" {
-            continue;
-        }
+    for key in disabled(link, nets).context(failed)? {
         if key == OF_IPV6 {
             keep_default_routes(host)?;
         }
-        sysctl::write(key, "1").context(failed)?;
+        sysctl::write(&key, "1").context(failed)?;
     }
     Ok(())
 }
 
 /// Enables forwarding again where it was disabled.
-pub fn repair(host: &Netlink, nets: &[IpNet], repairs: &mut Repairs) {
-    for key in keys(nets).filter(|key| sysctl::read(key).is_ok_and(|value| value == "0")) {
-        repairs.restore(format!("sysctl {key}"), || enable(host, nets));
+pub fn repair(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut Repairs) {
+    for key in disabled(link, nets).unwrap_or_default() {
+        repairs.restore(format!("sysctl {key}"), || enable(host, link, nets));
     }
 }
 

@@ -5,7 +5,9 @@
 //! and the state of all attachments of this host in all of our tables ([`Feature`]), so that protections and the
 //! traffic they protect become effective together.
 //!
-//! Rules are identified by their comments: a rule that changes in a release gets a new comment. A set contains a
+//! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
+//! release that lacks only [additions](Layout::additions) is no damage, because a runtime that is told so by STATUS
+//! sends no ADD any more; the next ADD completes it. A set contains a
 //! sentinel, an element that matches no packet: a set without it was flushed.
 
 mod transaction;
@@ -35,6 +37,8 @@ pub struct Layout {
     pub sets: Vec<Set<'static>>,
     /// Its chains and their fixed rules, each with a comment. A chain without fixed rules is not verified.
     pub chains: Vec<(Chain<'static>, Vec<Rule>)>,
+    /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
+    pub additions: &'static [&'static str],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
     pub subnet: fn(&str) -> Option<Vec<Rule>>,
@@ -58,8 +62,17 @@ impl Layout {
         // Elements belong to containers, including containers without a record.
         let has_elements = |set: &Set<'static>| nft.find(&[*set], &[]).is_ok_and(|e| !e.is_empty());
         let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
-        let is_relevant = view.damage.is_some() && (is_needed() || is_used());
+        let is_damaged = view.damage.is_some() && !view.is_outdated;
+        let is_relevant = is_damaged && (is_needed() || is_used());
         Ok(view.damage.filter(|_| is_relevant))
+    }
+
+    /// These rules without the additions.
+    fn former(&self, rules: &[Rule]) -> Vec<Rule> {
+        let is_former = |rule: &&Rule| {
+            rule.comment.as_deref().is_none_or(|comment| !self.additions.contains(&comment))
+        };
+        rules.iter().filter(is_former).cloned().collect()
     }
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the
@@ -162,6 +175,8 @@ struct View {
     empty: Vec<String>,
     /// The first deviation, for messages.
     damage: Option<String>,
+    /// Whether nothing but [`Layout::additions`] is missing.
+    is_outdated: bool,
 }
 
 impl View {
@@ -171,14 +186,16 @@ impl View {
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
         let mut look = nft.look(layout.table, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
-        let mut damage = Vec::new();
+        let (mut damage, mut outdated) = (Vec::new(), Vec::new());
         if look.objects.is_none() {
             damage.push(format!("table {} is gone", layout.table));
         }
         let mut incomplete = Vec::new();
         for (chain, rules) in &layout.chains {
             if let Some(rule) = missing(&look.rules, *chain, rules) {
-                damage.push(format!("rule \"{rule}\" is missing in chain {chain}"));
+                let is_former = missing(&look.rules, *chain, &layout.former(rules)).is_none();
+                let list = if is_former { &mut outdated } else { &mut damage };
+                list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
             }
         }
@@ -203,7 +220,8 @@ impl View {
             exists: look.objects.is_some(),
             is_required: false,
             rules: look.rules,
-            damage: damage.into_iter().next(),
+            is_outdated: damage.is_empty(),
+            damage: damage.into_iter().chain(outdated).next(),
             layout,
             incomplete,
             flushed,
@@ -215,7 +233,7 @@ impl View {
     /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
     /// have added rules to a chain without fixed rules.
     fn build(&self, batch: &mut Batch) {
-        let Layout { table, sets, chains, subnet } = &self.layout;
+        let Layout { table, sets, chains, subnet, .. } = &self.layout;
         batch.ensure(*table);
         for set in sets {
             batch.ensure(*set);

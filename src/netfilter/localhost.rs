@@ -49,7 +49,7 @@ fn layout() -> Layout {
     let to = outside().daddr_in(LOOPBACK.into()).drop().comment(TO);
     let from = outside().saddr_in(LOOPBACK.into()).drop().comment(FROM);
     let chains = vec![(PREROUTING, vec![to, from])];
-    Layout { table: TABLE, sets: Vec::new(), chains, subnet: |_| None }
+    Layout { table: TABLE, sets: Vec::new(), chains, additions: &[], subnet: |_| None }
 }
 
 fn iptables_rules() -> [iptables::Rule; 2] {

@@ -9,6 +9,9 @@ use crate::netlink::nftables::cut;
 /// The maximum length of a chain name in iptables.
 const CHAIN: usize = 28;
 
+/// The maximum length of the comment of an iptables rule: `XT_MAX_COMMENT_LEN` - 1.
+pub const RULE_COMMENT: usize = 255;
+
 impl Owner<'_> {
     /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as `DN-`, and a hash.
     pub fn chain(&self, prefix: &str) -> String {
@@ -17,9 +20,19 @@ impl Owner<'_> {
         name
     }
 
-    /// The comment of this container's iptables rules.
-    pub fn rule_comment(&self) -> String {
+    /// The network and container of iptables rules, as the reference writes them.
+    pub fn rule_name(&self) -> String {
         format!("{}{}\"", rule_comment_of(self.network), self.id)
+    }
+
+    /// The comment of this container's iptables rules: the [name](Owner::rule_name), cut as the kernel does.
+    pub fn rule_comment(&self) -> String {
+        let mut text = self.rule_name();
+        if text.len() > RULE_COMMENT {
+            let end = (0..=RULE_COMMENT).rev().find(|at| text.is_char_boundary(*at));
+            text.truncate(end.unwrap_or_default());
+        }
+        text
     }
 
     /// The comment of this attachment's rules in the reference's nftables layout.
@@ -128,6 +141,9 @@ mod tests {
             assert_eq!(text.len(), 128);
             assert!(owner.owns(Some(&text)));
         }
+        let network = "n".repeat(60);
+        let comment = Owner { network: &network, ..owner }.rule_comment();
+        assert!(comment.len() == 255 && comment.ends_with("xxx"));
         assert_eq!(identity(&owner.label()), None);
     }
 

@@ -63,7 +63,7 @@ fn layout() -> Layout {
     let source = [Field::Iifname, Field::EtherSaddr];
     let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
     let chains = vec![(PREROUTING, vec![rule.drop().comment("another source")])];
-    Layout { table: TABLE, sets: SETS.to_vec(), chains, subnet: |_| None }
+    Layout { table: TABLE, sets: SETS.to_vec(), chains, additions: &[], subnet: |_| None }
 }
 
 fn restore(change: &mut Change<'_>) {

@@ -211,7 +211,7 @@ fn pod(
     admin: Option<&str>,
 ) -> Pod {
     let (bridge, admin) = (bridge.map(str::to_owned), admin.map(str::to_owned));
-    Pod { backend, ips: ips(prev), ports: ports(prev), policy, bridge, admin }
+    Pod { backend, ips: ips(prev), ports: ports(prev), policy, bridge, admin, published: true }
 }
 
 /// The addresses of the result, of all interfaces, without duplicates.

@@ -93,7 +93,7 @@ impl Plugin for Ptp {
         cx.set_end(HostEnd::own(&end));
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
-        forwarding::enable(host, &result.addresses())?;
+        forwarding::enable(host, &end, &result.addresses())?;
         add_gateways(host, &end, &hops)?;
         for hop in &hops {
             HostSide { link: &end, owner }.add_route(host, hop, &mut undo)?;
@@ -297,7 +297,7 @@ fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) 
         repairs.restore(format!("\"{name}\": it is down"), up);
     }
     let addresses: Vec<IpNet> = hops.iter().map(|hop| hop.address).collect();
-    forwarding::repair(host, &addresses, repairs);
+    forwarding::repair(host, end, &addresses, repairs);
     let addrs = host.dump_addrs(end.index)?;
     let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
     for gateway in gateways(hops).into_iter().filter(is_missing) {

@@ -1,5 +1,6 @@
 //! `cnibox doctor`: each injected defect is reported with a remedy that removes it.
 
+mod forward;
 mod sysdump;
 
 use std::fs;
@@ -337,23 +338,17 @@ fn what_others_drop() {
         &[
             (
                 "nft 'table inet theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'",
-                "drops forwarded packets that no rule accepts",
+                "drops forwarded packets of network pods to other networks, and those to its published ports",
             ),
-            (
-                "iptables -P FORWARD DROP",
-                "and names no interface of network pods; iptables -P FORWARD ACCEPT",
-            ),
-            (
-                "ip6tables -P FORWARD DROP",
-                "and names no interface of network pods; ip6tables -P FORWARD ACCEPT",
-            ),
+            ("iptables -P FORWARD DROP", "; iptables -I FORWARD -i cni0 -j ACCEPT; "),
+            ("ip6tables -P FORWARD DROP", "; ip6tables -I FORWARD -i cni0 -j ACCEPT; "),
             (
                 "iptables-legacy -P FORWARD DROP",
                 "chain FORWARD of iptables-legacy: drops forwarded packets that no rule accepts",
             ),
             (
                 "ip6tables-legacy -P FORWARD DROP",
-                "and names no interface of network pods; ip6tables-legacy -P FORWARD ACCEPT",
+                "and names no interface of network pods; ip6tables-legacy -I FORWARD -i cni0 -j ACCEPT; ",
             ),
         ],
         1,

@@ -4,6 +4,7 @@
 mod firewalld;
 mod lifecycle;
 mod odd;
+mod published;
 mod reference;
 mod traffic;
 mod words;

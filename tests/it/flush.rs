@@ -375,6 +375,7 @@ fn one_add_heals_500_containers() {
             policy: Policy::Isolated,
             bridge: Some("br9".to_owned()),
             admin: Some("CNI-ADMIN".to_owned()),
+            published: true,
         };
         filter::add(&filter, owner, &pod).unwrap();
     }

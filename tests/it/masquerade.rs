@@ -62,6 +62,28 @@ impl<'n> Masq<'n> {
     }
 }
 
+/// The kernel cuts comments of iptables rules, which have the names of network and container.
+#[test]
+fn long_names_are_recognised() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let name = format!("my_project.{}-net_default", "x".repeat(190));
+        let id = format!("default-{}", "ab".repeat(32));
+        let masq = Masq::new(&node, "bridge", backend).with(&json!({"name": name}));
+        let prev = masq.add(&id, &container);
+        let rules = || node.sh("nft list ruleset; iptables-legacy-save -t nat | sed 's/^[#:].*//'");
+        let before = rules();
+        let check = masq.with(&json!({"prevResult": prev}));
+        check.call("CHECK", &id, &container.path()).ok();
+        masq.call("STATUS", "", "").without("CNI_CONTAINERID").ok();
+        let repair = node.cnibox(&["repair"]).env("PATH", &masq.path);
+        repair.printed();
+        assert_eq!(rules(), before, "{backend:?}");
+        masq.del(&id);
+        assert!(!rules().contains("10.1.2."), "{backend:?}: {}", rules());
+    }
+}
+
 /// A directory in which `iptables` and its companions are those of `flavour`.
 pub(crate) fn flavoured(node: &Node, flavour: &str) -> String {
     let dir = node.path(flavour);

@@ -1,6 +1,7 @@
 //! portmap: every verb in every version, traffic, both back ends, compatibility with the reference.
 
 mod lifecycle;
+mod others;
 mod owners;
 mod reference;
 mod traffic;

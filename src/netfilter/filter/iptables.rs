@@ -14,12 +14,20 @@
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
 
+mod words;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 
 use nix::errno::Errno;
 
+pub use self::words::DEFAULT_ADMIN;
+use self::words::{
+    BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules,
+    bridge_rules, is_about, marker, owner_rule, published_rule, stage_ends, to_chains,
+    to_cni_forward, to_stage_1, translated_rule,
+};
 use super::{KEPT, Pod, Policy, missing, nft};
 use crate::attachment::{Keepsake, Record};
 use crate::cni::ip::host_net;
@@ -33,21 +41,6 @@ use crate::netfilter::shared::{instance, is_of_dead, others};
 use crate::netlink::nftables::{Batch, Nft};
 
 const FILTER: &str = "filter";
-const FORWARD: &str = "FORWARD";
-const CNI_FORWARD: &str = "CNI-FORWARD";
-const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
-const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
-/// The chains that show the use of the plugin; with firewalld only the second one exists.
-const CHAINS: [&str; 2] = [CNI_FORWARD, STAGE_1];
-const OWNERS: &str = "CNIBOX-FIREWALL";
-const BRIDGE_OWNER: &str = "CNIBOX-FW-";
-
-/// The default of `iptablesAdminChainName`.
-pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";
-
-const RULES: &str = "CNI firewall plugin rules";
-const OVERRIDES: &str = "CNI firewall plugin admin overrides";
-const ANY_POLICY: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
 
 /// For [`super::super::heal`].
 pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
@@ -60,68 +53,6 @@ pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
 /// Whether the attachment has rules in this family's table.
 fn is_in(pod: &Pod, family: Family) -> bool {
     pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty()
-}
-
-fn jump(chain: &str, comment: &str, target: &str) -> Rule {
-    Rule::new(chain).comment(comment).target(target)
-}
-
-fn to_cni_forward() -> Rule {
-    jump(FORWARD, RULES, CNI_FORWARD)
-}
-
-fn to_chains(admin: &str) -> [Rule; 2] {
-    [to_cni_forward(), jump(CNI_FORWARD, OVERRIDES, admin)]
-}
-
-fn address_rules(ip: IpAddr) -> [Rule; 2] {
-    let cidr = host_net(ip).to_string();
-    let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
-    [
-        Rule::new(CNI_FORWARD).with(&["-d", &cidr]).with(&states).target("ACCEPT"),
-        Rule::new(CNI_FORWARD).with(&["-s", &cidr]).target("ACCEPT"),
-    ]
-}
-
-fn owner_rule(ip: IpAddr, owner: Owner<'_>) -> Rule {
-    Rule::new(OWNERS).with(&["-s", &host_net(ip).to_string()]).comment(&owner.label())
-}
-
-/// The rules for a bridge that are inserted at the beginning of their chains, in this order.
-fn bridge_rules(bridge: &str, policy: Policy) -> Vec<Rule> {
-    if policy == Policy::Open {
-        return Vec::new();
-    }
-    let comment = format!("{RULES} (ingressPolicy: {})", policy.as_str());
-    let out = Rule::new(STAGE_1).with(&["-i", bridge, "!", "-o", bridge]);
-    let mut rules = vec![
-        out.comment(&comment).target(STAGE_2),
-        Rule::new(STAGE_2).with(&["-o", bridge]).comment(ANY_POLICY).target("DROP"),
-    ];
-    if policy == Policy::Isolated {
-        let within = Rule::new(STAGE_1).with(&["-i", bridge, "-o", bridge]);
-        rules.push(within.comment(&comment).target("DROP"));
-    }
-    rules
-}
-
-fn to_stage_1() -> Rule {
-    jump(FORWARD, ANY_POLICY, STAGE_1)
-}
-
-fn stage_ends() -> [Rule; 2] {
-    [STAGE_1, STAGE_2].map(|stage| jump(stage, ANY_POLICY, "RETURN"))
-}
-
-/// The chain whose comment names the network of a bridge's policy.
-fn marker(bridge: &str) -> String {
-    format!("{BRIDGE_OWNER}{bridge}")
-}
-
-/// Whether a rule is part of a bridge's policy.
-fn is_about(rule: &Rule, bridge: &str) -> bool {
-    let names = [rule.value("-i"), rule.value("-o")];
-    [STAGE_1, STAGE_2].contains(&rule.chain.as_str()) && names.contains(&Some(bridge))
 }
 
 /// Creates the rules, one family after the other.
@@ -158,7 +89,9 @@ fn with_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(Scope<
 fn rules(pod: &Pod, family: Family) -> Vec<Rule> {
     let mut rules = Vec::new();
     if pod.admin.is_some() {
-        rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
+        let ips = ips_of(&pod.ips, family);
+        rules.extend(ips.iter().copied().flat_map(address_rules));
+        rules.extend(ips.into_iter().filter(|_| pod.published).map(published_rule));
     }
     rules.extend(policy_rules(pod));
     rules
@@ -210,7 +143,9 @@ fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
                 let label = rule.value("--comment").unwrap_or_default();
                 is_owner_of(rule, ip) && (is_of_dead(Some(label)) || is_leased_to_other(ip, label))
             });
-            for rule in rules_of(ip, owner) {
+            let [of_owner, to, from, published] = rules_of(ip, owner);
+            let published = pod.published.then_some(published);
+            for rule in [of_owner, to, from].into_iter().chain(published) {
                 table.append_unique(rule);
             }
         }
@@ -219,9 +154,9 @@ fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
 }
 
 /// All rules of an address.
-fn rules_of(ip: IpAddr, owner: Owner<'_>) -> [Rule; 3] {
+fn rules_of(ip: IpAddr, owner: Owner<'_>) -> [Rule; 4] {
     let [to, from] = address_rules(ip);
-    [owner_rule(ip, owner), to, from]
+    [owner_rule(ip, owner), to, from, published_rule(ip)]
 }
 
 fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
@@ -233,7 +168,8 @@ fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
     let Some(bridge) = &pod.bridge else { return };
     let marker = marker(bridge);
     let is_foreign = table.rules_of(&marker).any(|rule| !is_of(rule, network));
-    let rules = bridge_rules(bridge, pod.policy);
+    let mut rules = bridge_rules(bridge, pod.policy);
+    rules.extend(translated_rule(bridge, pod.policy));
     if !is_foreign && (table.has_chain(&marker) || pod.policy != Policy::Open) {
         table.del_rules(|rule| is_about(rule, bridge) && !rules.contains(rule));
     }
@@ -248,6 +184,9 @@ fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
         table.append_unique(Rule::new(&marker).comment(&network_label(network)));
     }
     create_policy(table, bridge, pod.policy);
+    if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| pod.published) {
+        table.insert_unique(0, rule);
+    }
 }
 
 fn create_policy(table: &mut Table, bridge: &str, policy: Policy) {
@@ -288,6 +227,7 @@ fn policy_rules(pod: &Pod) -> Vec<Rule> {
         Some(bridge) if pod.policy != Policy::Open => {
             let mut rules = vec![to_stage_1()];
             rules.extend(bridge_rules(bridge, pod.policy));
+            rules.extend(translated_rule(bridge, pod.policy).filter(|_| pod.published));
             rules.extend(stage_ends());
             rules
         }
@@ -307,10 +247,17 @@ fn describe(rule: &Rule) -> String {
 }
 
 /// Removes the attachment's rules from every flavour of iptables, rules of the reference included, except the rules
-/// of addresses that another attachment has meanwhile. The chains remain.
-pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let scope = Scope::of(&[CNI_FORWARD, OWNERS]);
-    filter.delete_with_iptables(FILTER, &CHAINS, scope, &|table, family| {
+/// of addresses that another attachment has meanwhile; and the policy of its `own` link, if any. The chains remain.
+pub(super) fn del(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    ips: &[IpAddr],
+    own: Option<&str>,
+) -> Result<()> {
+    let marker = own.map(marker);
+    let mut chains = vec![CNI_FORWARD, OWNERS];
+    chains.extend(marker.iter().flat_map(|marker| [STAGE_1, STAGE_2, marker.as_str()]));
+    filter.delete_with_iptables(FILTER, &CHAINS, Scope::of(&chains), &|table, family| {
         let (mut ips, owns) = (ips_of(ips, family), owner.matcher());
         let is_own = |rule: &Rule| owns(rule.value("--comment"));
         ips.extend(table.rules_of(OWNERS).filter(|rule| is_own(rule)).filter_map(address));
@@ -319,7 +266,15 @@ pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Re
         ips.retain(|ip| !others.contains(ip) && !is_of_other(*ip, &owner.label()));
         remove(table, &ips);
         table.del_rules(|rule| rule.chain == OWNERS && is_own(rule));
+        if let Some(link) = own {
+            remove_policy(table, link);
+        }
     })
+}
+
+fn remove_policy(table: &mut Table, link: &str) {
+    table.del_rules(|rule| is_about(rule, link) || rule.chain == marker(link));
+    table.del_chain(&marker(link));
 }
 
 /// Whether another attachment than the owner in this label has the address: by its record, or by a lease of another
@@ -340,7 +295,13 @@ fn is_leased_to_other(ip: IpAddr, label: &str) -> bool {
     leases::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
 }
 
-pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+/// Removes the rules of the network's attachments that are not `valid`, and the policies of links that are not among `links`.
+pub(super) fn gc(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[Owner<'_>],
+    links: &HashSet<String>,
+) -> Result<()> {
     let has_stale = stale(network, valid);
     let is_stale = |rule: &Rule| has_stale(rule.value("--comment"));
     let policies = if valid.is_empty() { policies() } else { Vec::new() };
@@ -358,6 +319,9 @@ pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> R
         table.del_rules(|rule| rule.chain == OWNERS && is_stale(rule));
         table.del_duplicates(&to_cni_forward());
         table.del_duplicates(&to_stage_1());
+        for link in links_of_policies(table).difference(links) {
+            remove_policy(table, link);
+        }
         for chain in table.chains.clone() {
             let Some(bridge) = chain.strip_prefix(BRIDGE_OWNER) else { continue };
             if valid.is_empty() && table.rules_of(&chain).all(|rule| is_of(rule, network)) {
@@ -371,6 +335,14 @@ pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> R
             }
         }
     })
+}
+
+/// The links that have a policy.
+fn links_of_policies(table: &Table) -> HashSet<String> {
+    let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of(stage));
+    let names = stages.flat_map(|rule| [rule.value("-i"), rule.value("-o")]);
+    let marked = table.chains.iter().filter_map(|chain| chain.strip_prefix(BRIDGE_OWNER));
+    names.flatten().chain(marked).map(str::to_owned).collect()
 }
 
 /// The records of living attachments to bridges with a policy.
@@ -391,7 +363,8 @@ fn address(rule: &Rule) -> Option<IpAddr> {
 
 fn remove(table: &mut Table, ips: &[IpAddr]) {
     for ip in ips {
-        let rules = address_rules(*ip);
+        let ([to, from], published) = (address_rules(*ip), published_rule(*ip));
+        let rules = [to, from, published];
         table.del_rules(|rule| is_owner_of(rule, *ip) || rules.contains(rule));
     }
 }
@@ -420,8 +393,13 @@ pub(super) fn create_ownerless(
     Ok(())
 }
 
-/// Removes the chains that record owners; rules remain. On `nf_tables` no program is required.
+/// Removes the rules that the reference does not have and would not delete, and the chains that record owners; the
+/// other rules remain. On `nf_tables` the chains go without a program.
 pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
+    let is_addition = |rule: &Rule| rule.value("--comment") == Some(PUBLISHED);
+    filter.delete_with_iptables(FILTER, &CHAINS, Scope::All, &|table, _| {
+        table.del_rules(is_addition);
+    })?;
     let is_record = |chain: &str| chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
     if let Some(nft) = filter.nft_if_present()? {
         let mut batch = Batch::new();

@@ -3,7 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `nft.rs` | own tables of `nf_tables`, sets keyed by address and interface |
-//! | `iptables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
+//! | `iptables.rs`, `iptables/words.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
 //! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
 
 mod dbus;
@@ -11,6 +11,7 @@ pub mod firewalld;
 pub(super) mod iptables;
 mod nft;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use super::layout::{Feature, HandedOver};
 use super::{Backend, Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
+use crate::netlink::Netlink;
 
 /// The records of attachments.
 pub const KEPT: Kept = Kept::of("firewall");
@@ -44,6 +46,16 @@ pub struct Pod {
     /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
     /// enforced here.
     pub admin: Option<String>,
+    /// Whether iptables has the rules for published ports; those of release 0.2.0 and of the reference lack them.
+    #[serde(default)]
+    pub published: bool,
+}
+
+impl Pod {
+    /// Whether frames from other ports of the bridge are dropped.
+    fn isolates_ports(&self) -> bool {
+        self.policy == Policy::Isolated && !self.ports.is_empty()
+    }
 }
 
 /// Which connections to the containers of a bridge are accepted.
@@ -90,6 +102,8 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
 
 /// Verifies everything that [`add`] created, and changes nothing.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    let published = KEPT.read::<Pod>(owner).is_some_and(|pod| pod.published);
+    let pod = &Pod { published, ..pod.clone() };
     match pod.backend {
         Backend::Nftables => nft::check(filter.nft()?, owner, pod),
         Backend::Iptables => iptables::check(filter, owner, pod),
@@ -109,20 +123,40 @@ pub fn del(
     ips: &[IpAddr],
     ports: Option<&[String]>,
 ) -> Result<()> {
-    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, ips)];
+    let own = own_link(owner);
+    let own = own.as_deref();
+    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, ips, own)];
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
-        outcomes.push(nft::del(nft, owner, ips, ports).map_err(Error::from));
+        outcomes.push(nft::del(nft, owner, ips, ports, own).map_err(Error::from));
     }
     all(outcomes)
 }
 
-/// Removes the rules of the network's attachments that are not among `valid`, and if none is valid, its policies.
+/// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which goes with
+/// the container.
+fn own_link(owner: Owner<'_>) -> Option<String> {
+    let pod = KEPT.read::<Pod>(owner)?;
+    let link = pod.bridge.filter(|_| pod.policy != Policy::Open && pod.ports.is_empty())?;
+    let found = Netlink::open().and_then(|host| host.link(&link)).ok()?;
+    found.is_none_or(|found| found.kind.as_deref() == Some("veth")).then_some(link)
+}
+
+/// The links of the host and those of attachments that have not ended. No policy of another link has an effect.
+fn known_links() -> Result<HashSet<String>> {
+    let links = Netlink::open()?.dump_links()?.into_iter().map(|link| link.name);
+    let recorded = KEPT.living::<Pod>().into_iter().filter_map(|kept| kept.content.bridge);
+    Ok(links.chain(recorded).collect())
+}
+
+/// Removes the rules of the network's attachments that are not among `valid`, if none is valid its policies, and those of links
+/// that do not exist any more.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let removed = KEPT.remove_stale(network, valid);
-    let mut outcomes = vec![removed, iptables::gc(filter, network, valid)];
+    let links = known_links()?;
+    let mut outcomes = vec![removed, iptables::gc(filter, network, valid, &links)];
     if let Some(nft) = filter.nft_if_present()? {
-        outcomes.push(nft::gc(nft, network, valid).map_err(Error::from));
+        outcomes.push(nft::gc(nft, network, valid, &links).map_err(Error::from));
     }
     all(outcomes)
 }

@@ -11,8 +11,14 @@
 //!         jump admin                  an administrator's own rules
 //!         ct state established,related ip daddr @pods4 accept
 //!         ip saddr @pods4 accept      (and both for pods6)
+//!         ct status dnat ip daddr @pods4 accept
 //!     }
-//!     chain isolation { iifname . oifname @same_bridge return; drop }
+//!     chain isolation {
+//!         iifname . oifname @same_bridge return
+//!         ct state established,related ct status dnat return
+//!         ct status dnat oifname . oifname @same_bridge return
+//!         drop
+//!     }
 //! }
 //! table bridge cnibox_firewall {      created with the first isolated attachment
 //!     set ports { ifname }            the host ends of isolated containers
@@ -23,12 +29,16 @@
 //! }
 //! ```
 //!
+//! What the host translates to a container, a published port, is accepted, and reaches a container whose bridge has the policy
+//! `same-bridge` from any bridge: whoever publishes a port wants it to be reached.
+//!
 //! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop
 //! of another. A node that drops forwarded traffic by default does so in the chain `forward` above
 //! (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is created once and then left unchanged.
 //! Dropping frames between ports needs no `br_netfilter`, and applies to all protocols, with the back end iptables as
 //! well. Frames between a container and the bridge itself, such as ARP, are not forwarded and so not dropped.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use super::{KEPT, Pod, Policy, missing};
@@ -39,8 +49,8 @@ use crate::netfilter::names::{Owner, network_hash, network_label, stale};
 use crate::netfilter::shared::{has_owner_of, heirs, heirs_among_all};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
-    Batch, CT_STATE_ANSWERS, Chain, Element, FILTER, Family, Field, Hook, Nft, Rule, Set, Table,
-    Type, Value,
+    Batch, CT_STATE_ANSWERS, CT_STATUS_DNAT, Chain, Element, FILTER, Family, Field, Hook, Nft,
+    Rule, Set, Table, Type, Value,
 };
 
 const TABLE: Table<'_> = Table::inet("cnibox_firewall").comment("cnibox: plugin firewall");
@@ -61,6 +71,11 @@ const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
 const PODS: [Set<'_>; 2] =
     [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
+
+const PUBLISHED: &str = "published ports of containers";
+const PUBLISHED6: &str = "published IPv6 ports of containers";
+const ANSWERS: &str = "answers of published ports";
+const NEIGHBOURS_PORTS: &str = "published ports of neighbours";
 
 fn addresses(owner: Owner<'_>, ips: &[IpAddr]) -> Vec<Element> {
     let label = owner.label();
@@ -137,8 +152,7 @@ pub(super) fn damage(nft: &Nft) -> Result<Option<String>> {
             return Ok(damage);
         }
     }
-    let is_isolated =
-        || KEPT.living::<Pod>().iter().any(|kept| kept.content.policy == Policy::Isolated);
+    let is_isolated = || KEPT.living::<Pod>().iter().any(|kept| kept.content.isolates_ports());
     frames().damage(nft, &is_isolated)
 }
 
@@ -156,6 +170,7 @@ fn layout() -> Layout {
         let rule = Rule::new().any_of(Field::CtState, CT_STATE_ANSWERS);
         rule.in_set(&[field], set).accept()
     };
+    let translated = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
     let from = |field, set| Rule::new().in_set(&[field], set).accept();
     let forward = vec![
         between.comment("between bridges with a policy"),
@@ -164,13 +179,26 @@ fn layout() -> Layout {
         answers(Field::Ip6Daddr, PODS[1]).comment("IPv6 answers to containers"),
         from(Field::IpSaddr, PODS[0]).comment("from containers"),
         from(Field::Ip6Saddr, PODS[1]).comment("IPv6 from containers"),
+        translated().in_set(&[Field::IpDaddr], PODS[0]).accept().comment(PUBLISHED),
+        translated().in_set(&[Field::Ip6Daddr], PODS[1]).accept().comment(PUBLISHED6),
     ];
-    let within = Rule::new().in_set(&[Field::Iifname, Field::Oifname], SAME_BRIDGE).ret();
-    let isolation = vec![within.comment("neighbours"), Rule::new().drop().comment("others")];
+    let isolation = vec![
+        Rule::new()
+            .in_set(&[Field::Iifname, Field::Oifname], SAME_BRIDGE)
+            .ret()
+            .comment("neighbours"),
+        translated().any_of(Field::CtState, CT_STATE_ANSWERS).ret().comment(ANSWERS),
+        translated()
+            .in_set(&[Field::Oifname, Field::Oifname], SAME_BRIDGE)
+            .ret()
+            .comment(NEIGHBOURS_PORTS),
+        Rule::new().drop().comment("others"),
+    ];
     Layout {
         table: TABLE,
         sets: vec![PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
         chains: vec![(ADMIN, Vec::new()), (ISOLATION, isolation), (FORWARD, forward)],
+        additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
         subnet: |_| None,
     }
 }
@@ -183,7 +211,7 @@ fn frames() -> Layout {
         drop(Field::Oifname).comment("to isolated ports"),
     ];
     let chains = vec![(FRAMES_FORWARD, forward)];
-    Layout { table: FRAMES, sets: vec![PORTS], chains, subnet: |_| None }
+    Layout { table: FRAMES, sets: vec![PORTS], chains, additions: &[], subnet: |_| None }
 }
 
 /// The attachment's elements: with these addresses, or, without any, all.
@@ -201,7 +229,7 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()>
     if pod.backend == Backend::Nftables {
         layout::refuse(layout().damage(nft, &|| true)?)?;
     }
-    if pod.policy == Policy::Isolated {
+    if pod.isolates_ports() {
         layout::refuse(frames().damage(nft, &|| true)?)?;
     }
     for element in &recorded(owner, pod) {
@@ -212,24 +240,49 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()>
     Ok(())
 }
 
-/// Removes the attachment's elements; without addresses or ports they are searched for.
-pub(super) fn del(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr], ports: &[String]) -> Result<()> {
+/// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own` link,
+/// if any.
+pub(super) fn del(
+    nft: &Nft,
+    owner: Owner<'_>,
+    ips: &[IpAddr],
+    ports: &[String],
+    own: Option<&str>,
+) -> Result<()> {
     let ports: Vec<_> = ports.iter().map(|port| PORTS.element(port.as_str())).collect();
     let find = |nft: &Nft| {
         let mut found = owned(nft, owner, ips)?;
         found.extend(nft.find_of(&[PORTS], &ports, &owner.matcher())?);
+        if let Some(link) = own {
+            let policy = [BRIDGES.element(link), SAME_BRIDGE.element((link, link))];
+            found.extend(nft.elements(&policy)?.into_iter().flatten());
+        }
         Ok(found)
     };
     layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
 }
 
-/// Removes stale elements, and if no attachment is valid, all elements of the network.
-pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not among
+/// `links`.
+pub(super) fn gc(
+    nft: &Nft,
+    network: &str,
+    valid: &[Owner<'_>],
+    links: &HashSet<String>,
+) -> Result<()> {
     let (hash, is_stale) = (network_hash(network), stale(network, valid));
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
     let sets: Vec<_> = layouts().into_iter().flat_map(|layout| layout.sets).collect();
-    let find = |nft: &Nft| nft.find_of(&sets, &[], &which);
+    let is_left = |element: &Element| match element.key.0.first() {
+        Some(Value::IfName(link)) => element.set != PORTS && !links.contains(link),
+        _ => false,
+    };
+    let find = |nft: &Nft| {
+        let mut found = nft.find(&sets, &[])?;
+        found.retain(|element| which(element.comment.as_deref()) || is_left(element));
+        Ok(found)
+    };
     layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))
 }
 

@@ -94,7 +94,7 @@ pub(super) fn layout() -> Layout {
         by_source(Field::Ip6Saddr, PODS[1]).comment("by IPv6 source"),
     ];
     let chains = vec![(POSTROUTING, postrouting)];
-    Layout { table: TABLE, sets: PODS.to_vec(), chains, subnet: subnet_rules }
+    Layout { table: TABLE, sets: PODS.to_vec(), chains, additions: &[], subnet: subnet_rules }
 }
 
 /// The destinations that are never masqueraded.

@@ -12,8 +12,14 @@
 //!
 //! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's loopback
 //! addresses, `from-all` the source of all clients. Such a chain is created with the first element that jumps to it.
+//! Connections that another program led to the container, such as those to a Service address, keep their source: a
+//! bit of the connection's mark, set in `hostports` and cleared in `postrouting`, tells which ones were translated
+//! here. So the bit is set only while the first packet of a connection passes the host.
+//!
+//! `::1` is not looked up: no packet with that source or destination can leave the host, so its translation would
+//! only hide the host's own services.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
@@ -54,22 +60,36 @@ pub(super) const HOST: [Set<'_>; 2] =
 pub(super) const MAPPED: [Set<'_>; 2] =
     [TABLE.vmap("mapped4", &[Type::Ipv4Addr]), TABLE.vmap("mapped6", &[Type::Ipv6Addr])];
 
+/// The bit of a connection's mark between its translation and the translation of its source.
+const TRANSLATED: u32 = 1 << 27;
+
+const MARK: &str = "translated here";
+const UNMARK: &str = "not translated here";
+const SKIP: &str = "only what was translated here";
+const FORGET: &str = "the mark has served its purpose";
+const OWN: &str = "no container has ::1";
+
 pub(super) fn layout() -> Layout {
     let entry = || {
         let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name);
-        vec![rule.comment("only what is sent to this host")]
+        rule.comment("only what is sent to this host")
     };
+    let own = Rule::new().daddr(Ipv6Addr::LOCALHOST.into()).ret().comment(OWN);
     let conditional = Rule::new().verdict(&Verdict::CONTINUE).comment("mappings with conditions");
     let (proto, port) = (Field::L4proto, Field::Dport);
     let translate = vec![
+        Rule::new().set_ct_mark(TRANSLATED).comment(MARK),
         Rule::new().jump(CONDITIONAL.name).comment("under conditions"),
         Rule::new().dnat_by(&[Field::IpDaddr, proto, port], HOST[0]).comment("one address"),
         Rule::new().dnat_by(&[proto, port], ANY[0]).comment("any address"),
         Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], HOST[1]).comment("one IPv6 address"),
         Rule::new().dnat_by(&[proto, port], ANY[1]).comment("any IPv6 address"),
+        Rule::new().clear_ct_mark(TRANSLATED).comment(UNMARK),
     ];
     let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
     let masquerade = vec![
+        Rule::new().none_of(Field::CtMark, TRANSLATED).ret().comment(SKIP),
+        Rule::new().clear_ct_mark(TRANSLATED).comment(FORGET),
         mapped().vmap(&[Field::IpDaddr], MAPPED[0]).comment("by container"),
         mapped().vmap(&[Field::Ip6Daddr], MAPPED[1]).comment("by IPv6 container"),
     ];
@@ -79,10 +99,11 @@ pub(super) fn layout() -> Layout {
         chains: vec![
             (CONDITIONAL, vec![conditional]),
             (HOSTPORTS, translate),
-            (PREROUTING, entry()),
-            (OUTPUT, entry()),
+            (PREROUTING, vec![entry()]),
+            (OUTPUT, vec![own, entry()]),
             (POSTROUTING, masquerade),
         ],
+        additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
         subnet: from_rules,
     }
 }

@@ -104,7 +104,7 @@ pub struct Forward {
 
 impl Forward {
     /// The mappings for a target.
-    fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
+    pub fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
         let family = Family::of(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }

@@ -13,11 +13,14 @@
 //! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
 //! | `batch.rs` | changes, and committing them |
 //! | `read.rs` | reading objects, rules and elements |
+//! | `forward.rs`, `packet.rs` | whether the rules of the node drop a packet |
 //! | `uapi.rs` | the kernel's constants |
 
 mod batch;
 pub(super) mod expression;
+mod forward;
 mod object;
+mod packet;
 pub(super) mod read;
 mod rule;
 #[cfg(test)]
@@ -33,10 +36,12 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::{Batch, Place};
 pub use self::expression::{Expression, Loaded};
+pub use self::forward::ForwardChain;
 pub use self::object::{
     Chain, DSTNAT, Data, Element, FILTER, Family, Hook, RAW, SRCNAT, Set, Table, Verdict, cut,
 };
-pub use self::read::{ByComment, DroppingChain, RuleInfo};
+pub use self::packet::Packet;
+pub use self::read::{ByComment, RuleInfo};
 pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Extension, Field, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{Key, L4, Type, Value};

@@ -9,8 +9,8 @@ use super::super::attribute::{self, Attr};
 use super::super::error::{Failure, Result, unless_absent};
 use super::super::request::{Answers, DUMP_ATTEMPTS, NFGENMSG, Request};
 use super::object::{
-    Chain, Data, DataType, Element, Family, Hook, Object, SENTINEL, Set, Table, Verdict,
-    element_request, read_comment, request, rule_request,
+    Chain, Data, DataType, Element, Object, SENTINEL, Set, Table, Verdict, element_request,
+    read_comment, request, rule_request,
 };
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -56,26 +56,10 @@ pub struct ChainInfo {
     pub uses: u32,
 }
 
-/// A base chain with the policy to drop.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DroppingChain {
-    pub family: Family,
-    pub table: String,
-    pub name: String,
-}
-
 /// Selects rules or elements by their comments.
 pub type ByComment<'a> = &'a dyn Fn(Option<&str>) -> bool;
 
 impl Nft {
-    /// The base chains of IP families at `hook` whose policy is to drop, of all tables.
-    pub fn dropping_chains(&self, hook: Hook) -> Result<Vec<DroppingChain>> {
-        // Family 0 stands for all families.
-        let request = Request::netfilter(kind(NFT_MSG_GETCHAIN), 0);
-        let bodies = self.list(&request, "list chains", &"of all tables")?;
-        Ok(bodies.iter().filter_map(|body| dropping_chain(body, hook)).collect())
-    }
-
     /// Whether the table, chain or set exists.
     pub fn has(&self, object: impl Into<Object>) -> Result<bool> {
         Ok(self.get(object.into())?.is_some())
@@ -240,19 +224,6 @@ fn one_element(wanted: &Element, reply: Result<Answers, Failure>) -> Result<Opti
 
 fn find(body: &[u8], kind: u16) -> Option<Attr<'_>> {
     attribute::find(body.get(NFGENMSG..)?, kind)
-}
-
-fn dropping_chain(body: &[u8], hook: Hook) -> Option<DroppingChain> {
-    let families = [Family::Inet, Family::Ip, Family::Ip6];
-    let family = families.into_iter().find(|family| body.first() == Some(&(*family as u8)))?;
-    let number = find(body, NFTA_CHAIN_HOOK)?.find(NFTA_HOOK_HOOKNUM)?.be32()?;
-    let policy = find(body, NFTA_CHAIN_POLICY)?.be32()?;
-    let text = |kind| find(body, kind).map(Attr::text);
-    (number == hook as u32 && policy == NF_DROP as u32).then_some(DroppingChain {
-        family,
-        table: text(NFTA_TABLE_NAME)?,
-        name: text(NFTA_CHAIN_NAME)?,
-    })
 }
 
 pub(in crate::netlink) fn chain_info(body: &[u8]) -> ChainInfo {

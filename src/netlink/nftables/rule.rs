@@ -85,11 +85,16 @@ impl Rule {
 
     /// The first register becomes `value & mask`.
     fn mask(self, mask: &[u8]) -> Rule {
+        self.mask_xor(mask, &vec![0; mask.len()])
+    }
+
+    /// The first register becomes `value & mask ^ xor`.
+    fn mask_xor(self, mask: &[u8], xor: &[u8]) -> Rule {
         self.then(expression("bitwise", |data| {
             data.be32(NFTA_BITWISE_SREG, register(0)).be32(NFTA_BITWISE_DREG, register(0));
             data.be32(NFTA_BITWISE_LEN, mask.len());
             data.nest(NFTA_BITWISE_MASK, |d| write_value(d, mask));
-            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, &vec![0; mask.len()]))
+            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, xor))
         }))
     }
 
@@ -97,6 +102,12 @@ impl Rule {
     pub fn any_of(self, field: Field, bits: u32) -> Rule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
         self.load(field, 0).mask(&bits).then(compare(NFT_CMP_NEQ, &none))
+    }
+
+    /// None of the bits is set: `ct mark & bits == 0`.
+    pub fn none_of(self, field: Field, bits: u32) -> Rule {
+        let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
+        self.load(field, 0).mask(&bits).then(compare(NFT_CMP_EQ, &none))
     }
 
     fn prefix(self, [v4, v6]: [Field; 2], net: IpNet, op: c_int) -> Rule {
@@ -238,6 +249,25 @@ impl Rule {
         self.then(expression("masq", |data| data))
     }
 
+    /// `ct mark set ct mark | bits`
+    pub fn set_ct_mark(self, bits: u32) -> Rule {
+        self.change_ct_mark(bits, bits)
+    }
+
+    /// `ct mark set ct mark & ~bits`
+    pub fn clear_ct_mark(self, bits: u32) -> Rule {
+        self.change_ct_mark(bits, 0)
+    }
+
+    /// Replaces these bits of the connection's mark.
+    fn change_ct_mark(self, bits: u32, value: u32) -> Rule {
+        let rule = self.load(Field::CtMark, 0);
+        let rule = rule.mask_xor(&(!bits).to_ne_bytes(), &value.to_ne_bytes());
+        rule.then(expression("ct", |data| {
+            data.be32(NFTA_CT_KEY, NFT_CT_MARK).be32(NFTA_CT_SREG, register(0))
+        }))
+    }
+
     fn immediate(self, value: &[u8], to: Register) -> Rule {
         self.then(expression("immediate", |data| {
             data.be32(NFTA_IMMEDIATE_DREG, register(to));
@@ -339,6 +369,7 @@ pub enum Field {
     EtherSaddr,
     CtState,
     CtStatus,
+    CtMark,
     FibDaddrType,
 }
 
@@ -363,6 +394,7 @@ impl Field {
             Field::Dport => ("payload", &[TRANSPORT, 2, 2], 2),
             Field::CtState => ("ct", &[NFT_CT_STATE], 4),
             Field::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
+            Field::CtMark => ("ct", &[NFT_CT_MARK], 4),
             Field::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
         }
     }

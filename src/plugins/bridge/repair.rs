@@ -210,8 +210,8 @@ impl Pair<'_> {
         {
             return Ok(());
         }
-        forwarding::repair(host, gateways, repairs);
         let Some(link) = link else { return Ok(()) };
+        forwarding::repair(host, &link, gateways, repairs);
         let on = Shared { pinned: pinned && link.index == bridge.index, link };
         let present = host.dump_addrs(on.link.index)?;
         let is_missing =

@@ -123,7 +123,7 @@ pub(super) fn ensure_gateways<'a>(
     } else {
         "failed to set vlan interface for bridge with addr"
     };
-    forwarding::enable(host, gateways)?;
+    forwarding::enable(host, &bridge.link, gateways)?;
     let present = host.dump_addrs(bridge.link.index)?;
     let mut missing = gateways.to_vec();
     missing.retain(|gateway| !present.iter().any(|addr| addr.net == *gateway));

@@ -3,10 +3,12 @@
 //! | file | |
 //! | --- | --- |
 //! | `attachments.rs` | attachments: CHECK, leases, remains of dead containers |
+//! | `forward.rs` | rules of other software that drop forwarded packets |
 //! | `nearby.rs` | other software that changes packets and links of containers |
 //! | `path.rs` | the path of packets between a container and the network outside of the node |
 
 mod attachments;
+mod forward;
 mod nearby;
 mod path;
 

@@ -1,12 +1,12 @@
 //! Other software on the node that changes packets and links of containers.
 
-use std::net::IpAddr;
 use std::path::Path;
 
 use super::attachments::Routed;
+use super::forward;
 use crate::files;
 use crate::netfilter::PacketFilter;
-use crate::netlink::nftables::{DroppingChain, Family, Hook, Nft, RuleInfo, Table};
+use crate::netlink::nftables::{Family, Nft, Table};
 use crate::netlink::{self, Link, Netlink};
 use crate::runtime::{Json, NetworkList, PluginConf};
 use crate::sysctl;
@@ -32,13 +32,7 @@ pub(super) fn examine(networks: &[Routed<'_>]) -> Vec<Finding> {
     }
     let filter = PacketFilter::new();
     if let Ok(nft) = Nft::open() {
-        let chains = nft.dropping_chains(Hook::Forward).unwrap_or_default();
-        for chain in chains.iter().filter(|chain| !chain.table.starts_with("cnibox_")) {
-            let table = Table::new(chain.family, &chain.table);
-            let rules = nft.look(table, &[]).unwrap_or_default().rules;
-            let is_hit = |(list, ips): &&Routed<'_>| is_hit(&rules, chain, list, ips);
-            findings.extend(networks.iter().find(is_hit).map(|(list, _)| dropped(chain, list)));
-        }
+        findings.extend(forward::examine(&nft, networks));
         let services = Table::new(Family::Ip, "nat").chain(SERVICES);
         findings.extend(unseen_services(networks, nft.has(services).unwrap_or_default(), &filter));
     }
@@ -64,7 +58,13 @@ fn legacy_forward(networks: &[Routed<'_>], filter: &PacketFilter) -> Vec<Finding
         };
         let (list, _) = networks.iter().filter(|_| is_dropping).find(is_hit)?;
         let subject = format!("chain FORWARD of {program}");
-        Some(Finding::warning(subject, drops(list), format!("{program} -P FORWARD ACCEPT")))
+        let problem = format!(
+            "drops forwarded packets that no rule accepts (as Docker and UFW configure), and names no interface of network {}",
+            list.name
+        );
+        let link = bridges(list).next().unwrap_or("veth+");
+        let chain = if names("DOCKER-USER") { "DOCKER-USER" } else { "FORWARD" };
+        Some(Finding::warning(subject, problem, forward::accept_by_iptables(program, chain, link)))
     };
     let families =
         [(netlink::Family::V4, "iptables-legacy"), (netlink::Family::V6, "ip6tables-legacy")];
@@ -92,59 +92,13 @@ fn unseen_services(
     })
 }
 
-/// Whether packets of the network's containers reach the chain's policy: no rule of the table names the network's
-/// interfaces.
-fn is_hit(rules: &[RuleInfo], chain: &DroppingChain, list: &NetworkList, ips: &[IpAddr]) -> bool {
-    let is_of_family = ips.iter().any(|ip| match chain.family {
-        Family::Ip => ip.is_ipv4(),
-        Family::Ip6 => ip.is_ipv6(),
-        _ => true,
-    });
-    let is_accepted = is_of_iptables(chain) && list.plugins.iter().any(accepts_in_iptables);
-    let names: Vec<&str> = bridges(list).collect();
-    // A name is padded with zeros, the prefix of a wildcard is not. The links of ptp begin with "veth".
-    let is_ours = |value: &[u8]| {
-        let end = value.iter().position(|byte| *byte == 0);
-        let word = &value[..end.unwrap_or(value.len())];
-        let is_it = |name: &&str| match end {
-            Some(_) => name.as_bytes() == word,
-            None => !word.is_empty() && name.as_bytes().starts_with(word),
-        };
-        value.starts_with(b"veth") || names.iter().any(is_it)
-    };
-    let is_named = rules.iter().any(|rule| rule.values.iter().any(|value| is_ours(value)));
-    is_of_family && !is_accepted && !is_named
-}
-
-fn is_of_iptables(chain: &DroppingChain) -> bool {
-    chain.family != Family::Inet && chain.table == "filter" && chain.name == "FORWARD"
-}
-
 /// Whether the plugin is firewall with iptables: its rules accept the packets of its containers.
 fn accepts_in_iptables(plugin: &PluginConf) -> bool {
     let backend = plugin.json().get_present("backend").and_then(Json::as_str);
     plugin.plugin_type == "firewall" && backend != Some("nftables")
 }
 
-fn dropped(chain: &DroppingChain, list: &NetworkList) -> Finding {
-    let DroppingChain { family, table, name } = chain;
-    let subject = format!("chain {family} {table} {name}");
-    let remedy = match (is_of_iptables(chain), family) {
-        (true, Family::Ip6) => "ip6tables -P FORWARD ACCEPT".to_owned(),
-        (true, _) => "iptables -P FORWARD ACCEPT".to_owned(),
-        (false, _) => format!("nft add chain {family} {table} {name} '{{ policy accept; }}'"),
-    };
-    Finding::warning(subject, drops(list), remedy)
-}
-
-fn drops(list: &NetworkList) -> String {
-    format!(
-        "drops forwarded packets that no rule accepts (as Docker and UFW configure), and names no interface of network {}",
-        list.name
-    )
-}
-
-fn bridges(list: &NetworkList) -> impl Iterator<Item = &str> {
+pub(super) fn bridges(list: &NetworkList) -> impl Iterator<Item = &str> {
     let bridges = list.plugins.iter().filter(|plugin| plugin.plugin_type == "bridge");
     bridges
         .map(|plugin| plugin.json().get_present("bridge").and_then(Json::as_str).unwrap_or("cni0"))

@@ -11,7 +11,7 @@ use crate::sysctl;
 use crate::tool::finding::Finding;
 
 /// Addresses that are not in use (RFC 5737, RFC 3849): packets to them take the default route.
-const ELSEWHERE: [IpAddr; 2] = [
+pub(super) const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];

@@ -280,3 +280,24 @@ fn enabledad_finds_a_duplicate_and_takes_everything_back() {
     // Without `enabledad` a duplicate address is not detected.
     net.with(&json!({"enabledad": false})).call("ADD", "c2").netns(&victim.path()).result();
 }
+
+/// On hardened nodes `conf/default/forwarding` is 0, which new links take over; without the link's own parameter the
+/// host does not forward the containers' packets.
+#[test]
+fn the_bridge_forwards_where_new_links_do_not() {
+    let node = Node::new();
+    node.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.default.forwarding=0");
+    let (pod, far) = (Container::new(), Container::new());
+    let keys = merged(&dual(&node), &json!({"isDefaultGateway": true}));
+    let net = Net::new(&node, "bridge", "1.1.0", &keys);
+    net.add(&pod);
+    let ipam =
+        merged(&node.host_local(&["10.9.0.0/24"]), &json!({"routes": [{"dst": "0.0.0.0/0"}]}));
+    let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"name": "far", "ipam": ipam}));
+    ptp.call("ADD", "far").netns(&far.path()).result();
+    assert!(pod.reaches("10.9.0.2"));
+    node.sh("sysctl -qw net.ipv4.conf.br0.forwarding=0");
+    net.call("ADD", "c2").netns(&Container::new().path()).result();
+    assert_eq!(node.sh("sysctl -n net.ipv4.conf.br0.forwarding"), "1\n");
+    assert!(pod.reaches("10.9.0.2"));
+}

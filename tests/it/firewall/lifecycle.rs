@@ -5,6 +5,7 @@ use std::thread;
 use serde_json::json;
 
 use super::{BACKENDS, IPS, OTHER, VERSIONS, assert_same, net, prev, rules};
+use crate::net::Net;
 use crate::node::{Container, Node};
 use crate::strace;
 
@@ -312,5 +313,50 @@ fn nftables_starts_nothing() {
             let started = calls.iter().filter(|call| call.name == "execve").count();
             assert_eq!(started, 1, "{verb}");
         }
+    }
+}
+
+/// The link of a policy without a bridge goes with its container, and so does the policy: every packet passes the rules.
+#[test]
+fn policies_of_links_that_are_gone_are_removed() {
+    for backend in BACKENDS {
+        let node = Node::new();
+        let keys = json!({"backend": backend, "ingressPolicy": "isolated"});
+        let ptp =
+            Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
+        let attach = |id| {
+            let container = Container::new();
+            let prev = ptp.call("ADD", id).netns(&container.path()).result();
+            let net =
+                Net::new(&node, "firewall", "1.1.0", &keys).with(&json!({"prevResult": prev}));
+            net.call("ADD", id).netns(&container.path()).result();
+            net.call("CHECK", id).netns(&container.path()).ok();
+            (container, net)
+        };
+        let detach = |id, (container, net): (Container, Net<'_>)| {
+            net.call("DEL", id).netns(&container.path()).ok();
+            ptp.call("DEL", id).netns(&container.path()).ok();
+        };
+        let policies = || rules(&node).matches("veth").count();
+        let first = attach("c1");
+        let of_one = policies();
+        assert_ne!(of_one, 0);
+        detach("c1", first);
+        let base = rules(&node);
+        assert!(!base.contains("veth"), "{backend}: {base}");
+        for _ in 0..3 {
+            detach("c2", attach("c2"));
+        }
+        assert_same(&base, &rules(&node));
+
+        // A container that is gone without a DEL.
+        let (lost, kept) = (attach("c3"), attach("c4"));
+        assert!(policies() > of_one);
+        let name = lost.1.conf["prevResult"]["interfaces"][0]["name"].as_str().unwrap();
+        node.sh(&format!("ip link del {name}"));
+        let valid = json!({"cni.dev/valid-attachments": [{"containerID": "c4", "ifname": "eth0"}]});
+        kept.1.with(&valid).with(&json!({"prevResult": null})).call("GC", "").ok();
+        assert_eq!(policies(), of_one, "{backend}: {}", rules(&node));
+        kept.1.call("CHECK", "c4").netns(&kept.0.path()).ok();
     }
 }

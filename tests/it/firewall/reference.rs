@@ -36,7 +36,8 @@ fn saved(node: &Node, flavour: &str) -> String {
     let text = ["iptables", "ip6tables"]
         .map(|family| node.sh(&format!("{family}-{flavour}-save -t filter 2>/dev/null")))
         .concat();
-    let lines = text.lines().filter(|line| line.starts_with("-A") && !line.contains("CNIBOX"));
+    let is_own = |line: &&str| line.contains("CNIBOX") || line.contains("cnibox: ");
+    let lines = text.lines().filter(|line| line.starts_with("-A") && !is_own(line));
     lines.collect::<Vec<_>>().join("\n")
 }
 

@@ -15,14 +15,14 @@ use crate::node::{Container, Node};
 use crate::traffic::{PATIENCE, Place, tcp};
 
 /// A container attached by `bridge` and `firewall`.
-struct Pod {
-    container: Container,
-    ips: Vec<String>,
-    result: Value,
+pub(super) struct Pod {
+    pub(super) container: Container,
+    pub(super) ips: Vec<String>,
+    pub(super) result: Value,
 }
 
 /// Attaches a container to the bridge `br<n>` of network `n`.
-fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
+pub(super) fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
     let container = Container::new();
     let mut ipam = node.host_local(&[&format!("10.{n}.0.0/24"), &format!("2001:db8:{n}::/64")]);
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
@@ -43,7 +43,7 @@ fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
 }
 
 /// An external host, which is not behind a bridge.
-fn world(node: &Node) -> Pod {
+pub(super) fn world(node: &Node) -> Pod {
     let container = Container::new();
     let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
@@ -53,7 +53,7 @@ fn world(node: &Node) -> Pod {
 }
 
 #[track_caller]
-fn reaches(from: &Pod, to: &Pod, expected: bool, what: &str) {
+pub(super) fn reaches(from: &Pod, to: &Pod, expected: bool, what: &str) {
     for ip in &to.ips {
         let seconds = if expected { PATIENCE } else { 1 };
         assert_eq!(from.container.reaches_within(ip, seconds), expected, "{what}: {ip}");

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::super::{Forward, Mapping, Snat};
 use crate::cni::ip::host_net;
 use crate::netfilter::iptables::Rule;
+use crate::netfilter::names::RULE_COMMENT;
 use crate::netfilter::{Family, Owner};
 use crate::sort::sort_by_key;
 
@@ -26,8 +27,6 @@ pub(super) const POSTROUTING: &str = "POSTROUTING";
 
 /// The maximum number of ports in a rule: `XT_MULTI_PORTS`.
 const MULTIPORT: usize = 15;
-/// The maximum length of a comment: `XT_MAX_COMMENT_LEN` - 1.
-const COMMENT: usize = 255;
 /// The prefix of the comment that names an interface.
 const INTERFACE: &str = "if: ";
 
@@ -110,11 +109,11 @@ pub(super) fn interface(rule: &Rule) -> Option<&str> {
     rule.value("--comment")?.strip_prefix(INTERFACE)
 }
 
-/// `dnat name: "<network>" id: "<id>"`
+/// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
 pub(super) fn entry_comment(owner: Owner<'_>) -> String {
-    let mut text = format!("dnat {}", owner.rule_comment());
-    if text.len() > COMMENT {
-        text.truncate(COMMENT - 3);
+    let mut text = format!("dnat {}", owner.rule_name());
+    if text.len() > RULE_COMMENT {
+        text.truncate(RULE_COMMENT - 3);
         text.push_str("...");
     }
     text

@@ -1,0 +1,128 @@
+//! Rules of other software that drop forwarded packets: of containers to other networks, and to their published ports.
+
+use std::net::IpAddr;
+
+use super::attachments::Routed;
+use super::path::ELSEWHERE;
+use crate::cmd;
+use crate::netfilter::ports::{Forward, KEPT};
+use crate::netlink::Netlink;
+use crate::netlink::nftables::{Family, ForwardChain, L4, Nft, Packet, Table};
+use crate::tool::finding::Finding;
+
+/// The chain for an administrator's rules on a node with Docker.
+const DOCKER_USER: &str = "DOCKER-USER";
+
+/// The packets of a network that are judged: to other networks, and to published ports.
+struct Ways {
+    /// The host's link to the containers, as a pattern: the links of ptp differ.
+    link: String,
+    is_shared: bool,
+    out: Vec<Packet>,
+    published: Vec<Packet>,
+}
+
+/// The base chains that certainly drop packets of these networks. Our own tables are left out: their administrator
+/// knows them.
+pub(super) fn examine(nft: &Nft, networks: &[Routed<'_>]) -> Vec<Finding> {
+    let mut chains = nft.forward_chains().unwrap_or_default();
+    chains.retain(|chain| !chain.table.starts_with("cnibox_"));
+    let Ok(host) = Netlink::open() else { return Vec::new() };
+    let ways: Vec<_> =
+        networks.iter().map(|(list, ips)| (&list.name, ways(&host, &list.name, ips))).collect();
+    let dropped = |chain: &ForwardChain| {
+        let drops = |packets: &[Packet]| packets.iter().any(|packet| chain.drops(nft, packet));
+        ways.iter().find_map(|(network, ways)| {
+            let ways = ways.as_ref()?;
+            let (out, published) = (drops(&ways.out), drops(&ways.published));
+            let dropped = match (out, published) {
+                (true, true) => "to other networks, and those to its published ports",
+                (true, false) => "to other networks",
+                (false, true) => "to its published ports",
+                (false, false) => return None,
+            };
+            let problem = format!("drops forwarded packets of network {network} {dropped}");
+            let subject = format!("chain {} {} {}", chain.family, chain.table, chain.name);
+            Some(Finding::warning(subject, problem, remedy(nft, chain, ways, !out)))
+        })
+    };
+    chains.iter().filter_map(dropped).collect()
+}
+
+/// The packets of a network whose containers have these addresses; `None` if no route leads to them.
+fn ways(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Ways> {
+    let name = |index| Some(host.link_by_index(index).ok()??.name);
+    let to = |ip: IpAddr| name(host.route_to(ip, None).ok()??.oif?);
+    let uplink = |is_ipv4: bool| to(*ELSEWHERE.iter().find(|ip| ip.is_ipv4() == is_ipv4)?);
+    let link = ips.iter().find_map(|ip| to(*ip))?;
+    let out = |ip: &IpAddr| Packet {
+        is_ipv4: ip.is_ipv4(),
+        iif: to(*ip),
+        oif: uplink(ip.is_ipv4()),
+        source: Some(*ip),
+        destination: None,
+        proto: L4::Tcp,
+        port: None,
+        host_port: None,
+    };
+    let mut published = Vec::new();
+    for kept in KEPT.living::<Forward>() {
+        if kept.owner().network != network {
+            continue;
+        }
+        for target in kept.content.targets.iter().copied() {
+            let addr = target.addr();
+            published.extend(kept.content.mappings_to(target).map(|mapping| Packet {
+                is_ipv4: addr.is_ipv4(),
+                iif: uplink(addr.is_ipv4()),
+                oif: to(addr),
+                source: None,
+                destination: Some(addr),
+                proto: mapping.proto,
+                port: Some(mapping.container_port),
+                host_port: Some(mapping.host_port),
+            }));
+        }
+    }
+    // One container of each family is enough.
+    let firsts = [true, false].map(|is_ipv4| ips.iter().find(|ip| ip.is_ipv4() == is_ipv4));
+    let is_shared = !link.starts_with("veth");
+    Some(Ways { link, is_shared, out: firsts.into_iter().flatten().map(out).collect(), published })
+}
+
+/// Commands that accept the packets of this network, and of others none. Rules last until the rules of the node are loaded
+/// again.
+fn remedy(nft: &Nft, chain: &ForwardChain, ways: &Ways, is_strict: bool) -> String {
+    let ForwardChain { family, table, name, .. } = chain;
+    let pattern =
+        |wildcard: &'static str| if ways.is_shared { ways.link.as_str() } else { wildcard };
+    if *family != Family::Inet && table == "filter" && name == "FORWARD" {
+        let program = if *family == Family::Ip6 { "ip6tables" } else { "iptables" };
+        let has_docker = nft.has(Table::new(*family, table).chain(DOCKER_USER)).unwrap_or_default();
+        let chain = if has_docker { DOCKER_USER } else { "FORWARD" };
+        return accept_by_iptables(program, chain, pattern("veth+"));
+    }
+    if table == "firewalld" && ways.is_shared && cmd::find("firewall-cmd").is_some() {
+        if is_strict {
+            return "set StrictForwardPorts=no in /etc/firewalld/firewalld.conf, then: firewall-cmd --reload".to_owned();
+        }
+        let zone = format!("--zone=trusted --change-interface={}", ways.link);
+        return format!("firewall-cmd {zone}; firewall-cmd --permanent {zone}");
+    }
+    let (link, chain) = (pattern("veth*"), format!("{family} {table} {name}"));
+    let rules = [
+        format!("iifname \"{link}\" accept"),
+        format!("oifname \"{link}\" ct state established,related accept"),
+        format!("oifname \"{link}\" ct status dnat accept"),
+    ];
+    format!("nft '{}'", rules.map(|rule| format!("insert rule {chain} {rule}")).join("; "))
+}
+
+/// Commands that accept what comes from the link, answers, and what the host has translated. The plugin firewall does so for
+/// each container.
+pub(super) fn accept_by_iptables(program: &str, chain: &str, link: &str) -> String {
+    format!(
+        "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT \
+         # or add the plugin firewall to its list"
+    )
+}

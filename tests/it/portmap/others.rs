@@ -1,0 +1,134 @@
+//! Mappings beside the rules of other programs, and tables of an earlier release.
+
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
+use crate::net::Net;
+use crate::node::Container;
+use crate::traffic::Place;
+
+impl Ports {
+    /// An attachment whose replies to its neighbours pass the host.
+    fn routed(&self, id: &'static str) -> Pod {
+        let ipam = self.node.host_local(&["10.44.0.0/24", "2001:db8:44::/64"]);
+        let mut keys = json!({"ipam": ipam});
+        keys["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let container = Container::new();
+        let net = Net::new(&self.node, "ptp", self.version, &keys);
+        let prev = net.call("ADD", id).netns(&container.path()).result();
+        Pod { id, container, prev }
+    }
+
+    /// Leads Service addresses to the container at .3, as kube-proxy does.
+    fn serve(&self) {
+        self.node.sh("nft 'add table inet proxy; add chain inet proxy pre { type nat hook prerouting priority dstnat; }'");
+        for (family, service, target) in [
+            ("ip", "10.96.0.10", "10.44.0.3:80"),
+            ("ip6", "2001:db8:96::10", "[2001:db8:44::3]:80"),
+        ] {
+            let rule = format!("{family} daddr {service} tcp dport 80 dnat {family} to {target}");
+            self.node.sh(&format!("nft add rule inet proxy pre {rule}"));
+        }
+    }
+}
+
+/// A host port of a container does not change the source of clients that another program leads to
+/// it, although both have the same port.
+#[test]
+fn services_keep_the_source_of_their_clients() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (client, server) = (ports.routed("c1"), ports.routed("c2"));
+        ports.serve();
+        ports.add(&server, &json!([mapping(80, 80, "tcp")]));
+        assert!(client.container.reaches("2001:db8:44::3"), "the kernel is done with IPv6");
+        for (service, host, source) in [
+            ("10.96.0.10:80", "10.44.0.1:80", "10.44.0.2"),
+            ("[2001:db8:96::10]:80", "[2001:db8:44::1]:80", "2001:db8:44::2"),
+        ] {
+            let of_service = tcp(&client.container, &server.container, service, 80);
+            assert_eq!(of_service, Some(source.parse().unwrap()), "{rules:?} {service}");
+            let of_host = tcp(&client.container, &server.container, host, 80);
+            assert_ne!(of_host, Some(source.parse().unwrap()), "{rules:?} {host}: translated");
+            assert!(of_host.is_some(), "{rules:?} {host}");
+        }
+        let tracked = ports.node.sh("conntrack -L 2>/dev/null; conntrack -L -f ipv6 2>/dev/null");
+        let marked = |line: &&str| line.contains("mark=") && !line.contains("mark=0 ");
+        assert_eq!(tracked.lines().find(marked), None, "{rules:?}: no mark remains");
+    }
+}
+
+/// With nftables a port of the host on `::1` is the host's own.
+#[test]
+fn the_hosts_own_ipv6_loopback_address_is_left_alone() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    ports.add(&pod, &json!([mapping(8080, 80, "tcp"), mapping(8081, 81, "tcp")]));
+    let own = patiently(|| TcpListener::bind("[::1]:8080"));
+    let connect = |target: &str| TcpStream::connect_timeout(&target.parse().unwrap(), LIMIT);
+    connect("[::1]:8080").expect("the host's own service");
+    drop(own);
+    let start = Instant::now();
+    let refusal = connect("[::1]:8081").unwrap_err();
+    assert_eq!(refusal.kind(), ErrorKind::ConnectionRefused);
+    assert!(start.elapsed() < LIMIT / 2);
+    assert!(tcp(&ports.node, &pod.container, "127.0.0.1:8080", 80).is_some());
+    assert!(tcp(&ports.node, &pod.container, "[2001:db8:1::1]:8080", 80).is_some());
+}
+
+/// Conditions keep Service addresses on local links (kube-proxy with IPVS) out of the mappings.
+#[test]
+fn conditions_exclude_service_addresses_of_the_host() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (client, server) = (ports.pod("c1"), ports.pod("c2"));
+    ports.node.sh("ip link add kube-ipvs0 type bridge; ip addr add 10.96.0.10/32 dev kube-ipvs0");
+    let keys = json!({"conditionsV4": ["ip", "daddr", "!=", "10.96.0.0/12"]});
+    let web = json!([mapping(80, 80, "tcp")]);
+    let asks = |target: &str| tcp(&client.container, &server.container, target, 80).is_some();
+    ports.add(&server, &web);
+    assert!(asks("10.96.0.10:80"), "every local address");
+    ports.call_with("ADD", &server, &web, &keys).result();
+    assert!(!asks("10.96.0.10:80") && asks("10.1.2.1:80"));
+}
+
+/// Tables of release 0.2.0 lack some rules. STATUS is content with them, as it decides whether there will be another ADD;
+/// the next ADD completes the tables, and loses no mapping.
+#[test]
+fn tables_of_an_earlier_release_are_completed() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+    let list = json!([mapping(8080, 80, "tcp")]);
+    ports.add(&one, &list);
+    let complete = ports.state();
+    let added = [
+        "translated here",
+        "not translated here",
+        "only what was translated here",
+        "the mark has served its purpose",
+        "no container has ::1",
+    ];
+    for comment in added {
+        let find = format!("nft -a list table inet cnibox_portmap | grep '\"{comment}\"'");
+        let line = ports.node.sh(&find);
+        let handle = line.trim().rsplit(' ').next().unwrap().to_owned();
+        let chain = ports.node.sh(&format!(
+            "nft -a list table inet cnibox_portmap | awk '/chain/ {{c=$2}} /\"{comment}\"/ {{print c}}'"
+        ));
+        let chain = chain.trim();
+        ports.node.sh(&format!("nft delete rule inet cnibox_portmap {chain} handle {handle}"));
+    }
+    let former = ports.state();
+    assert_ne!(former, complete);
+    ports.call("CHECK", &one, &list).ok();
+    ports.net(&list, &json!({})).call("STATUS", "").without("CNI_CONTAINERID").ok();
+    assert!(tcp(&peer, &one.container, "192.0.2.1:8080", 80).is_some(), "the former rules");
+    ports.add(&two, &json!([mapping(8081, 80, "tcp")]));
+    ports.del(&two, &json!([mapping(8081, 80, "tcp")]));
+    assert_eq!(ports.state(), complete);
+    let near = tcp(&two.container, &one.container, "192.0.2.1:8080", 80);
+    assert!(near.is_some() && tcp(&peer, &one.container, "192.0.2.1:8080", 80).is_some());
+}
