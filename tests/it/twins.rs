@@ -160,7 +160,9 @@ const KNOWN: &[Known] = &[
     Known {
         row: "IPv4 client on the container's subnet, with nftables",
         explains: |case| {
-            let is_mapped = |line: &str| line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"));
+            let is_mapped = |line: &str| {
+                line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
+            };
             case.plan.rules == Rules::Nftables && case.all(is_mapped)
         },
         then: Then::Continue,
