@@ -138,9 +138,9 @@ fn the_address_is_usable_at_the_return() {
     let only = json!({"rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9"});
     ipam["ranges"][0][0] = merged(&ipam["ranges"][0][0], &only);
     let net = scene.net.with(&json!({"ipam": ipam}));
-    let (next, path) = (quick(), node.state("next").display().to_string());
-    node.sh(&format!("touch {path}; mount --bind {} {path}", next.path()));
-    let ends = [(&scene.container, &scene.netns), (&next, &path)];
+    let (other, path) = (quick(), node.state("other").display().to_string());
+    node.sh(&format!("touch {path}; mount --bind {} {path}", other.path()));
+    let ends = [(&scene.container, &scene.netns), (&other, &path)];
     net.call("ADD", "c0").netns(ends[0].1).result();
     let conf = node.path("conf").display().to_string();
     fs::write(&conf, net.conf.to_string()).unwrap();
@@ -201,7 +201,7 @@ fn macvlan_killed_at_any_step_of_del() {
 }
 
 #[test]
-fn the_plugin_makes_the_request_of_a_child_that_was_killed_or_could_not_start() {
+fn the_plugin_makes_the_request_if_the_child_does_not() {
     let node = Node::new();
     let scene = bridge(&node);
     let line = scene.caller(BelowInit);
