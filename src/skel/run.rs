@@ -46,7 +46,9 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     if Verb::parse(&env.command) == Some(Verb::Version) {
         return print(&version_line(plugin.versions));
     }
-    netlink::process_ends();
+    if matches!(Verb::parse(&env.command), Some(Verb::Del | Verb::Gc)) {
+        netlink::process_ends();
+    }
     log::set_call(record::name(applet.name, &env), &env.container_id);
     record::begin(|| record::name(applet.name, &env));
     // Large enough for most requests, which are then read by one system call.
