@@ -106,6 +106,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// The files with unsafe code.
+const UNSAFE: &[&str] =
+    &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
+
 /// Words, and the only files or directories below `src` that may contain them.
 const PLACES: &[(&str, &[&str])] = &[
     ("setns(", &["netns.rs"]),
@@ -125,8 +129,9 @@ const PLACES: &[(&str, &[&str])] = &[
     ("/sys/class/net", &[]),
     ("io::stdout", &["skel/run.rs", "start.rs", "tool/", "plugins/dhcp/daemon/"]),
     ("println!", &[]),
-    ("unsafe ", &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs"]),
-    ("unsafe_code", &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs"]),
+    ("unsafe ", UNSAFE),
+    ("unsafe_code", UNSAFE),
+    ("fork()", &["netlink/detached_delete.rs"]),
     ("io_uring", &["netlink/deferred_close.rs", "plugins/dhcp/daemon/confine.rs"]),
     ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
     // Files are read by `files::read`, which is bounded and opens nothing but regular files. Excepted are the kernel's
@@ -138,7 +143,14 @@ const PLACES: &[(&str, &[&str])] = &[
     ("read_to_string(", &["files/lock.rs", "leases/journal.rs", "netns/"]),
     (
         "File::open",
-        &["files/", "leases/journal.rs", "netns.rs", "sysctl.rs", "tool/install/files.rs"],
+        &[
+            "files/",
+            "leases/journal.rs",
+            "netlink/detached_delete.rs",
+            "netns.rs",
+            "sysctl.rs",
+            "tool/install/files.rs",
+        ],
     ),
     (
         "OpenOptions",

@@ -153,6 +153,12 @@ impl Netlink {
         Ok(!addrs.iter().any(Addr::is_tentative))
     }
 
+    /// A socket for the events of a multicast group of this namespace.
+    pub(super) fn listen(&self, group: u32) -> Result<Socket> {
+        let listen = || Socket::listen(NETLINK_ROUTE, &[group]);
+        self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run(listen)?)
+    }
+
     /// Calls `look` now and after events of the topic until it returns true; `false` after `limit`.
     fn watch(
         &self,
@@ -164,8 +170,7 @@ impl Netlink {
         if look()? {
             return Ok(true);
         }
-        let listen = || Socket::listen(NETLINK_ROUTE, &[topic.group]);
-        let events = self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run(listen)?)?;
+        let events = self.listen(topic.group)?;
         while !look()? {
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());

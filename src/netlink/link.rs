@@ -13,7 +13,7 @@ use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::Netlink;
 use super::attribute::{Attr, attrs, find, word};
-use super::error::{Error, Failure, Result};
+use super::error::{Error, Failure, Result, unless_absent};
 use super::link_info::{
     self, BRIDGE, BridgeInfo, BridgePort, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE,
     IpvlanMode, MacvlanInfo, TunInfo,
@@ -29,6 +29,8 @@ const DEVCONF_ACCEPT_RA: usize = 3;
 pub(super) const IFINFOMSG: usize = 16;
 /// An index that no link has: the kernel counts up from 1.
 const NO_LINK: u32 = 0x7fff_ffff;
+/// The attempt, in errors.
+const DELETE: &str = "delete link";
 
 // Attributes of namespace ids, missing in libc.
 const NETNSA_NSID: u16 = 1;
@@ -270,7 +272,7 @@ impl Netlink {
     /// Fails unless this process has `CAP_NET_ADMIN` in the user namespace of this network namespace:
     /// the kernel checks the capability before it looks up the link, which does not exist.
     pub fn require_admin(&self) -> Result<()> {
-        self.del_link_by_index(NO_LINK).map(drop)
+        self.delete(Which::Index(NO_LINK)).map(drop)
     }
 
     /// All links of the namespace.
@@ -283,14 +285,21 @@ impl Netlink {
         self.delete(Which::Name(name))
     }
 
-    /// Deletes the link with this index; `false` if there was none.
+    /// Deletes the link with this index; `false` if there was none. When it returns, the link, and the other end of a
+    /// pair, are gone from their namespaces.
     pub fn del_link_by_index(&self, index: u32) -> Result<bool> {
-        self.delete(Which::Index(index))
+        let which = Which::Index(index);
+        match self.delete_detached(index, &deletion(which)) {
+            Some(outcome) => {
+                let deleted = outcome.map(|()| true);
+                unless_absent(deleted.map_err(|failure| failure.context(DELETE, &which)), false)
+            }
+            None => self.delete(which),
+        }
     }
 
     fn delete(&self, which: Which<'_>) -> Result<bool> {
-        let request = Request::route(RTM_DELLINK, &which.message());
-        self.socket.delete(&request, "delete link", &which)
+        self.socket.delete(&deletion(which), DELETE, &which)
     }
 
     fn look_up(&self, which: Which<'_>) -> Result<Option<Link>> {
@@ -349,6 +358,10 @@ impl fmt::Display for Label<'_> {
             _ => write!(f, "link {}", self.1),
         }
     }
+}
+
+fn deletion(which: Which<'_>) -> Request {
+    Request::route(RTM_DELLINK, &which.message())
 }
 
 /// A message about the link with this index; 0 for none.

@@ -20,12 +20,14 @@
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | deleting tracked connections |
 //! | `deferred_close.rs` | closing a netfilter socket without waiting |
+//! | `detached_delete.rs` | deleting a link without waiting |
 
 mod addr;
 mod attribute;
 mod bridge_vlan;
 pub mod conntrack;
 mod deferred_close;
+mod detached_delete;
 mod error;
 mod events;
 mod fdb;
@@ -54,6 +56,7 @@ use serde::{Deserialize, Serialize};
 pub use self::addr::{Addr, Dad, NewAddr};
 pub use self::attribute::ip;
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
+pub use self::detached_delete::process_ends;
 pub use self::error::{Error, Result};
 pub use self::events::{Changes, Waited};
 pub use self::link::{Link, OperState, Parent};

@@ -13,7 +13,7 @@ use crate::cni::json::keys::Keys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
 use crate::error::{Code, Error, Result, io_text};
-use crate::{log, options};
+use crate::{log, netlink, options};
 
 /// The release of the reference plugins whose behaviour this program implements. nerdctl parses it in the about text to
 /// detect features of the firewall plugin.
@@ -45,6 +45,9 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     }
     if Verb::parse(&env.command) == Some(Verb::Version) {
         return print(&version_line(plugin.versions));
+    }
+    if matches!(Verb::parse(&env.command), Some(Verb::Del | Verb::Gc)) {
+        netlink::process_ends();
     }
     log::set_call(record::name(applet.name, &env), &env.container_id);
     record::begin(|| record::name(applet.name, &env));

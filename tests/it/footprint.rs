@@ -1,4 +1,5 @@
-//! Resource use of a call: no other process or thread, no sleep, little memory.
+//! Resource use of a call: no other program, process or thread, no sleep, little memory. DEL of an interface has one
+//! child, which waits for the kernel, where process 1 reaps it (`detached`).
 
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -23,7 +24,7 @@ fn conf(node: &Node) -> Value {
            "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true})
 }
 
-fn assert_frugal(what: &str, calls: &[Syscall]) {
+fn assert_frugal(what: &str, calls: &[Syscall], children: usize) {
     let named = |names: &[&str]| -> Vec<String> {
         let named = calls.iter().filter(|call| names.contains(&call.name.as_str()));
         named.map(|call| format!("{}({}", call.name, call.text)).collect()
@@ -31,13 +32,13 @@ fn assert_frugal(what: &str, calls: &[Syscall]) {
     let programs = named(&["execve", "execveat"]);
     assert_eq!(programs.len(), 1, "{what} executes: {programs:#?}");
     let born = named(&["fork", "vfork", "clone", "clone3"]);
-    assert!(born.is_empty(), "{what} starts processes or threads: {born:#?}");
+    assert!(born.len() <= children, "{what} starts processes or threads: {born:#?}");
     let sleeps = named(&["nanosleep", "clock_nanosleep"]);
     assert!(sleeps.is_empty(), "{what} sleeps: {sleeps:#?}");
 }
 
 #[test]
-fn no_verb_starts_a_process_or_a_thread_or_sleeps() {
+fn no_verb_starts_a_program_or_a_thread_or_sleeps() {
     let node = Node::new();
     node.sh("ip link add hd0 type veth peer name far0");
     for plugin in ["bridge", "host-device", "host-local", "ptp", "tap"] {
@@ -50,7 +51,8 @@ fn no_verb_starts_a_process_or_a_thread_or_sleeps() {
             let (outcome, calls) = strace::record(&node, &call);
             assert_eq!(outcome.status, Some(0), "{plugin} {verb}: {outcome:?}");
             assert!(calls.len() > 20, "nothing was recorded");
-            assert_frugal(&format!("{plugin} {verb}"), &calls);
+            let deletes_link = verb == "DEL" && !["host-device", "host-local"].contains(&plugin);
+            assert_frugal(&format!("{plugin} {verb}"), &calls, usize::from(deletes_link));
             if verb == "ADD" {
                 conf["prevResult"] = serde_json::from_str(&outcome.stdout).unwrap();
             }
@@ -220,7 +222,7 @@ fn version_reads_no_stdin_and_opens_no_socket() {
     for plugin in ["bridge", "ptp", "host-local", "loopback"] {
         let (outcome, calls) = strace::record(&node, &node.call(plugin, "VERSION"));
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
-        assert_frugal(plugin, &calls);
+        assert_frugal(plugin, &calls, 0);
         let greedy = calls.iter().find(|call| {
             let reads_stdin = call.name == "read" && call.text.starts_with("0<");
             reads_stdin || matches!(call.name.as_str(), "socket" | "setns" | "clone3" | "flock")

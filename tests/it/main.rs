@@ -26,6 +26,7 @@
 //! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
 //! | `concurrency` | concurrent calls, mixed with the reference's host-local |
 //! | `delegation` | IPAM plugins in the same process and in child processes |
+//! | `detached` | DEL returns before the kernel's grace periods, and leaves no process |
 //! | `dhcp` | leases of dnsmasq, ISC's server and hostile servers; the daemon's lifecycle |
 //! | `fixed` | the plugin static |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
@@ -81,6 +82,7 @@ mod compare;
 mod concurrency;
 mod conflist;
 mod delegation;
+mod detached;
 mod dhcp;
 mod doctor;
 mod dummy;

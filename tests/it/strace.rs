@@ -64,10 +64,16 @@ pub(crate) fn require() {
 
 /// Runs `call` and returns its system calls.
 pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
+    record_under(node, call, &[])
+}
+
+/// As [`record`], with strace under another program.
+pub(crate) fn record_under(node: &Node, call: &Call, wrapper: &[&str]) -> (Outcome, Vec<Syscall>) {
     require();
     let file = node.path("strace.record");
     let name = file.display().to_string();
-    let outcome = call.clone().under(&["strace", "-f", "-y", "-s", "200", "-o", &name]).run();
+    let strace = ["strace", "-f", "-y", "-s", "200", "-o", &name];
+    let outcome = call.clone().under(&[wrapper, &strace].concat()).run();
     (outcome, parse(&file, &node.path("")))
 }
 
@@ -178,6 +184,22 @@ impl Syscall {
     /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call, with
     /// a timeout of 20 seconds; also returns whether the injection took place.
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
+        // Child processes are killed together with the plugin.
+        let together: &[&str] = match action {
+            "signal=KILL" => &["unshare", "--pid", "--fork", "--kill-child"],
+            _ => &[],
+        };
+        self.run_under(node, call, action, together)
+    }
+
+    /// As [`Syscall::run`], with strace under another program.
+    pub(crate) fn run_under(
+        &self,
+        node: &Node,
+        call: &Call,
+        action: &str,
+        program: &[&str],
+    ) -> (Outcome, bool) {
         let file = node.path("strace.inject");
         let name = file.display().to_string();
         let trace = format!("trace={}", self.name);
@@ -189,10 +211,7 @@ impl Syscall {
             wrapper.extend(["sh", "-c", "\"$@\" >\"$0\"", path]);
         }
         wrapper.extend(["timeout", "20"]);
-        if action == "signal=KILL" {
-            // Child processes are killed together with the plugin.
-            wrapper.extend(["unshare", "--pid", "--fork", "--kill-child"]);
-        }
+        wrapper.extend(program);
         // Traces only the main thread: strace counts the calls of each process and thread
         // separately.
         wrapper.extend(["strace", "-o", &name]);

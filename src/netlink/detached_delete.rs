@@ -1,0 +1,277 @@
+//! Deleting a link without waiting for the kernel's grace periods.
+//!
+//! Half a millisecond after the request a link is gone from its namespace, and announced as deleted; the request returns
+//! 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child makes the request. It keeps nothing
+//! of this process but the socket of the request, which receives the announcement and the kernel's reply: this process
+//! returns after the first of them. The child then is an orphan, and pid 1 has to reap it. Where that is uncertain this
+//! process makes the request itself.
+//! docs/decisions/0023-detached-deletions.md
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc::{self, RTM_DELLINK, RTNLGRP_LINK};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+use rtnetlink::packet_core::NLM_F_ACK;
+
+use super::Netlink;
+use super::attribute::word;
+use super::error::Failure;
+use super::request::{Message, Request};
+use super::socket::{Socket, request_span};
+
+/// The bit of `SIGCHLD` in the masks of `/proc/<pid>/status`.
+const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);
+
+/// How often this process looks whether a child without an outcome has ended.
+const SILENCE: Duration = Duration::from_millis(10);
+
+/// Whether this process ends after its call.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Declares that this process ends after the current call, so that it can leave children behind. A process that goes on
+/// would have to reap them.
+pub fn process_ends() {
+    ENDS.store(true, Ordering::Relaxed);
+}
+
+impl Netlink {
+    /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if this process has to make
+    /// the request.
+    pub(super) fn delete_detached(
+        &self,
+        index: u32,
+        request: &Request,
+    ) -> Option<Result<(), Failure>> {
+        if !ENDS.load(Ordering::Relaxed) || !orphans_are_reaped() {
+            return None;
+        }
+        Deletion::start(self, index, request)?.outcome()
+    }
+}
+
+/// Whether pid 1 reaps the children that this process leaves, and is not its caller. A program that blocks `SIGCHLD`
+/// receives it by signalfd(2) or sigwait(3), as systemd and tini do; for one that ignores it the kernel reaps. All others
+/// are in doubt: every Go program has a handler, but waits for its own children only. `/proc` may be that of another pid
+/// namespace.
+fn orphans_are_reaped() -> bool {
+    let own = process::id().to_string();
+    getppid() > Pid::from_raw(1)
+        && fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == own.as_str())
+        && status_of_init().is_ok_and(|status| blocks_or_ignores(&status))
+}
+
+/// The first part of `/proc/1/status`, by one read.
+fn status_of_init() -> io::Result<String> {
+    let mut status = vec![0; 4096];
+    let length = File::open("/proc/1/status")?.read(&mut status)?;
+    Ok(String::from_utf8_lossy(&status[..length]).into_owned())
+}
+
+fn blocks_or_ignores(status: &str) -> bool {
+    let mut masks = status.lines().filter_map(|line| {
+        let mask = line.strip_prefix("SigBlk:").or(line.strip_prefix("SigIgn:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    masks.any(|mask| mask & SIGCHLD != 0)
+}
+
+/// A request that a child makes.
+#[derive(Debug)]
+struct Deletion {
+    child: Pid,
+    socket: Socket,
+    sequence: u32,
+    index: u32,
+}
+
+impl Deletion {
+    /// `None` if there is no socket or no child.
+    #[expect(unsafe_code, reason = "fork(2), and what the child may call")]
+    fn start(netlink: &Netlink, index: u32, request: &Request) -> Option<Deletion> {
+        let socket = netlink.listen(RTNLGRP_LINK).ok()?;
+        let (sequence, mut wire) = (socket.sequence(1), Vec::new());
+        request.write(None, NLM_F_ACK, sequence, &mut wire);
+        let _span = request_span(&wire);
+        // SAFETY: the child only makes system calls, and returns from none of its functions.
+        match unsafe { fork() } {
+            Ok(ForkResult::Child) => request_and_exit(socket.as_fd().as_raw_fd(), &wire),
+            Ok(ForkResult::Parent { child }) => Some(Deletion { child, socket, sequence, index }),
+            Err(_) => None,
+        }
+    }
+
+    /// Waits for the announcement or the kernel's reply; `None` if the child has ended without.
+    fn outcome(&self) -> Option<Result<(), Failure>> {
+        let mut has_ended = false;
+        loop {
+            match self.socket.receive() {
+                Ok(Some(messages)) => {
+                    let mut outcomes = messages.iter().filter_map(|message| self.read(message));
+                    if let Some(outcome) = outcomes.next() {
+                        return Some(outcome);
+                    }
+                }
+                Ok(None) if has_ended => return None,
+                Ok(None) => has_ended = !self.socket.wait(SILENCE).ok()? && !self.is_running(),
+                // Of a flood of events some are lost: then the reply decides.
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn read(&self, message: &Message) -> Option<Result<(), Failure>> {
+        if message.sequence == self.sequence && message.is_final() {
+            return Some(message.failure().map_or(Ok(()), Err));
+        }
+        // A bridge announces with its own family that a link is no port any more.
+        let is_link = message.body.first() == Some(&0);
+        let is_this = word(&message.body, 4) == Some(self.index);
+        (message.kind == RTM_DELLINK && is_link && is_this).then_some(Ok(()))
+    }
+
+    fn is_running(&self) -> bool {
+        waitpid(self.child, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive)
+    }
+}
+
+/// Runs in the child. All other descriptors are closed first: pipes to the caller, locks, namespaces.
+#[expect(
+    unsafe_code,
+    reason = "system calls that are allowed after a fork, as the kernel has them"
+)]
+fn request_and_exit(socket: RawFd, wire: &[u8]) -> ! {
+    let close = |first: RawFd, last: RawFd| {
+        // SAFETY: no descriptor in the range is used any more.
+        first > last || unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0
+    };
+    if close(0, socket - 1) && close(socket + 1, RawFd::MAX) {
+        // SAFETY: the path is a C string; the message outlives the call.
+        unsafe {
+            libc::chdir(c"/".as_ptr());
+            libc::send(socket, wire.as_ptr().cast(), wire.len(), 0);
+        }
+    }
+    // SAFETY: ends the process without running any of its code.
+    unsafe { libc::_exit(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::netlink::{LinkChange, LinkKind, NewLink, VethPeer};
+    use crate::netns::{Netns, isolate};
+
+    fn deletion_of(index: u32) -> Request {
+        let header = [[0; 4], index.to_ne_bytes(), [0; 4], [0; 4]].concat();
+        Request::new(RTM_DELLINK, &header)
+    }
+
+    fn start(netlink: &Netlink, index: u32) -> Deletion {
+        Deletion::start(netlink, index, &deletion_of(index)).unwrap()
+    }
+
+    fn reap(deletion: &Deletion) {
+        waitpid(deletion.child, None).unwrap();
+    }
+
+    #[test]
+    fn who_reaps() {
+        let status = |blocked, ignored, caught| {
+            format!("Name:\tinit\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n")
+        };
+        let none = "0000000000000000";
+        let systemd = status("7be3c0fe28014a03", "0000000000001000", "00000000000004ec");
+        let tini = status("fffffffe7ffbfaf7", none, none);
+        let shell_with_trap = status(none, "0000000000010000", none);
+        for reaps in [systemd, tini, shell_with_trap] {
+            assert!(blocks_or_ignores(&reaps), "{reaps}");
+        }
+        let go = status(none, none, "fffffffd7fc1feff");
+        let sleep = status(none, none, none);
+        for in_doubt in [go, sleep, "SigBlk:\tx\n".to_owned(), String::new()] {
+            assert!(!blocks_or_ignores(&in_doubt), "{in_doubt}");
+        }
+    }
+
+    /// Prints the medians of the times until the link is gone, and until the request returns.
+    #[test]
+    fn the_link_is_gone_from_both_namespaces_at_the_return() {
+        isolate();
+        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+        let inside = Netlink::open_in(&container).unwrap();
+        let kind = LinkKind::Bridge { vlan_filtering: None };
+        let bridge = host.create_link(&NewLink::new("br0", kind).up()).unwrap();
+        let mut times = [const { Vec::new() }; 2];
+        for round in 0..200 {
+            let peer = VethPeer::new("eth0").netns(container.as_fd());
+            let pair = NewLink::new("veth0", LinkKind::Veth { peer }).master(bridge.index);
+            let index = host.create_link(&pair).unwrap().index;
+            host.set_link(index, LinkChange::new().up()).unwrap();
+            let end = inside.require_link("eth0").unwrap().index;
+            inside.set_link(end, LinkChange::new().up()).unwrap();
+            let from_inside = round % 2 == 1;
+            let (netlink, index) = if from_inside { (&inside, end) } else { (&host, index) };
+            let begin = Instant::now();
+            let deletion = start(netlink, index);
+            assert_eq!(deletion.outcome(), Some(Ok(())));
+            times[0].push(begin.elapsed());
+            assert_eq!(host.link("veth0"), Ok(None), "{round}");
+            assert_eq!(inside.link("eth0"), Ok(None), "{round}");
+            reap(&deletion);
+            times[1].push(begin.elapsed());
+        }
+        let [gone, returned] = times.map(|mut times| {
+            times.sort();
+            times[100]
+        });
+        println!("gone after {gone:?}, returned after {returned:?}");
+    }
+
+    #[test]
+    fn a_refusal_is_the_outcome() {
+        isolate();
+        let host = Netlink::open().unwrap();
+        for (index, errno) in [(99, Errno::ENODEV), (1, Errno::EOPNOTSUPP)] {
+            let deletion = start(&host, index);
+            let failure = deletion.outcome().unwrap().unwrap_err();
+            assert_eq!(failure.refusal(), Some(errno));
+            reap(&deletion);
+        }
+    }
+
+    #[test]
+    fn without_announcement_and_reply_the_end_of_the_child_decides() {
+        isolate();
+        let host = Netlink::open().unwrap();
+        let peer = || LinkKind::Veth { peer: VethPeer::new("peer") };
+        let flooded = host.create_link(&NewLink::new("veth", peer())).unwrap().index;
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let deletion = Deletion {
+            child: Pid::from_raw(child.id().cast_signed()),
+            socket: host.listen(RTNLGRP_LINK).unwrap(),
+            sequence: 1,
+            index: flooded,
+        };
+        // More events than fit in the queue, so that the announcement is lost.
+        for _ in 0..2000 {
+            host.set_link(flooded, LinkChange::new().mtu(1400)).unwrap();
+            host.set_link(flooded, LinkChange::new().mtu(1500)).unwrap();
+        }
+        host.del_link("veth").unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(deletion.outcome(), None);
+        assert_eq!(host.del_link_by_index(flooded), Ok(false));
+    }
+}
