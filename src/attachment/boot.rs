@@ -24,20 +24,22 @@ pub struct Boot {
 }
 
 /// When something was made, relative to the current boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Made {
     /// In this boot.
     Now,
     /// On this machine, in an earlier boot.
     Earlier,
     /// In another boot, of which nothing is proved: it may be a later one, or of another machine that shares the files.
+    #[default]
     Elsewhere,
 }
 
 impl Boot {
-    /// The current boot; `None` if it cannot be identified.
-    pub fn current() -> Option<Boot> {
-        sysctl::boot_id().ok().map(|id| Boot { machine: machine_id(), id })
+    /// The current boot. One that cannot be identified is no other boot, not even itself.
+    pub fn current() -> Boot {
+        let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
+        Boot { machine: machine_id(), id }
     }
 
     /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
@@ -45,7 +47,8 @@ impl Boot {
     /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall clock agrees.
     /// A clock that was set back makes the answer [`Made::Elsewhere`], never [`Made::Earlier`].
     pub fn made(&self, current: &Boot, created: i64) -> Made {
-        if plain(&self.id) == plain(&current.id) {
+        let id = plain(&self.id);
+        if id == plain(&current.id) && !id.is_empty() {
             return Made::Now;
         }
         let is_kernels = |boot: &Boot| !boot.id.starts_with(REPLACED);
@@ -132,6 +135,8 @@ pub(crate) mod tests {
             (boot("m", "~a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
             (boot("m", "a"), boot("m", "~b"), LONG_AGO, Made::Elsewhere),
             (boot("m", "a"), boot("m", "~a"), LONG_AGO, Made::Now),
+            // Boots that cannot be identified.
+            (boot("m", "~"), boot("m", "~"), LONG_AGO, Made::Elsewhere),
         ] {
             assert_eq!(then.made(&now, created), made, "{then:?} {now:?} {created}");
         }

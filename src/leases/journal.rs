@@ -38,10 +38,10 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
 
-use super::lease::{Lease, LeaseOwner};
+use super::lease::Lease;
 use super::lines::{self, Contents, Entry, Removal, parse_removed};
 use super::quarantine::Quarantine;
-use crate::attachment::Boot;
+use crate::attachment::{Boot, Owner};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
 use crate::log;
@@ -131,8 +131,8 @@ impl Journal {
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
-    pub(super) fn held_by(&mut self, owner: &LeaseOwner) -> Option<Vec<Lease>> {
-        let of_container = format!("+ {} ", lines::escaped(&owner.id));
+    pub(super) fn held_by(&mut self, owner: Owner<'_>) -> Option<Vec<Lease>> {
+        let of_container = format!("+ {} ", lines::escaped(owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
             if !line.ends_with(lines::END) {
@@ -151,7 +151,7 @@ impl Journal {
             }
         }
         (self.added, self.removed) = (added, removed);
-        held.retain(|lease| owner.has(lease));
+        held.retain(|lease| lease.is_of(owner));
         Some(held)
     }
 
@@ -222,7 +222,7 @@ pub(super) fn withheld(
     let Some(folder) = folder.filter(|_| quarantine.begin().is_some()) else {
         return BTreeMap::new();
     };
-    let Contents { entries, mut removals } = Contents::parse(&read(folder));
+    let Contents { entries, mut removals, .. } = Contents::parse(&read(folder));
     removals.retain(|ip, _| !entries.contains_key(ip));
     removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.left(quarantine)?))).collect()
 }

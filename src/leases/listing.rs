@@ -12,9 +12,9 @@ use nix::unistd::{AccessFlags, access};
 
 use super::journal;
 use super::lease::{Lease, LeaseOptions, Reclaimed};
-use super::notes::{Notes, judge_all};
+use super::lines::Contents;
 use super::quarantine::Quarantine;
-use crate::attachment::{Boot, Doubt, Liveness};
+use crate::attachment::{Boot, Liveness};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 use crate::sort::{sort, sort_by_key};
@@ -28,7 +28,6 @@ const MAX_BYTES: usize = 4096;
 pub struct Listing {
     /// Absent if there is no store yet.
     dir: Option<Dir>,
-    network: String,
     ips: HashSet<IpAddr>,
     /// Freed a short while ago: not to be allocated yet (`reuseDelay`).
     quarantined: HashSet<IpAddr>,
@@ -99,11 +98,10 @@ impl Listing {
             // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
-        let quarantine = Quarantine::new(terms.reuse_delay, Boot::current().as_ref());
+        let quarantine = Quarantine::new(terms.reuse_delay, &Boot::current());
         let quarantined = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
-        let (ips, network) = (addresses(&dir)?, network.to_owned());
-        let quarantined = quarantined.into_keys().collect();
-        Ok(Listing { dir: Some(dir), network, ips, quarantined })
+        let (ips, quarantined) = (addresses(&dir)?, quarantined.into_keys().collect());
+        Ok(Listing { dir: Some(dir), ips, quarantined })
     }
 
     /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
@@ -111,8 +109,8 @@ impl Listing {
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
         let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        let (ips, network) = (addresses(&dir)?, network.to_owned());
-        Ok(Some(Listing { dir: Some(dir), network, ips, quarantined: HashSet::new() }))
+        let ips = addresses(&dir)?;
+        Ok(Some(Listing { dir: Some(dir), ips, quarantined: HashSet::new() }))
     }
 
     /// The addresses of all files, and the addresses in quarantine.
@@ -132,22 +130,12 @@ impl Listing {
 
     /// All leases with the state of their containers.
     pub fn statuses(&self) -> Vec<LeaseStatus> {
+        let Some(dir) = &self.dir else { return Vec::new() };
         let found: Vec<_> = self.found().filter_map(Found::lease).collect();
-        let Some(boot) = Boot::current() else {
-            let unknown = |(lease, meta): (Lease, Metadata)| LeaseStatus {
-                lease,
-                liveness: Liveness::Unknown(Doubt::NoRecord),
-                reclaimed: None,
-                created: meta.modified().ok(),
-            };
-            return found.into_iter().map(unknown).collect();
-        };
-        let folder = self.dir.as_ref().and_then(journal::existing_folder);
-        let notes = Notes::read(folder.as_ref(), &boot);
-        let entries: Vec<_> = found.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-        let lives = judge_all(&self.network, &entries);
+        let noted = Contents::read(journal::existing_folder(dir).as_ref(), &Boot::current());
+        let lives = noted.judge(&network_of(dir), &found);
         let status = |((lease, meta), liveness): ((Lease, Metadata), _)| LeaseStatus {
-            reclaimed: notes.reclaimed(lease.ip),
+            reclaimed: noted.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
             lease,
             liveness,
             created: meta.modified().ok(),
@@ -187,6 +175,11 @@ impl Found {
     fn reservation(self) -> Option<Reservation> {
         if let Found::Reserved(reservation) = self { Some(reservation) } else { None }
     }
+}
+
+/// The name of the network whose leases are in `dir`.
+pub(super) fn network_of(dir: &Dir) -> String {
+    dir.path("").file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The addresses of all files.

@@ -11,9 +11,6 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::attachment::Boot;
 
-/// The word for an unknown value.
-pub(super) const UNKNOWN: &str = "-";
-
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BootTime {
@@ -33,11 +30,11 @@ pub(super) struct Quarantine {
 }
 
 impl BootTime {
-    fn now(boot: Option<&Boot>) -> BootTime {
+    fn now(boot: &Boot) -> BootTime {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map(|now| now.tv_sec());
         let uptime = uptime.ok().and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
-        BootTime { boot: boot.map_or(UNKNOWN, |boot| &boot.id).to_owned(), uptime, wall }
+        BootTime { boot: boot.id.clone(), uptime, wall }
     }
 
     /// The word for this time in the journal.
@@ -53,7 +50,7 @@ impl BootTime {
 }
 
 impl Quarantine {
-    pub(super) fn new(delay: Duration, boot: Option<&Boot>) -> Quarantine {
+    pub(super) fn new(delay: Duration, boot: &Boot) -> Quarantine {
         Quarantine { delay, now: BootTime::now(boot) }
     }
 

@@ -13,12 +13,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::journal::{self, Journal};
-use super::lease::{Lease, LeaseOptions, LeaseOwner, Reclaimed};
+use super::lease::{Lease, LeaseOptions, Reclaimed};
 use super::lines::{Contents, Entry, FileId, Removal};
 use super::listing::{self, Found, Reservation};
-use super::notes::{Notes, judge_all};
+use super::notes::judge_all;
 use super::quarantine::Quarantine;
-use crate::attachment::{Boot, Liveness, Made};
+use crate::attachment::{Boot, HostEnd, Liveness, Made, Owner};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Error, Result};
@@ -37,8 +37,8 @@ pub struct LeaseStore {
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
     folder: Option<Dir>,
     quarantine: Quarantine,
-    /// The current boot; `None` where it cannot be identified.
-    boot: Option<Boot>,
+    /// The current boot.
+    boot: Boot,
     /// `None` if the journal cannot be written; then every lookup reads all leases.
     journal: Option<Journal>,
     /// Released last: fields are dropped in order.
@@ -73,26 +73,30 @@ impl LeaseStore {
 
     pub(super) fn open_dir(
         dir: Dir,
-        boot: Option<Boot>,
+        boot: Boot,
         options: LeaseOptions,
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
         let lock = take_lock(&dir, lock_timeout)?;
         let folder = journal::make_folder(&dir);
-        let quarantine = Quarantine::new(reuse_delay, boot.as_ref());
-        let mut store = LeaseStore { dir, folder, quarantine, boot, journal: None, _lock: lock };
-        let folder_and_boot = store.folder.as_ref().zip(store.boot.as_ref());
-        store.journal =
-            folder_and_boot.and_then(|(folder, boot)| Journal::open(&store.dir, folder, boot));
+        let quarantine = Quarantine::new(reuse_delay, &boot);
+        let journal = folder.as_ref().and_then(|folder| Journal::open(&dir, folder, &boot));
+        let mut store = LeaseStore { dir, folder, quarantine, boot, journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild()?;
         }
         Ok(store)
     }
 
-    /// Reserves `ip`; false if it is taken.
-    pub fn reserve(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
-        let (name, lease) = (ip.to_string(), owner.lease(ip));
+    /// Reserves `ip`; false if it is taken. `end` is the host's end of the attachment's veth pair, if there is one: it
+    /// proves later that the attachment has ended.
+    pub fn reserve(
+        &mut self,
+        ip: IpAddr,
+        owner: Owner<'_>,
+        end: Option<HostEnd>,
+    ) -> error::Result<bool> {
+        let (name, lease) = (ip.to_string(), Lease::new(ip, owner));
         // One system call for each address that is taken, instead of the six that create a file.
         if self.dir.has(&name) {
             return Ok(false);
@@ -106,7 +110,7 @@ impl LeaseStore {
         // `change`, there is no journal while the two may differ.
         let journal = noted(self.journal.take(), |journal| {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add(&Entry { lease, file, end: owner.end, made: Made::Now })
+            journal.add(&Entry { lease, file, end, made: Made::Now })
         });
         let linked = folder.publish(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
@@ -124,13 +128,13 @@ impl LeaseStore {
     }
 
     /// The addresses that `owner` holds, in the current form or the old one.
-    pub fn owned_by(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
+    pub fn owned_by(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
         Ok(self.held(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
     /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
     /// released only if there is none in the current form.
-    pub fn release(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
+    pub fn release(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
         let mut leases = self.held(owner)?;
         if leases.iter().any(|lease| lease.ifname.is_some()) {
             leases.retain(|lease| lease.ifname.is_some());
@@ -140,8 +144,8 @@ impl LeaseStore {
     }
 
     /// Releases one lease of `owner`, for a rollback; false if `owner` does not hold the address.
-    pub fn release_address(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
-        let lease = owner.lease(ip);
+    pub fn release_address(&mut self, ip: IpAddr, owner: Owner<'_>) -> error::Result<bool> {
+        let lease = Lease::new(ip, owner);
         if !self.holds(&lease) {
             return Ok(false);
         }
@@ -154,10 +158,9 @@ impl LeaseStore {
         &mut self,
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
-        let Some(boot) = &self.boot else { return Ok(Vec::new()) };
-        let contents = Notes::read(self.folder.as_ref(), boot).into_contents();
-        let entries: Vec<Entry> = contents.entries.into_values().collect();
-        let network = self.network();
+        let noted = Contents::read(self.folder.as_ref(), &self.boot);
+        let entries: Vec<Entry> = noted.entries.into_values().collect();
+        let network = listing::network_of(&self.dir);
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(judge_all(&network, &entries)) {
             let Liveness::Gone(why) = life else { continue };
@@ -177,12 +180,6 @@ impl LeaseStore {
         })?;
         sort_by_key(&mut gone, |gone| gone.lease.ip);
         Ok(gone)
-    }
-
-    /// The network's name.
-    pub fn network(&self) -> String {
-        let path = self.dir.path("");
-        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// The addresses that were freed less than `reuseDelay` ago, with the time left.
@@ -233,26 +230,13 @@ impl LeaseStore {
     ) -> error::Result<(Vec<Lease>, Vec<Lease>)> {
         let mut refused = self.scan()?;
         refused.retain(|(lease, _)| !keep(lease));
-        let mut lives = Vec::new();
-        if let Some(boot) = &self.boot {
-            let notes = Notes::read(self.folder.as_ref(), boot);
-            let entries: Vec<_> =
-                refused.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-            lives = judge_all(&self.network(), &entries);
-        }
+        let noted = Contents::read(self.folder.as_ref(), &self.boot);
+        let lives = noted.judge(&listing::network_of(&self.dir), &refused);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
-        for (i, (lease, _)) in refused.into_iter().enumerate() {
-            let is_alive = lives.get(i) == Some(&Liveness::Alive);
-            if is_alive { stay.push(lease) } else { go.push(lease) }
+        for ((lease, _), life) in refused.into_iter().zip(lives) {
+            if life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
         }
         Ok((self.remove_freed(go)?, stay))
-    }
-
-    /// All leases, read one by one.
-    #[cfg(test)]
-    pub(super) fn leases(&self) -> error::Result<Vec<Lease>> {
-        let found = self.taken()?.into_iter().map(|ip| listing::read(&self.dir, ip));
-        Ok(found.filter_map(|found| Some(found.lease()?.0)).collect())
     }
 
     /// The addresses of all files, from one listing of the directory.
@@ -304,14 +288,14 @@ impl LeaseStore {
         Ok(outcome)
     }
 
-    fn held(&mut self, owner: &LeaseOwner) -> error::Result<Vec<Lease>> {
+    fn held(&mut self, owner: Owner<'_>) -> error::Result<Vec<Lease>> {
         let held = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
         // A lease that was overwritten in place does not change the folder's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds(lease))) {
             return Ok(held);
         }
         let all = self.rebuild()?.into_iter().map(|(lease, _)| lease);
-        Ok(all.filter(|lease| owner.has(lease)).collect())
+        Ok(all.filter(|lease| lease.is_of(owner)).collect())
     }
 
     fn holds(&self, lease: &Lease) -> bool {
@@ -351,24 +335,24 @@ impl LeaseStore {
     /// Reads all leases and writes the journal of them if possible.
     fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let leases = self.scan()?;
-        self.journal = self.folder.as_ref().zip(self.boot.as_ref()).and_then(|(folder, boot)| {
-            let notes = Notes::read(Some(folder), boot);
-            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, notes.entry(lease, meta));
+        self.journal = self.folder.as_ref().and_then(|folder| {
+            let mut noted = Contents::read(Some(folder), &self.boot);
+            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, noted.entry(lease, meta));
             let entries: HashMap<IpAddr, Entry> = leases.iter().map(entry).collect();
-            let Contents { entries: known, mut removals } = notes.into_contents();
             // Removed by another program, or before a kill.
-            for ip in known.into_keys().filter(|ip| !entries.contains_key(ip)) {
-                removals.insert(ip, Removal { freed: self.quarantine.begin(), ..Removal::of(ip) });
+            for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
+                let removal = Removal { freed: self.quarantine.begin(), ..Removal::of(ip) };
+                noted.removals.insert(ip, removal);
             }
-            let contents = Contents { entries, removals }.tidied(&self.quarantine);
-            Journal::create(&self.dir, folder, boot, &contents).inspect_err(given_up).ok()
+            let contents = Contents { entries, ..noted }.tidied(&self.quarantine);
+            Journal::create(&self.dir, folder, &self.boot, &contents).inspect_err(given_up).ok()
         });
         Ok(leases)
     }
 
     /// Reads all leases, and removes leases of this program that lost their content in a power cut, which ended their
     /// containers.
-    fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
+    pub(super) fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let mut leases = Vec::new();
         for ip in listing::addresses(&self.dir)? {
             match listing::read(&self.dir, ip) {

@@ -14,9 +14,7 @@ use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
 use crate::iface::peer;
-use crate::leases::{
-    DATA_DIR, LeaseOptions, LeaseOwner, LeaseStatus, LeaseStore, Listing, Reclaimed,
-};
+use crate::leases::{DATA_DIR, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
@@ -245,13 +243,12 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
 
 /// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its record and its
 /// source MAC check stay.
-fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> Result<()> {
+fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<Owner<'_>>) -> Result<()> {
     let _turn = Record::turn(owner)?;
-    let is_next = next.is_some_and(|next| next.id == owner.id && next.ifname == owner.ifname);
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
         Some(record) if is_gone(&record) => attachment(owner, ips),
-        _ if is_next => rules(owner, ips),
+        _ if next == Some(owner) => rules(owner, ips),
         _ => Ok(()),
     }
 }
@@ -260,7 +257,7 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> R
 /// removed. `next` is the attachment being added.
 pub fn in_store(
     store: &mut LeaseStore,
-    next: Option<&LeaseOwner>,
+    next: Option<Owner<'_>>,
     failures: &mut Failures,
 ) -> Result<Vec<Reclaimed>> {
     let reclaimed = store.reclaim_dead(|network, gone| leases(network, gone, next, failures))?;
@@ -275,7 +272,7 @@ pub fn in_store(
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,
-    next: Option<&LeaseOwner>,
+    next: Option<Owner<'_>>,
     failures: &mut Failures,
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
