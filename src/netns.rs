@@ -37,11 +37,11 @@ const STACK_SIZE: usize = 256 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The device of the file system of namespaces.
-    pub dev: u32,
+    pub dev: u64,
     /// The namespace's number.
-    pub ino: u32,
+    pub ino: u64,
     /// Nanoseconds of the inode's ctime; 0 if nothing pins the inode.
-    pub ctime: u64,
+    pub ctime: i64,
 }
 
 impl NetnsId {
@@ -56,18 +56,8 @@ impl NetnsId {
         let linked = own.is_symlink();
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
-        let id = NetnsId::of(&meta)?;
-        Some(if pinned { id } else { NetnsId { ctime: 0, ..id } })
-    }
-
-    fn of(meta: &fs::Metadata) -> Option<NetnsId> {
-        let nanoseconds =
-            meta.ctime().checked_mul(1_000_000_000)?.checked_add(meta.ctime_nsec())?;
-        Some(NetnsId {
-            dev: u32::try_from(meta.dev()).ok()?,
-            ino: u32::try_from(meta.ino()).ok()?,
-            ctime: u64::try_from(nanoseconds).ok()?,
-        })
+        let ctime = meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec());
+        Some(NetnsId { dev: meta.dev(), ino: meta.ino(), ctime: if pinned { ctime } else { 0 } })
     }
 }
 
@@ -77,20 +67,17 @@ struct NetnsCookie;
 
 nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of the namespace that a socket of any family belongs to. The kernel gives each namespace another one until
-/// the next boot, also one that gets the inode number of a namespace that is gone. `None` before Linux 5.14.
-pub fn cookie(socket: &impl AsFd) -> Option<u64> {
-    getsockopt(socket, NetnsCookie).ok()
-}
-
-/// The [`cookie`] of the calling thread's namespace. An error, such as too many open files, says nothing about it.
+/// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also one
+/// that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many open files,
+/// says nothing about it.
 pub fn current_cookie() -> Result<Option<u64>, Error> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
-    let socket = socket(AddressFamily::Inet, kind, flags, None);
-    Ok(cookie(&socket.map_err(|e| entering("open a socket in", CURRENT, e))?))
+    let socket = socket(AddressFamily::Inet, kind, flags, None)
+        .map_err(|e| entering("open a socket in", CURRENT, e))?;
+    Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
-/// The identity, within this boot, of the calling thread's network namespace: its [`cookie`], or its inode number before
+/// The identity, within this boot, of the calling thread's network namespace: its [`current_cookie`], or its inode number before
 /// Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
 pub fn current_id() -> Option<u64> {
     current_cookie().ok().flatten().or_else(current_inode)
@@ -390,76 +377,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_have_different_identities() {
+    fn each_namespace_has_a_cookie() {
         isolate();
-        let here = current_id().unwrap();
-        let there = Netns::fresh().unwrap().run(|| current_id().unwrap()).unwrap();
-        assert!(here != there && current_id() == Some(here));
-        // The cookie, and not the inode number.
-        assert!(here < 0xf000_0000 && current_inode().unwrap() >= 0xf000_0000);
+        let there = Netns::fresh().unwrap();
+        let ids = [current_id, || Some(current_cookie().unwrap().expect("older than Linux 5.14"))];
+        let of = |ns: &Netns| ids.map(|id| ns.run(id).unwrap().unwrap());
+        let all = [of(&Netns::current().unwrap()), of(&there), of(&Netns::fresh().unwrap())];
+        assert!(all.iter().all(|[id, cookie]| id == cookie && *id < 0xf000_0000), "{all:?}");
+        assert!(all[0] != all[1] && all[1] != all[2] && all[2] != all[0] && all[1] == of(&there));
+        assert!(current_inode().unwrap() >= 0xf000_0000);
     }
 
     #[test]
-    fn other_files_have_no_identity() {
+    fn other_files_are_no_namespaces() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for path in ["/no/such", "", "/proc/self/status", file.path().to_str().unwrap()] {
+        for (path, gone, text) in [
+            ("/no/such", true, "failed to Statfs \"/no/such\": no such file or directory"),
+            (file.path().to_str().unwrap(), true, "unknown FS magic on \"/"),
+            (
+                "/proc/self/status",
+                false,
+                "enter network namespace \"/proc/self/status\": invalid argument",
+            ),
+        ] {
             assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
+            let error = Netns::open(path).and_then(|ns| ns.run(|| ())).unwrap_err();
+            assert!(error.is_gone() == gone && error.to_string().starts_with(text), "{error}");
         }
     }
 
     #[test]
-    fn a_missing_path_is_gone() {
-        let error = Netns::open("/var/run/netns/no-such").unwrap_err();
-        assert!(error.is_gone());
-        assert_eq!(
-            error.to_string(),
-            r#"failed to Statfs "/var/run/netns/no-such": no such file or directory"#
-        );
-    }
-
-    #[test]
-    fn a_plain_file_is_gone_too() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let error = Netns::open(file.path()).unwrap_err();
-        assert!(error.is_gone());
-        assert!(error.to_string().starts_with("unknown FS magic on \"/"), "{error}");
-    }
-
-    #[test]
-    fn a_file_of_procfs_that_is_no_namespace_cannot_be_entered() {
-        let ns = Netns::open("/proc/self/status").unwrap();
-        let error = ns.run(|| ()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            r#"enter network namespace "/proc/self/status": invalid argument"#
-        );
-    }
-
-    #[test]
-    fn run_comes_back() {
+    fn run_comes_back_also_after_a_panic() {
         isolate();
-        let home = Netns::current().unwrap();
-        let other = Netns::fresh().unwrap();
+        let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
         assert!(!home.same_as(&other).unwrap());
-        let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
-        assert!(inside);
+        let is_other = || Netns::current().unwrap().same_as(&other).unwrap();
+        assert!(other.run(is_other).unwrap() && !is_other());
+        let fails = || other.run(|| -> () { panic::panic_any("inside") });
+        let caught = panic::catch_unwind(panic::AssertUnwindSafe(fails));
+        assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
-    }
-
-    #[test]
-    fn each_namespace_has_a_cookie() {
-        isolate();
-        let here = current_cookie().unwrap();
-        assert!(here.is_some(), "this kernel is older than 5.14");
-        let [one, two] = [(); 2].map(|()| Netns::fresh().unwrap().run(current_cookie).unwrap());
-        let (one, two) = (one.unwrap(), two.unwrap());
-        assert!(one.is_some() && one != two && one != here && two != here);
-        // A socket keeps its namespace, whatever namespace the thread is in.
-        let open = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
-        let there = Netns::fresh().unwrap();
-        let inside = there.run(open).unwrap().unwrap();
-        assert_eq!(cookie(&inside), there.run(current_cookie).unwrap().unwrap());
-        assert_eq!(cookie(&open().unwrap()), here);
     }
 
     #[test]
@@ -485,16 +442,5 @@ mod tests {
         isolate();
         let fresh = Netns::fresh().unwrap();
         assert!(Netns::open(fresh.path()).unwrap().same_as(&fresh).unwrap());
-    }
-
-    #[test]
-    fn a_panic_in_the_namespace_reaches_the_caller() {
-        isolate();
-        let (home, ns) = (Netns::current().unwrap(), Netns::fresh().unwrap());
-        let caught = panic::catch_unwind(panic::AssertUnwindSafe(|| {
-            ns.run(|| -> () { panic::panic_any("inside") })
-        }));
-        assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
-        assert!(Netns::current().unwrap().same_as(&home).unwrap());
     }
 }

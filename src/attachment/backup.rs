@@ -80,10 +80,11 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Fails unless files can be written in `dir`, or `dir` could be created; changes nothing.
+/// Fails unless files can be listed and written in `dir`, or `dir` could be created; changes nothing.
 pub fn require_writable(dir: &Path) -> Result<()> {
     let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(dir);
-    access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)
+    access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)?;
+    fs::read_dir(existing).during("list", existing).map(drop)
 }
 
 /// The temporary name of an attachment in `dir`.

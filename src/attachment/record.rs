@@ -45,8 +45,6 @@ pub struct Record {
     pub end: Option<HostEnd>,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
-    /// The host's links in the result: bridge, host ends of veth pairs.
-    pub interfaces: Vec<String>,
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
     /// What each feature of the packet filter keeps, by its name.
@@ -120,7 +118,6 @@ mod tests {
             netns: Some(NetnsId { dev: 4, ino: 4_026_532_265, ctime: 17 }),
             host: 4_026_531_840,
             ips: vec!["10.1.2.3".parse().unwrap()],
-            interfaces: vec!["cni0".to_owned(), "veth1".to_owned()],
             data_dir: Some("/d".into()),
             ..Record::default()
         };

@@ -96,15 +96,9 @@ impl Journal {
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
         let written_in = lines::parse_header(&text)?.id;
-        let change = Change::Nothing;
-        (written_in == boot.id).then_some(Journal {
-            file,
-            text,
-            added: 0,
-            removed: 0,
-            sealed,
-            change,
-        })
+        let (added, removed, change) = (0, 0, Change::Nothing);
+        let journal = Journal { file, text, added, removed, sealed, change };
+        (written_in == boot.id).then_some(journal)
     }
 
     /// Writes the journal with `contents`: all leases of `network`.
@@ -230,27 +224,19 @@ pub(super) fn withheld(
 /// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
 /// reads all leases.
 pub(super) fn make_folder(network: &Dir) -> Option<Dir> {
-    let found = match network.private(FOLDER) {
-        Ok(None) => {
-            let made = network.make_private(FOLDER);
-            made.map_err(|e| log::debug(format_args!("no lease journal: {e}"))).ok()?;
-            network.private(FOLDER)
-        }
-        found => found,
-    };
-    warned(found)
+    network.make_private(FOLDER).inspect_err(given_up).ok()?;
+    existing_folder(network)
 }
 
 /// The folder `.cnibox` in `network`, if it exists.
 pub(super) fn existing_folder(network: &Dir) -> Option<Dir> {
-    warned(network.private(FOLDER))
+    let warned = |e| log::warn(format_args!("no lease journal: {e}"));
+    network.private(FOLDER).map_err(warned).ok()?
 }
 
-fn warned(found: Result<Option<Dir>>) -> Option<Dir> {
-    found.unwrap_or_else(|e| {
-        log::warn(format_args!("no lease journal: {e}"));
-        None
-    })
+/// Logs that the journal cannot be written: the next command reads all leases.
+pub(super) fn given_up(error: &Error) {
+    log::debug(format_args!("no lease journal: {error}"));
 }
 
 /// The temporary name of leases in [`FOLDER`], and in networks that cannot have one.

@@ -8,12 +8,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use nix::unistd::{AccessFlags, access};
-
 use super::journal;
 use super::lease::{Lease, LeaseOptions, Reclaimed};
 use super::lines::Contents;
 use super::quarantine::Quarantine;
+use crate::attachment::backup::require_writable;
 use crate::attachment::{Boot, Liveness};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
@@ -87,13 +86,8 @@ impl Listing {
         terms: LeaseOptions,
     ) -> error::Result<Listing> {
         let path = data_dir.join(network);
-        let existing = path.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&path);
-        let rights = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
-        access(existing, rights).during("access", existing)?;
-        let Some(dir) = Dir::of_network(data_dir, network)? else {
-            fs::read_dir(existing).during("list", existing)?;
-            return Ok(Listing::default());
-        };
+        require_writable(&path)?;
+        let Some(dir) = Dir::of_network(data_dir, network)? else { return Ok(Listing::default()) };
         if dir.has("lock") {
             // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
@@ -120,12 +114,8 @@ impl Listing {
 
     /// The addresses that ADD cannot allocate: leases of containers that are gone do not count.
     pub fn unavailable(&self) -> HashSet<IpAddr> {
-        let mut unavailable = self.taken();
-        for gone in self.gone() {
-            unavailable.remove(&gone.lease.ip);
-        }
-        unavailable.extend(&self.quarantined);
-        unavailable
+        let gone: HashSet<IpAddr> = self.gone().iter().map(|gone| gone.lease.ip).collect();
+        self.ips.difference(&gone).chain(&self.quarantined).copied().collect()
     }
 
     /// All leases with the state of their containers.

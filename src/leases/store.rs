@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::journal::{self, Journal};
+use super::journal::{self, Journal, given_up};
 use super::lease::{Lease, LeaseOptions, Reclaimed};
 use super::lines::{Contents, Entry, FileId, Removal};
 use super::listing::{self, Found, Reservation};
@@ -21,7 +21,7 @@ use super::quarantine::Quarantine;
 use crate::attachment::{Boot, HostEnd, Liveness, Made, Owner};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
-use crate::files::{During, Error, Result};
+use crate::files::{During, Result};
 use crate::sort::{sort, sort_by_key};
 use crate::{error, log};
 
@@ -39,7 +39,8 @@ pub struct LeaseStore {
     quarantine: Quarantine,
     /// The current boot.
     boot: Boot,
-    /// `None` if the journal cannot be written; then every lookup reads all leases.
+    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and leases may
+    /// differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
     journal: Option<Journal>,
     /// Released last: fields are dropped in order.
     _lock: Lock,
@@ -57,8 +58,8 @@ impl LeaseStore {
         }
         let path = data_dir.join(network);
         DirBuilder::new().recursive(true).mode(0o755).create(&path).during("create", &path)?;
-        let gone = || Error::new("open", &path, ErrorKind::NotFound).into();
-        LeaseStore::open_existing(data_dir, network, options)?.ok_or_else(gone)
+        let store = LeaseStore::open_existing(data_dir, network, options)?;
+        Ok(store.ok_or(ErrorKind::NotFound).during("open", &path)?)
     }
 
     /// Opens the store of `network` unless there is none.
@@ -106,8 +107,7 @@ impl LeaseStore {
         if let Err(e) = journal::sign(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
-        // The journal is written before the lease is linked: a kill leaves no lease without an entry. As in
-        // `change`, there is no journal while the two may differ.
+        // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = noted(self.journal.take(), |journal| {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
             journal.add(&Entry { lease, file, end, made: Made::Now })
@@ -187,13 +187,6 @@ impl LeaseStore {
         journal::withheld(self.folder.as_ref(), &self.quarantine)
     }
 
-    /// Removes every lease that `keep` refuses, and returns those.
-    pub fn retain(&mut self, keep: impl Fn(&Lease) -> bool) -> error::Result<Vec<Lease>> {
-        let leases = self.scan()?.into_iter().map(|(lease, _)| lease);
-        let refused = leases.filter(|lease| !keep(lease)).collect();
-        self.remove_freed(refused)
-    }
-
     /// Removes and returns the `unwanted` reservations.
     pub fn remove_reserved(
         &mut self,
@@ -222,11 +215,12 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// As [`LeaseStore::retain`], but leases whose attachments certainly exist stay. Returns the leases that were removed,
-    /// and those that stay although `keep` refuses them.
-    pub fn evict(
+    /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns the
+    /// leases that were removed, and those that were spared.
+    pub fn retain(
         &mut self,
         keep: impl Fn(&Lease) -> bool,
+        spare: bool,
     ) -> error::Result<(Vec<Lease>, Vec<Lease>)> {
         let mut refused = self.scan()?;
         refused.retain(|(lease, _)| !keep(lease));
@@ -234,7 +228,7 @@ impl LeaseStore {
         let lives = noted.judge(&listing::network_of(&self.dir), &refused);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
         for ((lease, _), life) in refused.into_iter().zip(lives) {
-            if life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
+            if spare && life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
         }
         Ok((self.remove_freed(go)?, stay))
     }
@@ -265,27 +259,11 @@ impl LeaseStore {
     /// elsewhere. A rename over the old file would make ext4 write to the disk, which takes longer than the rest of
     /// an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
-        let text = ip.to_string();
-        let overwrite = |dir: &Dir| dir.overwrite(&last_reserved(range_id), text.as_bytes());
-        self.change(overwrite, |journal, ()| {
-            journal.note_folder_change();
-            Ok(())
-        })?;
-        Ok(())
-    }
-
-    /// Changes the store, then the journal. While the two may differ there is no journal: an error or a panic leaves the
-    /// store unsealed, and the next command rewrites the journal. An error of the journal alone does not fail the
-    /// command.
-    pub(super) fn change<T>(
-        &mut self,
-        store: impl FnOnce(&Dir) -> Result<T>,
-        note: impl FnOnce(&mut Journal, &T) -> Result<()>,
-    ) -> Result<T> {
         let journal = self.journal.take();
-        let outcome = store(&self.dir)?;
-        self.journal = noted(journal, |journal| note(journal, &outcome));
-        Ok(outcome)
+        self.dir.overwrite(&last_reserved(range_id), ip.to_string().as_bytes())?;
+        self.journal = journal;
+        self.journal.iter_mut().for_each(Journal::note_folder_change);
+        Ok(())
     }
 
     fn held(&mut self, owner: Owner<'_>) -> error::Result<Vec<Lease>> {
@@ -315,20 +293,19 @@ impl LeaseStore {
         leases: Vec<L>,
         removal: impl Fn(&L) -> Removal,
     ) -> error::Result<Vec<L>> {
-        let mut errors = Vec::new();
-        let remove = |dir: &Dir| {
-            let mut removed = (Vec::new(), Vec::new());
-            for lease in leases {
-                let removal = removal(&lease);
-                match dir.remove(&removal.ip.to_string()) {
-                    Ok(()) => removed.extend([(lease, removal)]),
-                    Err(e) => errors.push(e.into()),
+        let (mut removed, mut removals, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        let journal = self.journal.take();
+        for lease in leases {
+            let removal = removal(&lease);
+            match self.dir.remove(&removal.ip.to_string()) {
+                Ok(()) => {
+                    removed.push(lease);
+                    removals.push(removal);
                 }
+                Err(e) => errors.push(e.into()),
             }
-            Ok(removed)
-        };
-        let (removed, _) =
-            self.change(remove, |journal, (_, removals)| journal.remove(removals))?;
+        }
+        self.journal = noted(journal, |journal| journal.remove(&removals));
         error::Error::join(errors).map_or(Ok(removed), Err)
     }
 
@@ -372,9 +349,7 @@ impl LeaseStore {
     /// Removes a file that the journal does not have.
     fn remove_unknown(&mut self, ip: IpAddr) -> Result<()> {
         self.dir.remove(&ip.to_string())?;
-        if let Some(journal) = &mut self.journal {
-            journal.note_folder_change();
-        }
+        self.journal.iter_mut().for_each(Journal::note_folder_change);
         Ok(())
     }
 }
@@ -407,12 +382,7 @@ fn last_reserved(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
-/// Logs that the journal cannot be written: the next command reads all leases.
-fn given_up(error: &Error) {
-    log::debug(format_args!("no lease journal: {error}"));
-}
-
-/// The journal after a change of it; `None` if there is none, or it cannot be written.
+/// The journal after a change of it; `None` if there is none, or it cannot be written, which fails no command.
 fn noted(
     journal: Option<Journal>,
     note: impl FnOnce(&mut Journal) -> Result<()>,

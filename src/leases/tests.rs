@@ -6,20 +6,19 @@ mod trust;
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fs, io};
 
 use super::journal::Journal;
-use super::lines::{Contents, Entry, FileId, Removal};
+use super::lines::{Contents, Entry, FileId};
 use super::quarantine::Quarantine;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
 use crate::attachment::{Boot, Doubt, HostEnd, Liveness, Made, Owner};
 use crate::files::dir::Dir;
-use crate::files::{Error, Result};
 
 thread_local! {
     /// How many lease files this thread has read.
@@ -193,7 +192,7 @@ fn a_reservation_by_hand_outlasts_boots() {
         let mut store = scene.open_in_boot(boot);
         assert!(store.release(owner(1)).unwrap().is_empty());
         assert_eq!(store.reclaim_dead(|_, gone| gone).unwrap(), []);
-        assert_eq!(store.retain(|lease| lease.ifname.is_none()).unwrap(), []);
+        assert_eq!(store.retain(|lease| lease.ifname.is_none(), false).unwrap().0, []);
         assert_eq!((store.taken().unwrap(), store.reserved().unwrap()), (all.clone(), 3));
     }
     // A person may give them back.

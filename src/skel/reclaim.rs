@@ -80,7 +80,6 @@ impl<'a> Cx<'a> {
         if req.prev.is_some() && is_noted() {
             return;
         }
-        let on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let data_dir = match self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")) {
             Some(Json::String(dir)) if !dir.is_empty() => Some(dir),
             _ => None,
@@ -89,7 +88,6 @@ impl<'a> Cx<'a> {
             netns,
             end: self.end().or_else(|| self.listed_end(owner, req, result)),
             ips: result.addresses().iter().map(IpNet::addr).collect(),
-            interfaces: on_host.map(|interface| interface.name.clone()).collect(),
             data_dir: data_dir.map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };

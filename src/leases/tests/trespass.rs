@@ -12,7 +12,7 @@ fn work(scene: &Scene) {
     assert_eq!(open().owned_by(owner(1)).unwrap(), ips(&["10.0.0.3"]));
     open().reclaim_dead(|_, gone| gone).unwrap();
     assert_eq!(open().release(owner(1)).unwrap(), ips(&["10.0.0.3"]));
-    open().retain(|_| false).unwrap();
+    open().retain(|_| false, true).unwrap();
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, Dns, Route, ip};
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{DATA_DIR, LeaseOptions, LeaseStore, Listing};
+use crate::leases::{DATA_DIR, Lease, LeaseOptions, LeaseStore, Listing};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, reclaim};
 use crate::sort::sort_by_key;
@@ -179,11 +179,12 @@ impl Plugin for HostLocal {
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
-        let (mut released, stay) = store.evict(|lease| match &lease.ifname {
+        let is_listed = |lease: &Lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
             None => true,
-        })?;
+        };
+        let (mut released, stay) = store.retain(is_listed, true)?;
         // The order of a directory is random.
         sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {
