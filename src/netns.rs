@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
@@ -160,9 +161,9 @@ impl From<Error> for error::Error {
 }
 
 /// An open network namespace; it lives at least as long as this value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Netns {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
 }
 
@@ -173,20 +174,20 @@ impl Netns {
         let magic = check_magic(&path)?;
         match File::open(&path) {
             Ok(file) if is_of_another_kind(&path, &file) => Err(Error::NotNamespace(path, magic)),
-            Ok(file) => Ok(Netns { file, path }),
+            Ok(file) => Ok(Netns { file: Arc::new(file), path }),
             Err(cause) => Err(Error::Io("open", path, cause)),
         }
     }
 
     /// A namespace that another process has opened and passed; `path` is for messages.
     pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
-        Netns { file: descriptor.into(), path: path.into() }
+        Netns { file: Arc::new(descriptor.into()), path: path.into() }
     }
 
     /// Opens the namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
         let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
-        Ok(Netns { file, path: CURRENT.into() })
+        Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
     /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while this
@@ -197,7 +198,7 @@ impl Netns {
             File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))
         })??;
         let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
-        Ok(Netns { file, path: path.into() })
+        Ok(Netns { file: Arc::new(file), path: path.into() })
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
@@ -229,27 +230,18 @@ impl Netns {
             .map_err(|e| entering("enter network namespace", &self.path, e))
     }
 
-    /// A second handle, which keeps the namespace alive as well.
-    pub fn try_clone(&self) -> Result<Netns, Error> {
-        let path = self.path.clone();
-        match self.file.try_clone() {
-            Ok(file) => Ok(Netns { file, path }),
-            Err(cause) => Err(Error::Io("duplicate", path, cause)),
-        }
-    }
-
     /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
     pub fn visit<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Visit<T>, Error> {
-        let there = self.try_clone()?;
+    ) -> Result<JoinHandle<Result<T, Error>>, Error> {
+        let there = self.clone();
         let enter = move || {
             there.enter()?;
             Ok(f())
         };
         let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(enter);
-        thread.map(Visit).map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
+        thread.map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
     }
 
     /// Device and inode, which identify the namespace while it exists.
@@ -260,30 +252,28 @@ impl Netns {
 }
 
 /// The previous namespace of a thread, to which the thread returns when this is dropped.
-struct WayBack(Option<File>);
+struct WayBack(Arc<File>);
 
 impl WayBack {
     /// The way back to the calling thread's present namespace; `None` if the thread may not enter it, as in a process
     /// with a user namespace of its own.
     fn find() -> Option<WayBack> {
-        let home = File::open(CURRENT).ok()?;
-        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(Some(home)))
+        let home = Netns::current().ok()?.file;
+        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(home))
     }
 }
 
 impl Drop for WayBack {
     fn drop(&mut self) {
-        // The file is taken here only.
-        let Some(home) = self.0.take() else { return };
-        if setns(&home, CloneFlags::CLONE_NEWNET).is_err() {
-            STRANDED.set(Some(home));
+        if setns(&self.0, CloneFlags::CLONE_NEWNET).is_err() {
+            STRANDED.set(Some(self.0.clone()));
         }
     }
 }
 
 thread_local! {
     /// The namespace that the calling thread failed to return to.
-    static STRANDED: RefCell<Option<File>> = const { RefCell::new(None) };
+    static STRANDED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
 /// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be the
@@ -295,17 +285,6 @@ pub fn at_home() -> Result<(), Error> {
         *stranded = None;
         Ok(())
     })
-}
-
-/// A thread in a namespace. The thread continues if this is dropped.
-#[derive(Debug)]
-pub struct Visit<T>(JoinHandle<Result<T, Error>>);
-
-impl<T> Visit<T> {
-    /// Waits for the end of the thread. A panic of the thread continues in the caller.
-    pub fn join(self) -> Result<T, Error> {
-        self.0.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
-    }
 }
 
 impl AsFd for Netns {
@@ -411,6 +390,7 @@ mod tests {
         isolate();
         let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
         assert!(!home.same_as(&other).unwrap());
+        assert!(Netns::open(other.path()).unwrap().same_as(&other).unwrap());
         let is_other = || Netns::current().unwrap().same_as(&other).unwrap();
         assert!(other.run(is_other).unwrap() && !is_other());
         let fails = || other.run(|| -> () { panic::panic_any("inside") });
@@ -435,12 +415,5 @@ mod tests {
         let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
         assert!(other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap());
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
-    }
-
-    #[test]
-    fn a_fresh_namespace_is_reached_by_its_path() {
-        isolate();
-        let fresh = Netns::fresh().unwrap();
-        assert!(Netns::open(fresh.path()).unwrap().same_as(&fresh).unwrap());
     }
 }

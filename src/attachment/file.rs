@@ -110,25 +110,18 @@ fn load(path: &Path) -> io::Result<Option<Record>> {
     }
 }
 
-/// The calling thread's network namespace, as in [`Record::host`].
-#[derive(Clone, Copy)]
-pub(super) struct Here([Option<u64>; 2]);
+/// What [`Record::host`] is for the calling thread's network namespace, now and up to release 0.2.0.
+pub(super) type Here = [Option<u64>; 2];
 
-impl Here {
-    pub(super) fn find() -> Here {
-        Here([netns::current_id(), netns::current_inode()])
-    }
+pub(super) fn here() -> Here {
+    [netns::current_id(), netns::current_inode()]
+}
 
-    /// Whether the record was written here.
-    fn has(self, record: &Record) -> bool {
-        self.0.contains(&Some(record.host))
-    }
-
-    /// The record of the instance in the file `path`, if it was written here.
-    pub(super) fn load(self, path: &Path, instance: &str) -> Option<Record> {
-        let record = load(path).ok()??;
-        (self.has(&record) && record.owner().instance() == instance).then_some(record)
-    }
+/// The record of the instance in a folder, if it was written here.
+pub(super) fn read(name: &str, instance: &str, here: Here) -> Option<Record> {
+    let record = load(&place(name, instance)).ok()??;
+    let is_it = here.contains(&Some(record.host)) && record.owner().instance() == instance;
+    is_it.then_some(record)
 }
 
 impl Record {
@@ -147,7 +140,7 @@ impl Record {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
         }
-        Here::find().load(&place(ATTACHMENTS, instance), instance)
+        read(ATTACHMENTS, instance, here())
     }
 
     /// The records of the attachments that were given this address, but for the attachment `except`. One system call if
@@ -159,15 +152,10 @@ impl Record {
         records.filter(|record| record.ips.contains(&ip) && record.owner() != except).collect()
     }
 
-    /// All records of `network`, or of all networks, one by one as the iterator advances.
-    pub fn each(network: Option<&str>) -> impl Iterator<Item = Record> + use<> {
-        let (here, instances) = (Here::find(), instances(ATTACHMENTS, network).into_iter());
-        instances.filter_map(move |instance| here.load(&place(ATTACHMENTS, &instance), &instance))
-    }
-
     /// All records of `network`, or of all networks.
     pub fn all(network: Option<&str>) -> Vec<Record> {
-        Record::each(network).collect()
+        let (here, instances) = (here(), instances(ATTACHMENTS, network).into_iter());
+        instances.filter_map(|instance| read(ATTACHMENTS, &instance, here)).collect()
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files, locks, and
@@ -236,9 +224,10 @@ impl Record {
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = of(owner);
     match load(&path) {
-        Ok(Some(record)) if record.plugin == plugin && Here::find().has(&record) => {
+        Ok(Some(record)) if record.plugin == plugin && here().contains(&Some(record.host)) => {
             record.remove()?
         }
+
         Ok(Some(_)) => return Ok(()),
         Ok(None) => remove_file(&path)?,
         Err(e) => return Err(Error::io(format_args!("open {}", path.display()), &e)),
@@ -250,11 +239,11 @@ pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
 /// Removes all records of this host, what refers to records that no longer exist, and the files of release 0.2.0: other plugins
 /// are responsible for the attachments from now on.
 pub fn remove_all() -> Result<()> {
-    Record::each(None).try_for_each(|record| record.remove())?;
-    let (here, folders) = (Here::find(), fs::read_dir(DIR).into_iter().flatten().flatten());
+    Record::all(None).iter().try_for_each(Record::remove)?;
+    let (here, folders) = (here(), fs::read_dir(DIR).into_iter().flatten().flatten());
     for entry in folders.flat_map(|folder| fs::read_dir(folder.path())).flatten().flatten() {
         let path = entry.path();
-        let is_old = || matches!(load(&path), Ok(Some(old)) if here.has(&old));
+        let is_old = || matches!(load(&path), Ok(Some(old)) if here.contains(&Some(old.host)));
         if (path.is_symlink() && !path.exists()) || is_old() {
             remove_file(&path)?;
         }

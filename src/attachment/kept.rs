@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::file::{self, ATTACHMENTS, Here};
+use super::file::{self, ATTACHMENTS, Here, here};
 use super::liveness::{Doubt, Liveness};
 use super::owner::Owner;
 use super::record::Record;
@@ -24,7 +24,7 @@ use crate::log;
 
 /// The parts of a feature, by the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kept(&'static str);
+pub struct Kept(pub &'static str);
 
 /// What a feature keeps of one attachment.
 #[derive(Clone, Debug)]
@@ -42,11 +42,6 @@ impl<T> Keepsake<T> {
 }
 
 impl Kept {
-    /// The parts of the feature.
-    pub const fn of(feature: &'static str) -> Kept {
-        Kept(feature)
-    }
-
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn keep<T: Serialize>(self, owner: Owner<'_>, content: T) {
         let save = || {
@@ -108,12 +103,12 @@ impl Kept {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read<T: DeserializeOwned>(self, owner: Owner<'_>) -> Option<T> {
-        serde_json::from_value(self.part(&owner.instance(), Here::find())?.content).ok()
+        serde_json::from_value(self.part(&owner.instance(), here())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
     pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
-        let (here, instances) = (Here::find(), file::instances(self.0, None).into_iter());
+        let (here, instances) = (here(), file::instances(self.0, None).into_iter());
         let parts = instances.filter_map(move |instance| self.part(&instance, here));
         parts.filter_map(|Keepsake { record, content }| {
             Some(Keepsake { record, content: serde_json::from_value(content).ok()? })
@@ -133,8 +128,8 @@ impl Kept {
 
     /// The part in the attachment's record, or in a file of release 0.2.0 in place of the link.
     fn part(self, instance: &str, here: Here) -> Option<Keepsake<Value>> {
-        [Kept(ATTACHMENTS), self].into_iter().find_map(|folder| {
-            let mut record = here.load(&folder.place(instance), instance)?;
+        [ATTACHMENTS, self.0].into_iter().find_map(|folder| {
+            let mut record = file::read(folder, instance, here)?;
             let content = record.rules.remove(self.0).or(record.content.take())?;
             Some(Keepsake { record, content })
         })

@@ -70,19 +70,8 @@ pub(super) struct Journal {
     /// Numbers of lines that add and that remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
-    /// The seconds of the seal.
-    sealed: i64,
-    change: Change,
-}
-
-/// The files that a session changed, and has to seal at its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Change {
-    Nothing,
-    /// The network's folder.
-    Folder,
-    /// The network's folder and the journal.
-    Journal,
+    /// Whether the session changed the journal or the network's folder, and has to seal them at its end.
+    is_changed: bool,
 }
 
 impl Journal {
@@ -96,8 +85,7 @@ impl Journal {
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
         let written_in = lines::parse_header(&text)?.id;
-        let (added, removed, change) = (0, 0, Change::Nothing);
-        let journal = Journal { file, text, added, removed, sealed, change };
+        let journal = Journal { file, text, added: 0, removed: 0, is_changed: false };
         (written_in == boot.id).then_some(journal)
     }
 
@@ -115,8 +103,7 @@ impl Journal {
         require_seals(folder)?;
         let text = lines::header(boot) + &contents.lines();
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        let change = Change::Journal;
-        Ok(Journal { file, text, added: 0, removed: 0, sealed: 0, change })
+        Ok(Journal { file, text, added: 0, removed: 0, is_changed: true })
     }
 
     /// The number of leases.
@@ -161,14 +148,14 @@ impl Journal {
     }
 
     fn append(&mut self, lines: &str) -> Result<()> {
-        self.change = Change::Journal;
+        self.is_changed = true;
         self.text += lines;
         self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
     /// Marks the network's folder as changed, although no lease was changed.
     pub(super) fn note_folder_change(&mut self) {
-        self.change = self.change.max(Change::Folder);
+        self.is_changed = true;
     }
 
     /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
@@ -179,26 +166,18 @@ impl Journal {
         folder: &Dir,
         quarantine: &Quarantine,
     ) -> Result<()> {
-        if self.change == Change::Nothing {
+        if !self.is_changed {
             return Ok(());
         }
-        if self.change == Change::Journal {
-            // More than three lines for each lease; at most two stay.
-            if 3 * self.removed > 2 * self.added + SPARE_LINES {
-                self.rewrite(folder, quarantine)?;
-            }
-            self.sealed = now();
-            stamp(&self.file, self.sealed)?;
+        // More than three lines for each lease; at most two stay.
+        if 3 * self.removed > 2 * self.added + SPARE_LINES {
+            let header = self.text.lines().next().unwrap_or_default().to_owned();
+            let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
+            self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
-        stamp(network, self.sealed)
-    }
-
-    /// Rewrites the journal without the lines that are of no use any more.
-    fn rewrite(&mut self, folder: &Dir, quarantine: &Quarantine) -> Result<()> {
-        let header = self.text.lines().next().unwrap_or_default().to_owned();
-        let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
-        self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(())
+        let sealed = now();
+        stamp(&self.file, sealed)?;
+        stamp(network, sealed)
     }
 }
 

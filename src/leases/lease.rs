@@ -40,6 +40,11 @@ impl Lease {
         Lease { ip, id: owner.id.to_owned(), ifname: Some(owner.ifname.to_owned()) }
     }
 
+    /// The attachment in `network`; `None` if the lease names only a container.
+    pub fn owner<'a>(&'a self, network: &'a str) -> Option<Owner<'a>> {
+        Some(Owner { network, ifname: self.ifname.as_deref()?, id: &self.id })
+    }
+
     /// Whether the lease is of this owner, or of the same container and without an interface.
     pub(super) fn is_of(&self, owner: Owner<'_>) -> bool {
         self.id == owner.id && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)

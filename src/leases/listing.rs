@@ -121,7 +121,7 @@ impl Listing {
     /// All leases with the state of their containers.
     pub fn statuses(&self) -> Vec<LeaseStatus> {
         let Some(dir) = &self.dir else { return Vec::new() };
-        let found: Vec<_> = self.found().filter_map(Found::lease).collect();
+        let found: Vec<_> = self.ips.iter().filter_map(|ip| read(dir, *ip).lease()).collect();
         let noted = Contents::read(journal::existing_folder(dir).as_ref(), &Boot::current());
         let lives = noted.judge(&network_of(dir), &found);
         let status = |((lease, meta), liveness): ((Lease, Metadata), _)| LeaseStatus {
@@ -146,14 +146,7 @@ impl Listing {
 
     /// The addresses whose files are not leases, sorted.
     pub fn reservations(&self) -> Vec<Reservation> {
-        let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
-        sort_by_key(&mut reserved, |reservation| reservation.ip);
-        reserved
-    }
-
-    /// Reads the files one by one.
-    fn found(&self) -> impl Iterator<Item = Found> {
-        self.dir.iter().flat_map(|dir| self.ips.iter().map(move |ip| read(dir, *ip)))
+        self.dir.as_ref().map(|dir| reservations(dir, &self.ips)).unwrap_or_default()
     }
 }
 
@@ -161,10 +154,17 @@ impl Found {
     pub(super) fn lease(self) -> Option<(Lease, Metadata)> {
         if let Found::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
+}
 
-    fn reservation(self) -> Option<Reservation> {
-        if let Found::Reserved(reservation) = self { Some(reservation) } else { None }
-    }
+/// The addresses whose files are not leases, sorted.
+pub(super) fn reservations(dir: &Dir, ips: &HashSet<IpAddr>) -> Vec<Reservation> {
+    let reserved = |ip: &IpAddr| match read(dir, *ip) {
+        Found::Reserved(reservation) => Some(reservation),
+        Found::Lease(..) | Found::Lost | Found::Nothing => None,
+    };
+    let mut reserved: Vec<_> = ips.iter().filter_map(reserved).collect();
+    sort_by_key(&mut reserved, |reservation| reservation.ip);
+    reserved
 }
 
 /// The name of the network whose leases are in `dir`.

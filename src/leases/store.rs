@@ -22,7 +22,7 @@ use crate::attachment::{Boot, HostEnd, Liveness, Made, Owner};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Result};
-use crate::sort::{sort, sort_by_key};
+use crate::sort::sort_by_key;
 use crate::{error, log};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
@@ -192,17 +192,10 @@ impl LeaseStore {
         &mut self,
         unwanted: impl Fn(&Reservation) -> bool,
     ) -> error::Result<Vec<Reservation>> {
-        let mut removed = Vec::new();
-        let mut ips: Vec<_> = listing::addresses(&self.dir)?.into_iter().collect();
-        sort(&mut ips);
-        for ip in ips {
-            let Found::Reserved(reservation) = listing::read(&self.dir, ip) else { continue };
-            if unwanted(&reservation) {
-                self.remove_unknown(ip)?;
-                removed.push(reservation);
-            }
-        }
-        Ok(removed)
+        let mut reserved = listing::reservations(&self.dir, &self.taken()?);
+        reserved.retain(unwanted);
+        reserved.iter().try_for_each(|reservation| self.remove_unknown(reservation.ip))?;
+        Ok(reserved)
     }
 
     /// The number of files with the name of an address that are not leases.
@@ -240,17 +233,13 @@ impl LeaseStore {
 
     /// The address that was last reserved in a range set. It is a hint: an unreadable file counts as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
-        match self.dir.read(&last_reserved(range_id), MAX_BYTES) {
-            Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
-            Err(e) => {
-                log::line(format_args!(
-                    "Error retrieving last reserved ip: {}",
-                    error::io_text(&e)
-                ));
-                None
-            }
+        let read = self.dir.read(&last_reserved(range_id), MAX_BYTES);
+        if let Err(e) = read.as_ref()
+            && e.kind() != ErrorKind::NotFound
+        {
+            log::line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
         }
+        std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
 
     /// Writes the address that was last reserved in a range set.

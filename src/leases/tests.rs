@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,10 +48,6 @@ impl Scene {
         Scene { dir: root.path().join(NETWORK), root }
     }
 
-    fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     fn open(&self) -> LeaseStore {
         self.open_in_boot(BOOT)
     }
@@ -62,7 +58,7 @@ impl Scene {
     }
 
     fn opened(&self) -> Dir {
-        Dir::open(self.dir()).unwrap()
+        Dir::open(&self.dir).unwrap()
     }
 
     fn folder(&self) -> Dir {
@@ -81,7 +77,7 @@ impl Scene {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir().join(name)
+        self.dir.join(name)
     }
 
     /// What the reference, or a person, does behind our back.
@@ -118,11 +114,11 @@ impl Scene {
     /// Gives folder and journal one seal, as a session does.
     fn seal(&self) {
         stamp(&self.journal_file(), 2);
-        stamp(self.dir(), 2);
+        stamp(&self.dir, 2);
     }
 
     fn sealed(&self) -> bool {
-        fs::metadata(self.dir()).unwrap().mtime_nsec() == 424_242_000
+        fs::metadata(&self.dir).unwrap().mtime_nsec() == 424_242_000
     }
 
     /// The first step of a reservation for container 1.

@@ -12,7 +12,7 @@ use super::rollback::{Failures, Rollback};
 use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
 use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed};
 use crate::log;
@@ -39,22 +39,15 @@ fn rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::new();
     failures.keep(ports::del(&filter, owner, None));
     failures.keep(masquerade::del(&filter, owner, &nets));
-    failures.keep(passage(&filter, owner, ips));
-    failures.keep(shaping(owner));
-    failures.into_result()
-}
-
-/// Removes the rules of the firewall plugin, in every back end.
-fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let mut failures = Failures::new();
     // The addresses may be incomplete.
-    failures.keep(filter::del(filter, owner, ips, None));
+    failures.keep(filter::del(&filter, owner, ips, None));
     // The record has the zone.
     if firewalld::has(owner)
         && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
     {
         failures.keep(zone.del(owner, &[]));
     }
+    failures.keep(shaping(owner));
     failures.into_result()
 }
 
@@ -199,9 +192,7 @@ pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     }
     let listing = Listing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.statuses()).unwrap_or_default();
-    let is_its = |status: &&LeaseStatus| {
-        status.lease.id == owner.id && status.lease.ifname.as_deref() == Some(owner.ifname)
-    };
+    let is_its = |status: &&LeaseStatus| status.lease.owner(owner.network) == Some(owner);
     leases.iter().find(is_its).map_or(Liveness::Unknown(Doubt::NoRecord), |its| its.liveness)
 }
 
@@ -275,19 +266,15 @@ pub fn leases(
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
     while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
-        let is_same = |other: &mut Reclaimed| {
-            other.lease.id == first.id && other.lease.ifname == first.ifname
-        };
+        let owner = first.owner(network);
+        let is_same = |other: &mut Reclaimed| other.lease.owner(network) == owner;
         let same: Vec<Reclaimed> = gone.extract_if(.., is_same).collect();
-        let Some(ifname) = first.ifname.as_deref() else { continue };
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
-        let owner = Owner { network, ifname, id: &first.id };
-        match lease_owner(owner, &ips, next) {
-            Ok(()) => reclaimed.extend(same),
-            Err(e) => {
-                let error = e.context(format!("{first} stays: its rules cannot be removed"));
-                failures.keep::<()>(Err(error));
-            }
+        let Some(owner) = owner else { continue };
+        let removed = lease_owner(owner, &ips, next)
+            .context(|| format!("{first} stays: its rules cannot be removed"));
+        if failures.keep(removed).is_some() {
+            reclaimed.extend(same);
         }
     }
     reclaimed

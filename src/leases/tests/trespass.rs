@@ -1,8 +1,6 @@
 //! A store in a folder that somebody else can write to: nothing is changed outside of it, and no
 //! call waits for ever.
 
-use std::os::unix::fs::chown;
-
 use super::*;
 
 /// All that a command does in a store, with an address that is free.
@@ -62,6 +60,7 @@ fn a_folder_that_others_can_write_to_is_not_used() {
         work(&scene);
         assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "{mode:o} of {user}");
         assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, mode);
+        assert!(!scene.path(".cnibox-tmp").exists());
     }
 }
 
@@ -78,7 +77,7 @@ fn a_second_name_of_another_file_is_not_written_to() {
 #[test]
 fn only_root_may_link_the_folder_of_a_network() {
     let scene = Scene::new();
-    let open = || LeaseStore::open(scene.dir(), "net", LeaseOptions::default());
+    let open = || LeaseStore::open(&scene.dir, "net", LeaseOptions::default());
     fs::create_dir(scene.path("disk")).unwrap();
     for target in [scene.path("disk"), PathBuf::from("disk")] {
         symlink(target, scene.path("net")).unwrap();
@@ -88,14 +87,14 @@ fn only_root_may_link_the_folder_of_a_network() {
     }
     let other = tempfile::tempdir().unwrap();
     symlink(other.path(), scene.path("net")).unwrap();
-    std::os::unix::fs::lchown(scene.path("net"), Some(65_534), None).unwrap();
+    lchown(scene.path("net"), Some(65_534), None).unwrap();
     let error = open().unwrap_err();
     let text = "net: a symbolic link that belongs to user 65534";
     assert!(error.msg().ends_with(text), "{error}");
-    let existing = LeaseStore::open_existing(scene.dir(), "net", LeaseOptions::default());
+    let existing = LeaseStore::open_existing(&scene.dir, "net", LeaseOptions::default());
     assert!(
         existing.is_err()
-            && Listing::open_writable(scene.dir(), "net", LeaseOptions::default()).is_err()
+            && Listing::open_writable(&scene.dir, "net", LeaseOptions::default()).is_err()
     );
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0);
 }

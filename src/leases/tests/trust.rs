@@ -74,12 +74,9 @@ fn a_damaged_journal_is_not_believed() {
             fs::write(s.journal_file(), s.text().replacen(BOOT, "other", 1)).unwrap();
         }),
         ("others can write it", |s| {
-            let mode = fs::Permissions::from_mode(0o666);
-            fs::set_permissions(s.journal_file(), mode).unwrap();
+            fs::set_permissions(s.journal_file(), fs::Permissions::from_mode(0o666)).unwrap();
         }),
-        ("another user's", |s| {
-            std::os::unix::fs::chown(s.journal_file(), Some(65_534), None).unwrap();
-        }),
+        ("another user's", |s| chown(s.journal_file(), Some(65_534), None).unwrap()),
     ];
     for (what, damage) in damages {
         for line in ["", "\n+ container1 eth0 10.0.0.2 x - this .", "\n?"] {
@@ -98,25 +95,13 @@ fn a_damaged_journal_is_not_believed() {
     }
 }
 
-#[test]
-fn without_a_journal_everything_is_read() {
-    let scene = Scene::new();
-    scene.write(".cnibox", "in the way");
-    scene.reserve("10.0.0.2", owner(1));
-    scene.reserve("10.0.0.3", owner(2));
-    assert_eq!(scene.owned(owner(1)), ips(&["10.0.0.2"]));
-    scene.reserve("10.0.0.4", owner(2));
-    assert_eq!(scene.open().release(owner(2)).unwrap().len(), 2);
-    assert!(!scene.path(".cnibox-tmp").exists());
-}
-
 /// Steps of a rebuild at which kill -9 may end a command, left as they are; then other commands. Kills in between are in
 /// `tests/it/host_local/kills.rs`.
 #[test]
 fn killed_in_a_rebuild() {
     type Step = fn(&Scene, Journal);
     let steps: [(&str, Step); 4] = [
-        ("noted, not linked", |s, mut journal| {
+        ("only the journal is sealed", |s, mut journal| {
             journal.add(&entry(s, "10.0.0.3", "10.0.0.2")).unwrap();
             s.end(journal);
             s.create("10.0.0.3");
@@ -126,7 +111,7 @@ fn killed_in_a_rebuild() {
             s.write("10.0.0.3", "container1\r\neth0");
         }),
         ("not sealed", |s, _| drop(s.empty_journal())),
-        ("only the journal is sealed", |s, _| {
+        ("only the empty journal is sealed", |s, _| {
             s.end(s.empty_journal());
             s.create("10.0.0.3");
         }),
@@ -196,7 +181,7 @@ fn the_seal_joins_the_journal_to_its_network() {
     fs::write(scene.journal_file(), old).unwrap();
     assert_eq!(scene.owned(owner(2)), ips(&["10.0.0.3"]), "an older copy of the journal");
     scene.write("10.0.0.4", "container3\r\neth0");
-    stamp(scene.dir(), 1);
+    stamp(&scene.dir, 1);
     assert_eq!(scene.owned(owner(3)), ips(&["10.0.0.4"]), "sealed, but not by us");
 }
 

@@ -22,7 +22,7 @@ use crate::attachment::Kept;
 use crate::error::{Error, Result};
 
 /// The records of attachments.
-pub const KEPT: Kept = Kept::of("firewall");
+pub const KEPT: Kept = Kept("firewall");
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =
