@@ -16,7 +16,8 @@ use crate::log;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     dir: PathBuf,
-    path: PathBuf,
+    /// The file.
+    pub path: PathBuf,
     temporary: PathBuf,
 }
 
@@ -30,10 +31,6 @@ impl BackupFile {
     pub fn new(dir: &Path, owner: &Owner<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
         BackupFile { dir: dir.to_owned(), path, temporary: temporary_of(dir, owner) }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The content, if the file exists. Fails if others can write to the folder.

@@ -1,6 +1,7 @@
 //! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
 
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
@@ -68,14 +69,19 @@ fn plain(id: &str) -> &str {
     id.trim_start_matches(REPLACED)
 }
 
+/// The wall clock's time in seconds since 1970.
+pub fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
 /// The wall clock's time at which the kernel was started, in seconds since 1970.
 fn boot_start() -> Option<i64> {
     #[cfg(test)]
     if let Some(start) = tests::BOOT_START.get() {
         return Some(start);
     }
-    let now = |clock| clock_gettime(clock).map(|now| now.tv_sec()).ok();
-    Some(now(ClockId::CLOCK_REALTIME)? - now(ClockId::CLOCK_BOOTTIME)?)
+    Some(now() - clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec())
 }
 
 /// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.

@@ -223,11 +223,9 @@ impl Record {
 /// besides.
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = of(owner);
+    let is_its = |record: &Record| record.plugin == plugin && here().contains(&Some(record.host));
     match load(&path) {
-        Ok(Some(record)) if record.plugin == plugin && here().contains(&Some(record.host)) => {
-            record.remove()?
-        }
-
+        Ok(Some(record)) if is_its(&record) => record.remove()?,
         Ok(Some(_)) => return Ok(()),
         Ok(None) => remove_file(&path)?,
         Err(e) => return Err(Error::io(format_args!("open {}", path.display()), &e)),

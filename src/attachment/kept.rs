@@ -60,10 +60,9 @@ impl Kept {
     /// How an operator restores the attachment's rules; `trouble` describes the missing rules, if known.
     pub fn remedy(self, owner: Owner<'_>, trouble: Option<&str>) -> String {
         let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
-        if self.exists(&owner.instance()) {
-            return format!("{trouble}; \"cnibox repair\" restores all rules of this host");
-        }
-        format!("{trouble}; attach the container again")
+        let is_kept = self.exists(&owner.instance());
+        let repair = "\"cnibox repair\" restores all rules of this host";
+        format!("{trouble}; {}", if is_kept { repair } else { "attach the container again" })
     }
 
     /// Removes the part from the attachment's record.

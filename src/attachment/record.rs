@@ -9,12 +9,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::boot::{Boot, Made};
+use super::boot::{Boot, Made, now};
 use super::liveness::{Doubt, Evidence, HostEnd, Liveness, judge};
 use super::owner::Owner;
 use crate::netns::{self, NetnsId};
@@ -57,7 +56,6 @@ pub struct Record {
 impl Record {
     /// The record of an attachment that is made now, before its addresses are known.
     pub fn new(owner: Owner<'_>, plugin: &str, sandbox: &str) -> Record {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Record {
             network: owner.network.to_owned(),
             id: owner.id.to_owned(),
@@ -66,7 +64,7 @@ impl Record {
             sandbox: sandbox.to_owned(),
             host: netns::current_id().unwrap_or_default(),
             boot: Some(Boot::current()),
-            created: i64::try_from(since.as_secs()).unwrap_or_default(),
+            created: now(),
             ..Record::default()
         }
     }

@@ -12,8 +12,7 @@
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
 //! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostEnd) of the attachment's veth pair on the host, `this` or
-//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value. Up to release 0.2.0 the
-//! container's network namespace stood in place of the host's end.
+//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
 //! The line of a removed lease has the [time](super::quarantine::BootTime) of the removal, if the address is withheld, and why the lease was
 //! reclaimed from which container, `host-end` or `earlier-boot`.
@@ -32,7 +31,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
@@ -41,6 +40,7 @@ use nix::sys::time::TimeSpec;
 use super::lease::Lease;
 use super::lines::{self, Contents, Entry, Removal, parse_removed};
 use super::quarantine::Quarantine;
+use crate::attachment::boot::now;
 use crate::attachment::{Boot, Owner};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
@@ -253,11 +253,6 @@ fn require_seals(folder: &Dir) -> Result<()> {
 /// The seconds of the modification time, if the time is a seal.
 fn seal_of(meta: &Metadata) -> Option<i64> {
     (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
-}
-
-fn now() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_secs()).unwrap_or_default()
 }
 
 /// Sets the modification time to the seal of these seconds.

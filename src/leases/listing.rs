@@ -93,9 +93,9 @@ impl Listing {
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
         let quarantine = Quarantine::new(terms.reuse_delay, &Boot::current());
-        let quarantined = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
-        let (ips, quarantined) = (addresses(&dir)?, quarantined.into_keys().collect());
-        Ok(Listing { dir: Some(dir), ips, quarantined })
+        let withheld = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
+        let quarantined = withheld.into_keys().collect();
+        Ok(Listing { ips: addresses(&dir)?, dir: Some(dir), quarantined })
     }
 
     /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
@@ -103,8 +103,7 @@ impl Listing {
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
         let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        let ips = addresses(&dir)?;
-        Ok(Some(Listing { dir: Some(dir), ips, quarantined: HashSet::new() }))
+        Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), ..Listing::default() }))
     }
 
     /// The addresses of all files, and the addresses in quarantine.

@@ -10,7 +10,6 @@ use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
 use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
-use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Context, Error, Result};
 use crate::iface::peer;
@@ -73,15 +72,12 @@ impl<'a> Cx<'a> {
         if req.prev.is_some() && is_noted() {
             return;
         }
-        let data_dir = match self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")) {
-            Some(Json::String(dir)) if !dir.is_empty() => Some(dir),
-            _ => None,
-        };
+        let data_dir = self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")?.as_str());
         let mut record = Record {
             netns,
             end: self.end().or_else(|| self.listed_end(owner, req, result)),
             ips: result.addresses().iter().map(IpNet::addr).collect(),
-            data_dir: data_dir.map(PathBuf::from),
+            data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
         let mut write = || {
