@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
@@ -37,11 +38,11 @@ const STACK_SIZE: usize = 256 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The device of the file system of namespaces.
-    pub dev: u32,
+    pub dev: u64,
     /// The namespace's number.
-    pub ino: u32,
+    pub ino: u64,
     /// Nanoseconds of the inode's ctime; 0 if nothing pins the inode.
-    pub ctime: u64,
+    pub ctime: i64,
 }
 
 impl NetnsId {
@@ -56,18 +57,8 @@ impl NetnsId {
         let linked = own.is_symlink();
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
-        let id = NetnsId::of(&meta)?;
-        Some(if pinned { id } else { NetnsId { ctime: 0, ..id } })
-    }
-
-    fn of(meta: &fs::Metadata) -> Option<NetnsId> {
-        let nanoseconds =
-            meta.ctime().checked_mul(1_000_000_000)?.checked_add(meta.ctime_nsec())?;
-        Some(NetnsId {
-            dev: u32::try_from(meta.dev()).ok()?,
-            ino: u32::try_from(meta.ino()).ok()?,
-            ctime: u64::try_from(nanoseconds).ok()?,
-        })
+        let ctime = meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec());
+        Some(NetnsId { dev: meta.dev(), ino: meta.ino(), ctime: if pinned { ctime } else { 0 } })
     }
 }
 
@@ -77,20 +68,17 @@ struct NetnsCookie;
 
 nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of the namespace that a socket of any family belongs to. The kernel gives each namespace another one until
-/// the next boot, also one that gets the inode number of a namespace that is gone. `None` before Linux 5.14.
-pub fn cookie(socket: &impl AsFd) -> Option<u64> {
-    getsockopt(socket, NetnsCookie).ok()
-}
-
-/// The [`cookie`] of the calling thread's namespace. An error, such as too many open files, says nothing about it.
+/// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also one
+/// that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many open files,
+/// says nothing about it.
 pub fn current_cookie() -> Result<Option<u64>, Error> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
-    let socket = socket(AddressFamily::Inet, kind, flags, None);
-    Ok(cookie(&socket.map_err(|e| entering("open a socket in", CURRENT, e))?))
+    let socket = socket(AddressFamily::Inet, kind, flags, None)
+        .map_err(|e| entering("open a socket in", CURRENT, e))?;
+    Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
-/// The identity, within this boot, of the calling thread's network namespace: its [`cookie`], or its inode number before
+/// The identity, within this boot, of the calling thread's network namespace: its [`current_cookie`], or its inode number before
 /// Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
 pub fn current_id() -> Option<u64> {
     current_cookie().ok().flatten().or_else(current_inode)
@@ -173,9 +161,9 @@ impl From<Error> for error::Error {
 }
 
 /// An open network namespace; it lives at least as long as this value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Netns {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
 }
 
@@ -186,20 +174,20 @@ impl Netns {
         let magic = check_magic(&path)?;
         match File::open(&path) {
             Ok(file) if is_of_another_kind(&path, &file) => Err(Error::NotNamespace(path, magic)),
-            Ok(file) => Ok(Netns { file, path }),
+            Ok(file) => Ok(Netns { file: Arc::new(file), path }),
             Err(cause) => Err(Error::Io("open", path, cause)),
         }
     }
 
     /// A namespace that another process has opened and passed; `path` is for messages.
     pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
-        Netns { file: descriptor.into(), path: path.into() }
+        Netns { file: Arc::new(descriptor.into()), path: path.into() }
     }
 
     /// Opens the namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
         let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
-        Ok(Netns { file, path: CURRENT.into() })
+        Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
     /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while this
@@ -210,7 +198,7 @@ impl Netns {
             File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))
         })??;
         let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
-        Ok(Netns { file, path: path.into() })
+        Ok(Netns { file: Arc::new(file), path: path.into() })
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
@@ -242,27 +230,18 @@ impl Netns {
             .map_err(|e| entering("enter network namespace", &self.path, e))
     }
 
-    /// A second handle, which keeps the namespace alive as well.
-    pub fn try_clone(&self) -> Result<Netns, Error> {
-        let path = self.path.clone();
-        match self.file.try_clone() {
-            Ok(file) => Ok(Netns { file, path }),
-            Err(cause) => Err(Error::Io("duplicate", path, cause)),
-        }
-    }
-
     /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
     pub fn visit<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Visit<T>, Error> {
-        let there = self.try_clone()?;
+    ) -> Result<JoinHandle<Result<T, Error>>, Error> {
+        let there = self.clone();
         let enter = move || {
             there.enter()?;
             Ok(f())
         };
         let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(enter);
-        thread.map(Visit).map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
+        thread.map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
     }
 
     /// Device and inode, which identify the namespace while it exists.
@@ -273,30 +252,28 @@ impl Netns {
 }
 
 /// The previous namespace of a thread, to which the thread returns when this is dropped.
-struct WayBack(Option<File>);
+struct WayBack(Arc<File>);
 
 impl WayBack {
     /// The way back to the calling thread's present namespace; `None` if the thread may not enter it, as in a process
     /// with a user namespace of its own.
     fn find() -> Option<WayBack> {
-        let home = File::open(CURRENT).ok()?;
-        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(Some(home)))
+        let home = Netns::current().ok()?.file;
+        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(home))
     }
 }
 
 impl Drop for WayBack {
     fn drop(&mut self) {
-        // The file is taken here only.
-        let Some(home) = self.0.take() else { return };
-        if setns(&home, CloneFlags::CLONE_NEWNET).is_err() {
-            STRANDED.set(Some(home));
+        if setns(&self.0, CloneFlags::CLONE_NEWNET).is_err() {
+            STRANDED.set(Some(self.0.clone()));
         }
     }
 }
 
 thread_local! {
     /// The namespace that the calling thread failed to return to.
-    static STRANDED: RefCell<Option<File>> = const { RefCell::new(None) };
+    static STRANDED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
 /// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be the
@@ -308,17 +285,6 @@ pub fn at_home() -> Result<(), Error> {
         *stranded = None;
         Ok(())
     })
-}
-
-/// A thread in a namespace. The thread continues if this is dropped.
-#[derive(Debug)]
-pub struct Visit<T>(JoinHandle<Result<T, Error>>);
-
-impl<T> Visit<T> {
-    /// Waits for the end of the thread. A panic of the thread continues in the caller.
-    pub fn join(self) -> Result<T, Error> {
-        self.0.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
-    }
 }
 
 impl AsFd for Netns {
@@ -390,76 +356,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_have_different_identities() {
+    fn each_namespace_has_a_cookie() {
         isolate();
-        let here = current_id().unwrap();
-        let there = Netns::fresh().unwrap().run(|| current_id().unwrap()).unwrap();
-        assert!(here != there && current_id() == Some(here));
-        // The cookie, and not the inode number.
-        assert!(here < 0xf000_0000 && current_inode().unwrap() >= 0xf000_0000);
+        let there = Netns::fresh().unwrap();
+        let ids = [current_id, || Some(current_cookie().unwrap().expect("older than Linux 5.14"))];
+        let of = |ns: &Netns| ids.map(|id| ns.run(id).unwrap().unwrap());
+        let all = [of(&Netns::current().unwrap()), of(&there), of(&Netns::fresh().unwrap())];
+        assert!(all.iter().all(|[id, cookie]| id == cookie && *id < 0xf000_0000), "{all:?}");
+        assert!(all[0] != all[1] && all[1] != all[2] && all[2] != all[0] && all[1] == of(&there));
+        assert!(current_inode().unwrap() >= 0xf000_0000);
     }
 
     #[test]
-    fn other_files_have_no_identity() {
+    fn other_files_are_no_namespaces() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for path in ["/no/such", "", "/proc/self/status", file.path().to_str().unwrap()] {
+        for (path, gone, text) in [
+            ("/no/such", true, "failed to Statfs \"/no/such\": no such file or directory"),
+            (file.path().to_str().unwrap(), true, "unknown FS magic on \"/"),
+            (
+                "/proc/self/status",
+                false,
+                "enter network namespace \"/proc/self/status\": invalid argument",
+            ),
+        ] {
             assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
+            let error = Netns::open(path).and_then(|ns| ns.run(|| ())).unwrap_err();
+            assert!(error.is_gone() == gone && error.to_string().starts_with(text), "{error}");
         }
     }
 
     #[test]
-    fn a_missing_path_is_gone() {
-        let error = Netns::open("/var/run/netns/no-such").unwrap_err();
-        assert!(error.is_gone());
-        assert_eq!(
-            error.to_string(),
-            r#"failed to Statfs "/var/run/netns/no-such": no such file or directory"#
-        );
-    }
-
-    #[test]
-    fn a_plain_file_is_gone_too() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let error = Netns::open(file.path()).unwrap_err();
-        assert!(error.is_gone());
-        assert!(error.to_string().starts_with("unknown FS magic on \"/"), "{error}");
-    }
-
-    #[test]
-    fn a_file_of_procfs_that_is_no_namespace_cannot_be_entered() {
-        let ns = Netns::open("/proc/self/status").unwrap();
-        let error = ns.run(|| ()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            r#"enter network namespace "/proc/self/status": invalid argument"#
-        );
-    }
-
-    #[test]
-    fn run_comes_back() {
+    fn run_comes_back_also_after_a_panic() {
         isolate();
-        let home = Netns::current().unwrap();
-        let other = Netns::fresh().unwrap();
+        let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
         assert!(!home.same_as(&other).unwrap());
-        let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
-        assert!(inside);
+        assert!(Netns::open(other.path()).unwrap().same_as(&other).unwrap());
+        let is_other = || Netns::current().unwrap().same_as(&other).unwrap();
+        assert!(other.run(is_other).unwrap() && !is_other());
+        let fails = || other.run(|| -> () { panic::panic_any("inside") });
+        let caught = panic::catch_unwind(panic::AssertUnwindSafe(fails));
+        assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
-    }
-
-    #[test]
-    fn each_namespace_has_a_cookie() {
-        isolate();
-        let here = current_cookie().unwrap();
-        assert!(here.is_some(), "this kernel is older than 5.14");
-        let [one, two] = [(); 2].map(|()| Netns::fresh().unwrap().run(current_cookie).unwrap());
-        let (one, two) = (one.unwrap(), two.unwrap());
-        assert!(one.is_some() && one != two && one != here && two != here);
-        // A socket keeps its namespace, whatever namespace the thread is in.
-        let open = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
-        let there = Netns::fresh().unwrap();
-        let inside = there.run(open).unwrap().unwrap();
-        assert_eq!(cookie(&inside), there.run(current_cookie).unwrap().unwrap());
-        assert_eq!(cookie(&open().unwrap()), here);
     }
 
     #[test]
@@ -477,24 +414,6 @@ mod tests {
         assert!(WayBack::find().is_none());
         let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
         assert!(other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap());
-        assert!(Netns::current().unwrap().same_as(&home).unwrap());
-    }
-
-    #[test]
-    fn a_fresh_namespace_is_reached_by_its_path() {
-        isolate();
-        let fresh = Netns::fresh().unwrap();
-        assert!(Netns::open(fresh.path()).unwrap().same_as(&fresh).unwrap());
-    }
-
-    #[test]
-    fn a_panic_in_the_namespace_reaches_the_caller() {
-        isolate();
-        let (home, ns) = (Netns::current().unwrap(), Netns::fresh().unwrap());
-        let caught = panic::catch_unwind(panic::AssertUnwindSafe(|| {
-            ns.run(|| -> () { panic::panic_any("inside") })
-        }));
-        assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
     }
 }

@@ -16,7 +16,8 @@ use crate::log;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     dir: PathBuf,
-    path: PathBuf,
+    /// The file.
+    pub path: PathBuf,
     temporary: PathBuf,
 }
 
@@ -30,10 +31,6 @@ impl BackupFile {
     pub fn new(dir: &Path, owner: &Owner<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
         BackupFile { dir: dir.to_owned(), path, temporary: temporary_of(dir, owner) }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The content, if the file exists. Fails if others can write to the folder.
@@ -80,10 +77,11 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Fails unless files can be written in `dir`, or `dir` could be created; changes nothing.
+/// Fails unless files can be listed and written in `dir`, or `dir` could be created; changes nothing.
 pub fn require_writable(dir: &Path) -> Result<()> {
     let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(dir);
-    access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)
+    access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)?;
+    fs::read_dir(existing).during("list", existing).map(drop)
 }
 
 /// The temporary name of an attachment in `dir`.
@@ -142,39 +140,24 @@ mod tests {
         assert_eq!(file.read().unwrap(), None);
         file.write(b"one").unwrap();
         file.write(b"two").unwrap();
-        assert_eq!(fs::read(dir.join("c1_eth0.json")).unwrap(), b"two");
         assert_eq!(file.read().unwrap().as_deref(), Some(&b"two"[..]));
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&dir), mode(&file.path)), (0o700, 0o600));
+        assert_eq!((mode(&dir), mode(&dir.join("c1_eth0.json"))), (0o700, 0o600));
+        // What is no backup, or cannot be read, does not hide the others.
         fs::write(dir.join("other"), "").unwrap();
+        fs::create_dir(dir.join("0_eth0.json")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", dir.join("z_eth0.json")).unwrap();
         assert_eq!(all(&dir).unwrap(), [(file.path.clone(), b"two".to_vec())]);
         fs::write(&file.temporary, "").unwrap();
         file.remove().unwrap();
         file.remove().unwrap();
-        assert_eq!(all(&dir).unwrap(), []);
-        assert!(!file.temporary.exists());
-        // A folder that others can write to is refused.
+        assert!(all(&dir).unwrap().is_empty() && !file.temporary.exists());
+        // A folder that others can write to is refused, and what is no folder.
         file.write(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(file.read().is_err() && all(&dir).is_err() && file.write(b"").is_err());
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_read_does_not_hide_the_others() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir(root.path().join("0_eth0.json")).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", root.path().join("z_eth0.json")).unwrap();
-        let file = BackupFile::new(root.path(), &OWNER);
-        file.write(b"one").unwrap();
-        assert_eq!(all(root.path()).unwrap(), [(file.path.clone(), b"one".to_vec())]);
-    }
-
-    #[test]
-    fn a_file_in_place_of_the_folder_is_refused() {
-        let place = tempfile::NamedTempFile::new().unwrap();
-        assert!(all(place.path()).is_err());
-        let error = BackupFile::new(place.path(), &OWNER).write(b"").unwrap_err();
-        assert!(error.to_string().starts_with("open /"), "{error}");
+        for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {
+            assert!(file.read().is_err() && all(&file.dir).is_err() && file.write(b"").is_err());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
 
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
@@ -24,20 +25,22 @@ pub struct Boot {
 }
 
 /// When something was made, relative to the current boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Made {
     /// In this boot.
     Now,
     /// On this machine, in an earlier boot.
     Earlier,
     /// In another boot, of which nothing is proved: it may be a later one, or of another machine that shares the files.
+    #[default]
     Elsewhere,
 }
 
 impl Boot {
-    /// The current boot; `None` if it cannot be identified.
-    pub fn current() -> Option<Boot> {
-        sysctl::boot_id().ok().map(|id| Boot { machine: machine_id(), id })
+    /// The current boot. One that cannot be identified is no other boot, not even itself.
+    pub fn current() -> Boot {
+        let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
+        Boot { machine: machine_id(), id }
     }
 
     /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
@@ -45,7 +48,8 @@ impl Boot {
     /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall clock agrees.
     /// A clock that was set back makes the answer [`Made::Elsewhere`], never [`Made::Earlier`].
     pub fn made(&self, current: &Boot, created: i64) -> Made {
-        if plain(&self.id) == plain(&current.id) {
+        let id = plain(&self.id);
+        if id == plain(&current.id) && !id.is_empty() {
             return Made::Now;
         }
         let is_kernels = |boot: &Boot| !boot.id.starts_with(REPLACED);
@@ -65,14 +69,19 @@ fn plain(id: &str) -> &str {
     id.trim_start_matches(REPLACED)
 }
 
+/// The wall clock's time in seconds since 1970.
+pub fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
 /// The wall clock's time at which the kernel was started, in seconds since 1970.
 fn boot_start() -> Option<i64> {
     #[cfg(test)]
     if let Some(start) = tests::BOOT_START.get() {
         return Some(start);
     }
-    let now = |clock| clock_gettime(clock).map(|now| now.tv_sec()).ok();
-    Some(now(ClockId::CLOCK_REALTIME)? - now(ClockId::CLOCK_BOOTTIME)?)
+    Some(now() - clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec())
 }
 
 /// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
@@ -132,6 +141,8 @@ pub(crate) mod tests {
             (boot("m", "~a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
             (boot("m", "a"), boot("m", "~b"), LONG_AGO, Made::Elsewhere),
             (boot("m", "a"), boot("m", "~a"), LONG_AGO, Made::Now),
+            // Boots that cannot be identified.
+            (boot("m", "~"), boot("m", "~"), LONG_AGO, Made::Elsewhere),
         ] {
             assert_eq!(then.made(&now, created), made, "{then:?} {now:?} {created}");
         }

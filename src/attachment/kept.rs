@@ -1,36 +1,30 @@
 //! What a feature of the packet filter keeps in the [records](Record) of attachments, to restore their rules after a flush.
 //!
-//! ```text
-//! /run/cni/cnibox/<feature>/<instance>.json -> ../attachments/<instance>.json
-//! ```
-//!
 //! ADD writes its part of the record, and a link that lists the attachment under the feature, before it creates the rules. DEL and
 //! GC remove the link and the part before they delete the rules: a process that restores rules verifies afterwards that the link
 //! still exists ([`Kept::exists`]).
 //!
 //! Up to release 0.2.0 the feature's part was a file in place of the link; such files are still read.
 
-use std::collections::HashSet;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::file::{self, DIR, ENDING};
+use super::file::{self, ATTACHMENTS, Here, here};
 use super::liveness::{Doubt, Liveness};
-use super::owner::{Owner, network_hash};
-use super::record::{Record, is_here};
+use super::owner::Owner;
+use super::record::Record;
 use crate::error::Result;
-use crate::files::{self, During, remove_file};
+use crate::files::During;
 use crate::log;
 
 /// The parts of a feature, by the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kept(&'static str);
+pub struct Kept(pub &'static str);
 
 /// What a feature keeps of one attachment.
 #[derive(Clone, Debug)]
@@ -38,16 +32,6 @@ pub struct Keepsake<T> {
     record: Record,
     /// The feature's own data.
     pub content: T,
-}
-
-/// A file of release 0.2.0.
-#[derive(Deserialize)]
-struct OldFile {
-    network: String,
-    ifname: String,
-    id: String,
-    host: u64,
-    content: Value,
 }
 
 impl<T> Keepsake<T> {
@@ -58,18 +42,14 @@ impl<T> Keepsake<T> {
 }
 
 impl Kept {
-    /// The parts of the feature.
-    pub const fn of(feature: &'static str) -> Kept {
-        Kept(feature)
-    }
-
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn keep<T: Serialize>(self, owner: Owner<'_>, content: T) {
         let save = || {
             let mut record = Record::present(owner)?.unwrap_or_else(|| Record::new(owner, "", ""));
             record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
             record.save()?;
-            Ok(self.link(&owner.instance())?)
+            let instance = owner.instance();
+            Ok(file::link(&self.place(&instance), &instance)?)
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
@@ -80,18 +60,17 @@ impl Kept {
     /// How an operator restores the attachment's rules; `trouble` describes the missing rules, if known.
     pub fn remedy(self, owner: Owner<'_>, trouble: Option<&str>) -> String {
         let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
-        if self.exists(&owner.instance()) {
-            return format!("{trouble}; \"cnibox repair\" restores all rules of this host");
-        }
-        format!("{trouble}; attach the container again")
+        let is_kept = self.exists(&owner.instance());
+        let repair = "\"cnibox repair\" restores all rules of this host";
+        format!("{trouble}; {}", if is_kept { repair } else { "attach the container again" })
     }
 
     /// Removes the part from the attachment's record.
     pub fn remove(self, owner: Owner<'_>) -> Result<()> {
-        Ok(self.remove_of(&owner.instance())?)
+        self.remove_of(&owner.instance())
     }
 
-    fn remove_of(self, instance: &str) -> files::Result<()> {
+    fn remove_of(self, instance: &str) -> Result<()> {
         let link = self.place(instance);
         match fs::remove_file(&link) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
@@ -100,22 +79,20 @@ impl Kept {
         let Some(mut record) = Record::read(instance) else { return Ok(()) };
         record.rules.remove(self.0);
         if record.plugin.is_empty() && record.rules.is_empty() {
-            return file::remove(instance);
+            return record.remove();
         }
-        record.save()
+        Ok(record.save()?)
     }
 
     /// Removes the parts of the network's attachments that are not among `valid`.
     pub fn remove_stale(self, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-        let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
-        let mut stale = file::instances(&self.folder(), &network_hash(network));
-        stale.retain(|instance| !valid.contains(instance));
-        Ok(stale.iter().try_for_each(|instance| self.remove_of(instance))?)
+        let stale = file::stale(self.0, network, valid);
+        stale.iter().try_for_each(|instance| self.remove_of(instance))
     }
 
     /// Whether any attachment is listed under the feature.
     pub fn is_used(self) -> bool {
-        fs::read_dir(self.folder()).is_ok_and(|mut folder| folder.next().is_some())
+        fs::read_dir(file::folder(self.0)).is_ok_and(|mut folder| folder.next().is_some())
     }
 
     /// Whether the attachment of this [instance](Owner::instance) is listed under the feature.
@@ -125,13 +102,13 @@ impl Kept {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read<T: DeserializeOwned>(self, owner: Owner<'_>) -> Option<T> {
-        serde_json::from_value(self.part(&owner.instance())?.content).ok()
+        serde_json::from_value(self.part(&owner.instance(), here())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
     pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
-        let instances = file::instances(&self.folder(), "").into_iter();
-        let parts = instances.filter_map(move |instance| self.part(&instance));
+        let (here, instances) = (here(), file::instances(self.0, None).into_iter());
+        let parts = instances.filter_map(move |instance| self.part(&instance, here));
         parts.filter_map(|Keepsake { record, content }| {
             Some(Keepsake { record, content: serde_json::from_value(content).ok()? })
         })
@@ -140,47 +117,24 @@ impl Kept {
     /// The parts of the attachments whose rules are to be restored: those that exist, and those made on this host in this
     /// boot that have no link which would show their end.
     pub fn living<T: DeserializeOwned>(self) -> Vec<Keepsake<T>> {
-        let all: Vec<Keepsake<T>> = self.all().collect();
-        let records: Vec<Record> = all.iter().map(|kept| kept.record.clone()).collect();
-        let lives = Record::liveness_of(&records);
+        let mut all: Vec<Keepsake<T>> = self.all().collect();
+        let records: Vec<&Record> = all.iter().map(|kept| &kept.record).collect();
+        let mut lives = Record::liveness_of(&records).into_iter();
         let is_here = |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
-        all.into_iter()
-            .zip(lives)
-            .filter(|(_, life)| is_here(*life))
-            .map(|(kept, _)| kept)
-            .collect()
+        all.retain(|_| lives.next().is_some_and(is_here));
+        all
     }
 
-    fn part(self, instance: &str) -> Option<Keepsake<Value>> {
-        let kept = Record::read(instance).and_then(|mut record| {
-            record.rules.remove(self.0).map(|content| Keepsake { record, content })
-        });
-        kept.or_else(|| {
-            let old = file::load::<OldFile>(&self.place(instance)).ok()??;
-            let OldFile { network, ifname, id, host, content } = old;
-            let record = Record { network, id, ifname, host, ..Record::default() };
-            let is_it = is_here(host) && record.owner().instance() == instance;
-            is_it.then_some(Keepsake { record, content })
+    /// The part in the attachment's record, or in a file of release 0.2.0 in place of the link.
+    fn part(self, instance: &str, here: Here) -> Option<Keepsake<Value>> {
+        [ATTACHMENTS, self.0].into_iter().find_map(|folder| {
+            let mut record = file::read(folder, instance, here)?;
+            let content = record.rules.remove(self.0).or(record.content.take())?;
+            Some(Keepsake { record, content })
         })
     }
 
-    /// Lists the attachment under the feature, in place of a file of release 0.2.0.
-    fn link(self, instance: &str) -> files::Result<()> {
-        let (link, target) = (self.place(instance), file::target(instance));
-        match symlink(&target, &link) {
-            Err(e) if e.kind() == ErrorKind::NotFound => file::make_folder(&self.folder())?,
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && link.is_symlink() => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => remove_file(&link)?,
-            linked => return linked.during("link", &link),
-        }
-        symlink(&target, &link).during("link", &link)
-    }
-
-    fn folder(self) -> PathBuf {
-        Path::new(DIR).join(self.0)
-    }
-
     fn place(self, instance: &str) -> PathBuf {
-        self.folder().join(format!("{instance}{ENDING}"))
+        file::place(self.0, instance)
     }
 }

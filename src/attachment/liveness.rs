@@ -36,20 +36,18 @@ pub enum Gone {
     HostEnd,
 }
 
-/// Why nothing is proved of an attachment.
+/// Why nothing is proved of an attachment: see the texts below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// It was made in this boot and has, or had, no known link on this host.
+    /// It was made in this boot.
     NoHostEnd,
-    /// Its link is in another network namespace than the calling thread.
+    /// The calling thread is in another network namespace than its link.
     OtherNamespace,
-    /// It was made in another boot, not certainly an earlier one of this machine.
     OtherBoot,
-    /// The link with this index has lost the label by which it was known.
+    /// The index of the link.
     Unlabelled(u32),
-    /// The link with this index cannot be read.
+    /// The index of the link.
     Unreadable(u32),
-    /// This program has no record of it.
     NoRecord,
 }
 
@@ -64,20 +62,20 @@ impl fmt::Display for Gone {
 
 impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Doubt::NoHostEnd => f.write_str("it has no link on the host that would show its end"),
-            Doubt::OtherNamespace => {
-                f.write_str("it was made in another network namespace of the host")
+        f.write_str(match self {
+            Doubt::NoHostEnd => "it has no link on the host that would show its end",
+            Doubt::OtherNamespace => "it was made in another network namespace of the host",
+            Doubt::OtherBoot => {
+                "it was made in another boot, not certainly an earlier one of this machine"
             }
-            Doubt::OtherBoot => f.write_str(
-                "it was made in another boot, not certainly an earlier one of this machine",
-            ),
             Doubt::Unlabelled(index) => {
-                write!(f, "the link with index {index} has no longer its alias")
+                return write!(f, "the link with index {index} has no longer its alias");
             }
-            Doubt::Unreadable(index) => write!(f, "the link with index {index} cannot be read"),
-            Doubt::NoRecord => f.write_str("nothing was recorded of it"),
-        }
+            Doubt::Unreadable(index) => {
+                return write!(f, "the link with index {index} cannot be read");
+            }
+            Doubt::NoRecord => "nothing was recorded of it",
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::lease::Lease;
-use super::lines;
+use super::lines::{Contents, Entry, Removal};
 
 /// Parses `bytes` as each kind of file.
 ///
@@ -16,5 +16,11 @@ pub fn files(bytes: &[u8]) {
     if let Some(lease) = Lease::parse(ip, bytes) {
         assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
     }
-    lines::parse_all(&String::from_utf8_lossy(bytes));
+    let Contents { entries, removals, .. } = Contents::parse(&String::from_utf8_lossy(bytes));
+    for entry in entries.values() {
+        assert_eq!(Entry::parse(entry.line().trim_start()).as_ref(), Some(entry));
+    }
+    for removal in removals.values() {
+        assert_eq!(Removal::parse(removal.line().trim_start()).as_ref(), Some(removal));
+    }
 }

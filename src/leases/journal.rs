@@ -12,8 +12,7 @@
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
 //! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostEnd) of the attachment's veth pair on the host, `this` or
-//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value. Up to release 0.2.0 the
-//! container's network namespace stood in place of the host's end.
+//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
 //! The line of a removed lease has the [time](super::quarantine::BootTime) of the removal, if the address is withheld, and why the lease was
 //! reclaimed from which container, `host-end` or `earlier-boot`.
@@ -32,16 +31,17 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
 
-use super::lease::{Lease, LeaseOwner};
+use super::lease::Lease;
 use super::lines::{self, Contents, Entry, Removal, parse_removed};
 use super::quarantine::Quarantine;
-use crate::attachment::Boot;
+use crate::attachment::boot::now;
+use crate::attachment::{Boot, Owner};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
 use crate::log;
@@ -70,19 +70,8 @@ pub(super) struct Journal {
     /// Numbers of lines that add and that remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
-    /// The seconds of the seal.
-    sealed: i64,
-    change: Change,
-}
-
-/// The files that a session changed, and has to seal at its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Change {
-    Nothing,
-    /// The network's folder.
-    Folder,
-    /// The network's folder and the journal.
-    Journal,
+    /// Whether the session changed the journal or the network's folder, and has to seal them at its end.
+    is_changed: bool,
 }
 
 impl Journal {
@@ -96,15 +85,8 @@ impl Journal {
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
         let written_in = lines::parse_header(&text)?.id;
-        let change = Change::Nothing;
-        (written_in == boot.id).then_some(Journal {
-            file,
-            text,
-            added: 0,
-            removed: 0,
-            sealed,
-            change,
-        })
+        let journal = Journal { file, text, added: 0, removed: 0, is_changed: false };
+        (written_in == boot.id).then_some(journal)
     }
 
     /// Writes the journal with `contents`: all leases of `network`.
@@ -121,8 +103,7 @@ impl Journal {
         require_seals(folder)?;
         let text = lines::header(boot) + &contents.lines();
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        let change = Change::Journal;
-        Ok(Journal { file, text, added: 0, removed: 0, sealed: 0, change })
+        Ok(Journal { file, text, added: 0, removed: 0, is_changed: true })
     }
 
     /// The number of leases.
@@ -131,8 +112,8 @@ impl Journal {
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
-    pub(super) fn held_by(&mut self, owner: &LeaseOwner) -> Option<Vec<Lease>> {
-        let of_container = format!("+ {} ", lines::escaped(&owner.id));
+    pub(super) fn held_by(&mut self, owner: Owner<'_>) -> Option<Vec<Lease>> {
+        let of_container = format!("+ {} ", lines::escaped(owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
             if !line.ends_with(lines::END) {
@@ -151,7 +132,7 @@ impl Journal {
             }
         }
         (self.added, self.removed) = (added, removed);
-        held.retain(|lease| owner.has(lease));
+        held.retain(|lease| lease.is_of(owner));
         Some(held)
     }
 
@@ -167,14 +148,14 @@ impl Journal {
     }
 
     fn append(&mut self, lines: &str) -> Result<()> {
-        self.change = Change::Journal;
+        self.is_changed = true;
         self.text += lines;
         self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
     /// Marks the network's folder as changed, although no lease was changed.
     pub(super) fn note_folder_change(&mut self) {
-        self.change = self.change.max(Change::Folder);
+        self.is_changed = true;
     }
 
     /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
@@ -185,26 +166,18 @@ impl Journal {
         folder: &Dir,
         quarantine: &Quarantine,
     ) -> Result<()> {
-        if self.change == Change::Nothing {
+        if !self.is_changed {
             return Ok(());
         }
-        if self.change == Change::Journal {
-            // More than three lines for each lease; at most two stay.
-            if 3 * self.removed > 2 * self.added + SPARE_LINES {
-                self.rewrite(folder, quarantine)?;
-            }
-            self.sealed = now();
-            stamp(&self.file, self.sealed)?;
+        // More than three lines for each lease; at most two stay.
+        if 3 * self.removed > 2 * self.added + SPARE_LINES {
+            let header = self.text.lines().next().unwrap_or_default().to_owned();
+            let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
+            self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
-        stamp(network, self.sealed)
-    }
-
-    /// Rewrites the journal without the lines that are of no use any more.
-    fn rewrite(&mut self, folder: &Dir, quarantine: &Quarantine) -> Result<()> {
-        let header = self.text.lines().next().unwrap_or_default().to_owned();
-        let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
-        self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(())
+        let sealed = now();
+        stamp(&self.file, sealed)?;
+        stamp(network, sealed)
     }
 }
 
@@ -222,7 +195,7 @@ pub(super) fn withheld(
     let Some(folder) = folder.filter(|_| quarantine.begin().is_some()) else {
         return BTreeMap::new();
     };
-    let Contents { entries, mut removals } = Contents::parse(&read(folder));
+    let Contents { entries, mut removals, .. } = Contents::parse(&read(folder));
     removals.retain(|ip, _| !entries.contains_key(ip));
     removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.left(quarantine)?))).collect()
 }
@@ -230,27 +203,19 @@ pub(super) fn withheld(
 /// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
 /// reads all leases.
 pub(super) fn make_folder(network: &Dir) -> Option<Dir> {
-    let found = match network.private(FOLDER) {
-        Ok(None) => {
-            let made = network.make_private(FOLDER);
-            made.map_err(|e| log::debug(format_args!("no lease journal: {e}"))).ok()?;
-            network.private(FOLDER)
-        }
-        found => found,
-    };
-    warned(found)
+    network.make_private(FOLDER).inspect_err(given_up).ok()?;
+    existing_folder(network)
 }
 
 /// The folder `.cnibox` in `network`, if it exists.
 pub(super) fn existing_folder(network: &Dir) -> Option<Dir> {
-    warned(network.private(FOLDER))
+    let warned = |e| log::warn(format_args!("no lease journal: {e}"));
+    network.private(FOLDER).map_err(warned).ok()?
 }
 
-fn warned(found: Result<Option<Dir>>) -> Option<Dir> {
-    found.unwrap_or_else(|e| {
-        log::warn(format_args!("no lease journal: {e}"));
-        None
-    })
+/// Logs that the journal cannot be written: the next command reads all leases.
+pub(super) fn given_up(error: &Error) {
+    log::debug(format_args!("no lease journal: {error}"));
 }
 
 /// The temporary name of leases in [`FOLDER`], and in networks that cannot have one.
@@ -288,11 +253,6 @@ fn require_seals(folder: &Dir) -> Result<()> {
 /// The seconds of the modification time, if the time is a seal.
 fn seal_of(meta: &Metadata) -> Option<i64> {
     (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
-}
-
-fn now() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_secs()).unwrap_or_default()
 }
 
 /// Sets the modification time to the seal of these seconds.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::attachment::{Gone, HostEnd};
+use crate::attachment::{Gone, Owner};
 use crate::cni::names::is_identifier;
 use crate::files::lock;
 
@@ -23,17 +23,6 @@ impl Default for LeaseOptions {
     }
 }
 
-/// The owner of leases: an interface of a container.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LeaseOwner {
-    /// The container's id.
-    pub id: String,
-    /// The interface in the container.
-    pub ifname: String,
-    /// The host's end of the attachment's veth pair, if there is one: it proves later that the attachment has ended.
-    pub end: Option<HostEnd>,
-}
-
 /// A lease, as in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
@@ -45,31 +34,22 @@ pub struct Lease {
     pub ifname: Option<String>,
 }
 
-impl LeaseOwner {
-    /// The owner; white space around the container id is removed.
-    pub fn new(id: &str, ifname: &str) -> LeaseOwner {
-        LeaseOwner { id: id.trim().to_owned(), ifname: ifname.to_owned(), end: None }
+impl Lease {
+    /// The lease of `ip` by this owner.
+    pub(super) fn new(ip: IpAddr, owner: Owner<'_>) -> Lease {
+        Lease { ip, id: owner.id.to_owned(), ifname: Some(owner.ifname.to_owned()) }
     }
 
-    /// The owner with the host's end of its veth pair.
-    #[must_use]
-    pub fn with_end(self, end: Option<HostEnd>) -> LeaseOwner {
-        LeaseOwner { end, ..self }
+    /// The attachment in `network`; `None` if the lease names only a container.
+    pub fn owner<'a>(&'a self, network: &'a str) -> Option<Owner<'a>> {
+        Some(Owner { network, ifname: self.ifname.as_deref()?, id: &self.id })
     }
 
     /// Whether the lease is of this owner, or of the same container and without an interface.
-    pub(super) fn has(&self, lease: &Lease) -> bool {
-        let is_its = |ifname: &str| ifname == self.ifname;
-        lease.id == self.id && lease.ifname.as_deref().is_none_or(is_its)
+    pub(super) fn is_of(&self, owner: Owner<'_>) -> bool {
+        self.id == owner.id && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)
     }
 
-    /// The lease of `ip` by this owner.
-    pub(super) fn lease(&self, ip: IpAddr) -> Lease {
-        Lease { ip, id: self.id.clone(), ifname: Some(self.ifname.clone()) }
-    }
-}
-
-impl Lease {
     /// The text of the lease's file.
     pub(super) fn text(&self) -> String {
         match &self.ifname {
@@ -155,16 +135,5 @@ mod tests {
         for content in others {
             assert_eq!(parse(content), None, "{content:?}");
         }
-    }
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        let ip: IpAddr = "2001:db8::1".parse().unwrap();
-        let owner = LeaseOwner::new(" c1 \n", "eth0");
-        for ifname in [Some("eth0".to_owned()), None] {
-            let lease = Lease { ip, id: "c1".to_owned(), ifname };
-            assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
-        }
-        assert_eq!(owner.lease(ip).text(), "c1\r\neth0");
     }
 }

@@ -8,13 +8,12 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use nix::unistd::{AccessFlags, access};
-
 use super::journal;
 use super::lease::{Lease, LeaseOptions, Reclaimed};
-use super::notes::{Notes, judge_all};
+use super::lines::Contents;
 use super::quarantine::Quarantine;
-use crate::attachment::{Boot, Doubt, Liveness};
+use crate::attachment::backup::require_writable;
+use crate::attachment::{Boot, Liveness};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 use crate::sort::{sort, sort_by_key};
@@ -28,7 +27,6 @@ const MAX_BYTES: usize = 4096;
 pub struct Listing {
     /// Absent if there is no store yet.
     dir: Option<Dir>,
-    network: String,
     ips: HashSet<IpAddr>,
     /// Freed a short while ago: not to be allocated yet (`reuseDelay`).
     quarantined: HashSet<IpAddr>,
@@ -88,22 +86,16 @@ impl Listing {
         terms: LeaseOptions,
     ) -> error::Result<Listing> {
         let path = data_dir.join(network);
-        let existing = path.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&path);
-        let rights = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
-        access(existing, rights).during("access", existing)?;
-        let Some(dir) = Dir::of_network(data_dir, network)? else {
-            fs::read_dir(existing).during("list", existing)?;
-            return Ok(Listing::default());
-        };
+        require_writable(&path)?;
+        let Some(dir) = Dir::of_network(data_dir, network)? else { return Ok(Listing::default()) };
         if dir.has("lock") {
             // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
-        let quarantine = Quarantine::new(terms.reuse_delay, Boot::current().as_ref());
-        let quarantined = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
-        let (ips, network) = (addresses(&dir)?, network.to_owned());
-        let quarantined = quarantined.into_keys().collect();
-        Ok(Listing { dir: Some(dir), network, ips, quarantined })
+        let quarantine = Quarantine::new(terms.reuse_delay, &Boot::current());
+        let withheld = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
+        let quarantined = withheld.into_keys().collect();
+        Ok(Listing { ips: addresses(&dir)?, dir: Some(dir), quarantined })
     }
 
     /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
@@ -111,8 +103,7 @@ impl Listing {
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
         let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        let (ips, network) = (addresses(&dir)?, network.to_owned());
-        Ok(Some(Listing { dir: Some(dir), network, ips, quarantined: HashSet::new() }))
+        Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), ..Listing::default() }))
     }
 
     /// The addresses of all files, and the addresses in quarantine.
@@ -122,32 +113,18 @@ impl Listing {
 
     /// The addresses that ADD cannot allocate: leases of containers that are gone do not count.
     pub fn unavailable(&self) -> HashSet<IpAddr> {
-        let mut unavailable = self.taken();
-        for gone in self.gone() {
-            unavailable.remove(&gone.lease.ip);
-        }
-        unavailable.extend(&self.quarantined);
-        unavailable
+        let gone: HashSet<IpAddr> = self.gone().iter().map(|gone| gone.lease.ip).collect();
+        self.ips.difference(&gone).chain(&self.quarantined).copied().collect()
     }
 
     /// All leases with the state of their containers.
     pub fn statuses(&self) -> Vec<LeaseStatus> {
-        let found: Vec<_> = self.found().filter_map(Found::lease).collect();
-        let Some(boot) = Boot::current() else {
-            let unknown = |(lease, meta): (Lease, Metadata)| LeaseStatus {
-                lease,
-                liveness: Liveness::Unknown(Doubt::NoRecord),
-                reclaimed: None,
-                created: meta.modified().ok(),
-            };
-            return found.into_iter().map(unknown).collect();
-        };
-        let folder = self.dir.as_ref().and_then(journal::existing_folder);
-        let notes = Notes::read(folder.as_ref(), &boot);
-        let entries: Vec<_> = found.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-        let lives = judge_all(&self.network, &entries);
+        let Some(dir) = &self.dir else { return Vec::new() };
+        let found: Vec<_> = self.ips.iter().filter_map(|ip| read(dir, *ip).lease()).collect();
+        let noted = Contents::read(journal::existing_folder(dir).as_ref(), &Boot::current());
+        let lives = noted.judge(&network_of(dir), &found);
         let status = |((lease, meta), liveness): ((Lease, Metadata), _)| LeaseStatus {
-            reclaimed: notes.reclaimed(lease.ip),
+            reclaimed: noted.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
             lease,
             liveness,
             created: meta.modified().ok(),
@@ -168,14 +145,7 @@ impl Listing {
 
     /// The addresses whose files are not leases, sorted.
     pub fn reservations(&self) -> Vec<Reservation> {
-        let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
-        sort_by_key(&mut reserved, |reservation| reservation.ip);
-        reserved
-    }
-
-    /// Reads the files one by one.
-    fn found(&self) -> impl Iterator<Item = Found> {
-        self.dir.iter().flat_map(|dir| self.ips.iter().map(move |ip| read(dir, *ip)))
+        self.dir.as_ref().map(|dir| reservations(dir, &self.ips)).unwrap_or_default()
     }
 }
 
@@ -183,10 +153,22 @@ impl Found {
     pub(super) fn lease(self) -> Option<(Lease, Metadata)> {
         if let Found::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
+}
 
-    fn reservation(self) -> Option<Reservation> {
-        if let Found::Reserved(reservation) = self { Some(reservation) } else { None }
-    }
+/// The addresses whose files are not leases, sorted.
+pub(super) fn reservations(dir: &Dir, ips: &HashSet<IpAddr>) -> Vec<Reservation> {
+    let reserved = |ip: &IpAddr| match read(dir, *ip) {
+        Found::Reserved(reservation) => Some(reservation),
+        Found::Lease(..) | Found::Lost | Found::Nothing => None,
+    };
+    let mut reserved: Vec<_> = ips.iter().filter_map(reserved).collect();
+    sort_by_key(&mut reserved, |reservation| reservation.ip);
+    reserved
+}
+
+/// The name of the network whose leases are in `dir`.
+pub(super) fn network_of(dir: &Dir) -> String {
+    dir.path("").file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The addresses of all files.

@@ -24,7 +24,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use lease::{Lease, LeaseOptions, LeaseOwner, Reclaimed};
+pub use lease::{Lease, LeaseOptions, Reclaimed};
 pub use listing::{LeaseStatus, Listing, Reservation, lease_of, networks};
 pub use store::LeaseStore;
 

@@ -5,14 +5,12 @@
 //! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is over by
 //! either clock: all of the time since boot is after the release.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
 use crate::attachment::Boot;
-
-/// The word for an unknown value.
-pub(super) const UNKNOWN: &str = "-";
+use crate::attachment::boot::now;
 
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,9 +18,9 @@ pub(super) struct BootTime {
     /// The boot id.
     boot: String,
     /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be set).
-    uptime: u64,
+    uptime: i64,
     /// Seconds since 1970.
-    wall: u64,
+    wall: i64,
 }
 
 /// The configured delay, and the present.
@@ -33,11 +31,9 @@ pub(super) struct Quarantine {
 }
 
 impl BootTime {
-    fn now(boot: Option<&Boot>) -> BootTime {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map(|now| now.tv_sec());
-        let uptime = uptime.ok().and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
-        BootTime { boot: boot.map_or(UNKNOWN, |boot| &boot.id).to_owned(), uptime, wall }
+    fn now(boot: &Boot) -> BootTime {
+        let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
+        BootTime { boot: boot.id.clone(), uptime, wall: now() }
     }
 
     /// The word for this time in the journal.
@@ -53,7 +49,7 @@ impl BootTime {
 }
 
 impl Quarantine {
-    pub(super) fn new(delay: Duration, boot: Option<&Boot>) -> Quarantine {
+    pub(super) fn new(delay: Duration, boot: &Boot) -> Quarantine {
         Quarantine { delay, now: BootTime::now(boot) }
     }
 
@@ -70,6 +66,7 @@ impl Quarantine {
         } else {
             now.uptime.max(now.wall.saturating_sub(then.wall))
         };
-        self.delay.checked_sub(Duration::from_secs(passed)).filter(|left| !left.is_zero())
+        let passed = Duration::from_secs(u64::try_from(passed).unwrap_or_default());
+        self.delay.checked_sub(passed).filter(|left| !left.is_zero())
     }
 }

@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::journal::{self, Journal};
-use super::lease::{Lease, LeaseOptions, LeaseOwner, Reclaimed};
+use super::journal::{self, Journal, given_up};
+use super::lease::{Lease, LeaseOptions, Reclaimed};
 use super::lines::{Contents, Entry, FileId, Removal};
 use super::listing::{self, Found, Reservation};
-use super::notes::{Notes, judge_all};
+use super::notes::judge_all;
 use super::quarantine::Quarantine;
-use crate::attachment::{Boot, Liveness, Made};
+use crate::attachment::{Boot, HostEnd, Liveness, Made, Owner};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
-use crate::files::{During, Error, Result};
-use crate::sort::{sort, sort_by_key};
+use crate::files::{During, Result};
+use crate::sort::sort_by_key;
 use crate::{error, log};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
@@ -37,9 +37,10 @@ pub struct LeaseStore {
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
     folder: Option<Dir>,
     quarantine: Quarantine,
-    /// The current boot; `None` where it cannot be identified.
-    boot: Option<Boot>,
-    /// `None` if the journal cannot be written; then every lookup reads all leases.
+    /// The current boot.
+    boot: Boot,
+    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and leases may
+    /// differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
     journal: Option<Journal>,
     /// Released last: fields are dropped in order.
     _lock: Lock,
@@ -57,8 +58,8 @@ impl LeaseStore {
         }
         let path = data_dir.join(network);
         DirBuilder::new().recursive(true).mode(0o755).create(&path).during("create", &path)?;
-        let gone = || Error::new("open", &path, ErrorKind::NotFound).into();
-        LeaseStore::open_existing(data_dir, network, options)?.ok_or_else(gone)
+        let store = LeaseStore::open_existing(data_dir, network, options)?;
+        Ok(store.ok_or(ErrorKind::NotFound).during("open", &path)?)
     }
 
     /// Opens the store of `network` unless there is none.
@@ -73,26 +74,30 @@ impl LeaseStore {
 
     pub(super) fn open_dir(
         dir: Dir,
-        boot: Option<Boot>,
+        boot: Boot,
         options: LeaseOptions,
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
         let lock = take_lock(&dir, lock_timeout)?;
         let folder = journal::make_folder(&dir);
-        let quarantine = Quarantine::new(reuse_delay, boot.as_ref());
-        let mut store = LeaseStore { dir, folder, quarantine, boot, journal: None, _lock: lock };
-        let folder_and_boot = store.folder.as_ref().zip(store.boot.as_ref());
-        store.journal =
-            folder_and_boot.and_then(|(folder, boot)| Journal::open(&store.dir, folder, boot));
+        let quarantine = Quarantine::new(reuse_delay, &boot);
+        let journal = folder.as_ref().and_then(|folder| Journal::open(&dir, folder, &boot));
+        let mut store = LeaseStore { dir, folder, quarantine, boot, journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild()?;
         }
         Ok(store)
     }
 
-    /// Reserves `ip`; false if it is taken.
-    pub fn reserve(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
-        let (name, lease) = (ip.to_string(), owner.lease(ip));
+    /// Reserves `ip`; false if it is taken. `end` is the host's end of the attachment's veth pair, if there is one: it
+    /// proves later that the attachment has ended.
+    pub fn reserve(
+        &mut self,
+        ip: IpAddr,
+        owner: Owner<'_>,
+        end: Option<HostEnd>,
+    ) -> error::Result<bool> {
+        let (name, lease) = (ip.to_string(), Lease::new(ip, owner));
         // One system call for each address that is taken, instead of the six that create a file.
         if self.dir.has(&name) {
             return Ok(false);
@@ -102,11 +107,10 @@ impl LeaseStore {
         if let Err(e) = journal::sign(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
-        // The journal is written before the lease is linked: a kill leaves no lease without an entry. As in
-        // `change`, there is no journal while the two may differ.
+        // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = noted(self.journal.take(), |journal| {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add(&Entry { lease, file, end: owner.end, made: Made::Now })
+            journal.add(&Entry { lease, file, end, made: Made::Now })
         });
         let linked = folder.publish(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
@@ -124,13 +128,13 @@ impl LeaseStore {
     }
 
     /// The addresses that `owner` holds, in the current form or the old one.
-    pub fn owned_by(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
+    pub fn owned_by(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
         Ok(self.held(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
     /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
     /// released only if there is none in the current form.
-    pub fn release(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
+    pub fn release(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
         let mut leases = self.held(owner)?;
         if leases.iter().any(|lease| lease.ifname.is_some()) {
             leases.retain(|lease| lease.ifname.is_some());
@@ -140,8 +144,8 @@ impl LeaseStore {
     }
 
     /// Releases one lease of `owner`, for a rollback; false if `owner` does not hold the address.
-    pub fn release_address(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
-        let lease = owner.lease(ip);
+    pub fn release_address(&mut self, ip: IpAddr, owner: Owner<'_>) -> error::Result<bool> {
+        let lease = Lease::new(ip, owner);
         if !self.holds(&lease) {
             return Ok(false);
         }
@@ -154,10 +158,9 @@ impl LeaseStore {
         &mut self,
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
-        let Some(boot) = &self.boot else { return Ok(Vec::new()) };
-        let contents = Notes::read(self.folder.as_ref(), boot).into_contents();
-        let entries: Vec<Entry> = contents.entries.into_values().collect();
-        let network = self.network();
+        let noted = Contents::read(self.folder.as_ref(), &self.boot);
+        let entries: Vec<Entry> = noted.entries.into_values().collect();
+        let network = listing::network_of(&self.dir);
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(judge_all(&network, &entries)) {
             let Liveness::Gone(why) = life else { continue };
@@ -179,22 +182,9 @@ impl LeaseStore {
         Ok(gone)
     }
 
-    /// The network's name.
-    pub fn network(&self) -> String {
-        let path = self.dir.path("");
-        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-    }
-
     /// The addresses that were freed less than `reuseDelay` ago, with the time left.
     pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
         journal::withheld(self.folder.as_ref(), &self.quarantine)
-    }
-
-    /// Removes every lease that `keep` refuses, and returns those.
-    pub fn retain(&mut self, keep: impl Fn(&Lease) -> bool) -> error::Result<Vec<Lease>> {
-        let leases = self.scan()?.into_iter().map(|(lease, _)| lease);
-        let refused = leases.filter(|lease| !keep(lease)).collect();
-        self.remove_freed(refused)
     }
 
     /// Removes and returns the `unwanted` reservations.
@@ -202,17 +192,10 @@ impl LeaseStore {
         &mut self,
         unwanted: impl Fn(&Reservation) -> bool,
     ) -> error::Result<Vec<Reservation>> {
-        let mut removed = Vec::new();
-        let mut ips: Vec<_> = listing::addresses(&self.dir)?.into_iter().collect();
-        sort(&mut ips);
-        for ip in ips {
-            let Found::Reserved(reservation) = listing::read(&self.dir, ip) else { continue };
-            if unwanted(&reservation) {
-                self.remove_unknown(ip)?;
-                removed.push(reservation);
-            }
-        }
-        Ok(removed)
+        let mut reserved = listing::reservations(&self.dir, &self.taken()?);
+        reserved.retain(unwanted);
+        reserved.iter().try_for_each(|reservation| self.remove_unknown(reservation.ip))?;
+        Ok(reserved)
     }
 
     /// The number of files with the name of an address that are not leases.
@@ -225,34 +208,22 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// As [`LeaseStore::retain`], but leases whose attachments certainly exist stay. Returns the leases that were removed,
-    /// and those that stay although `keep` refuses them.
-    pub fn evict(
+    /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns the
+    /// leases that were removed, and those that were spared.
+    pub fn retain(
         &mut self,
         keep: impl Fn(&Lease) -> bool,
+        spare: bool,
     ) -> error::Result<(Vec<Lease>, Vec<Lease>)> {
         let mut refused = self.scan()?;
         refused.retain(|(lease, _)| !keep(lease));
-        let mut lives = Vec::new();
-        if let Some(boot) = &self.boot {
-            let notes = Notes::read(self.folder.as_ref(), boot);
-            let entries: Vec<_> =
-                refused.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-            lives = judge_all(&self.network(), &entries);
-        }
+        let noted = Contents::read(self.folder.as_ref(), &self.boot);
+        let lives = noted.judge(&listing::network_of(&self.dir), &refused);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
-        for (i, (lease, _)) in refused.into_iter().enumerate() {
-            let is_alive = lives.get(i) == Some(&Liveness::Alive);
-            if is_alive { stay.push(lease) } else { go.push(lease) }
+        for ((lease, _), life) in refused.into_iter().zip(lives) {
+            if spare && life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
         }
         Ok((self.remove_freed(go)?, stay))
-    }
-
-    /// All leases, read one by one.
-    #[cfg(test)]
-    pub(super) fn leases(&self) -> error::Result<Vec<Lease>> {
-        let found = self.taken()?.into_iter().map(|ip| listing::read(&self.dir, ip));
-        Ok(found.filter_map(|found| Some(found.lease()?.0)).collect())
     }
 
     /// The addresses of all files, from one listing of the directory.
@@ -262,17 +233,13 @@ impl LeaseStore {
 
     /// The address that was last reserved in a range set. It is a hint: an unreadable file counts as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
-        match self.dir.read(&last_reserved(range_id), MAX_BYTES) {
-            Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
-            Err(e) => {
-                log::line(format_args!(
-                    "Error retrieving last reserved ip: {}",
-                    error::io_text(&e)
-                ));
-                None
-            }
+        let read = self.dir.read(&last_reserved(range_id), MAX_BYTES);
+        if let Err(e) = read.as_ref()
+            && e.kind() != ErrorKind::NotFound
+        {
+            log::line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
         }
+        std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
 
     /// Writes the address that was last reserved in a range set.
@@ -281,37 +248,21 @@ impl LeaseStore {
     /// elsewhere. A rename over the old file would make ext4 write to the disk, which takes longer than the rest of
     /// an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
-        let text = ip.to_string();
-        let overwrite = |dir: &Dir| dir.overwrite(&last_reserved(range_id), text.as_bytes());
-        self.change(overwrite, |journal, ()| {
-            journal.note_folder_change();
-            Ok(())
-        })?;
+        let journal = self.journal.take();
+        self.dir.overwrite(&last_reserved(range_id), ip.to_string().as_bytes())?;
+        self.journal = journal;
+        self.journal.iter_mut().for_each(Journal::note_folder_change);
         Ok(())
     }
 
-    /// Changes the store, then the journal. While the two may differ there is no journal: an error or a panic leaves the
-    /// store unsealed, and the next command rewrites the journal. An error of the journal alone does not fail the
-    /// command.
-    pub(super) fn change<T>(
-        &mut self,
-        store: impl FnOnce(&Dir) -> Result<T>,
-        note: impl FnOnce(&mut Journal, &T) -> Result<()>,
-    ) -> Result<T> {
-        let journal = self.journal.take();
-        let outcome = store(&self.dir)?;
-        self.journal = noted(journal, |journal| note(journal, &outcome));
-        Ok(outcome)
-    }
-
-    fn held(&mut self, owner: &LeaseOwner) -> error::Result<Vec<Lease>> {
+    fn held(&mut self, owner: Owner<'_>) -> error::Result<Vec<Lease>> {
         let held = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
         // A lease that was overwritten in place does not change the folder's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds(lease))) {
             return Ok(held);
         }
         let all = self.rebuild()?.into_iter().map(|(lease, _)| lease);
-        Ok(all.filter(|lease| owner.has(lease)).collect())
+        Ok(all.filter(|lease| lease.is_of(owner)).collect())
     }
 
     fn holds(&self, lease: &Lease) -> bool {
@@ -331,44 +282,43 @@ impl LeaseStore {
         leases: Vec<L>,
         removal: impl Fn(&L) -> Removal,
     ) -> error::Result<Vec<L>> {
-        let mut errors = Vec::new();
-        let remove = |dir: &Dir| {
-            let mut removed = (Vec::new(), Vec::new());
-            for lease in leases {
-                let removal = removal(&lease);
-                match dir.remove(&removal.ip.to_string()) {
-                    Ok(()) => removed.extend([(lease, removal)]),
-                    Err(e) => errors.push(e.into()),
+        let (mut removed, mut removals, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        let journal = self.journal.take();
+        for lease in leases {
+            let removal = removal(&lease);
+            match self.dir.remove(&removal.ip.to_string()) {
+                Ok(()) => {
+                    removed.push(lease);
+                    removals.push(removal);
                 }
+                Err(e) => errors.push(e.into()),
             }
-            Ok(removed)
-        };
-        let (removed, _) =
-            self.change(remove, |journal, (_, removals)| journal.remove(removals))?;
+        }
+        self.journal = noted(journal, |journal| journal.remove(&removals));
         error::Error::join(errors).map_or(Ok(removed), Err)
     }
 
     /// Reads all leases and writes the journal of them if possible.
     fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let leases = self.scan()?;
-        self.journal = self.folder.as_ref().zip(self.boot.as_ref()).and_then(|(folder, boot)| {
-            let notes = Notes::read(Some(folder), boot);
-            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, notes.entry(lease, meta));
+        self.journal = self.folder.as_ref().and_then(|folder| {
+            let mut noted = Contents::read(Some(folder), &self.boot);
+            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, noted.entry(lease, meta));
             let entries: HashMap<IpAddr, Entry> = leases.iter().map(entry).collect();
-            let Contents { entries: known, mut removals } = notes.into_contents();
             // Removed by another program, or before a kill.
-            for ip in known.into_keys().filter(|ip| !entries.contains_key(ip)) {
-                removals.insert(ip, Removal { freed: self.quarantine.begin(), ..Removal::of(ip) });
+            for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
+                let removal = Removal { freed: self.quarantine.begin(), ..Removal::of(ip) };
+                noted.removals.insert(ip, removal);
             }
-            let contents = Contents { entries, removals }.tidied(&self.quarantine);
-            Journal::create(&self.dir, folder, boot, &contents).inspect_err(given_up).ok()
+            let contents = Contents { entries, ..noted }.tidied(&self.quarantine);
+            Journal::create(&self.dir, folder, &self.boot, &contents).inspect_err(given_up).ok()
         });
         Ok(leases)
     }
 
     /// Reads all leases, and removes leases of this program that lost their content in a power cut, which ended their
     /// containers.
-    fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
+    pub(super) fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let mut leases = Vec::new();
         for ip in listing::addresses(&self.dir)? {
             match listing::read(&self.dir, ip) {
@@ -388,9 +338,7 @@ impl LeaseStore {
     /// Removes a file that the journal does not have.
     fn remove_unknown(&mut self, ip: IpAddr) -> Result<()> {
         self.dir.remove(&ip.to_string())?;
-        if let Some(journal) = &mut self.journal {
-            journal.note_folder_change();
-        }
+        self.journal.iter_mut().for_each(Journal::note_folder_change);
         Ok(())
     }
 }
@@ -423,12 +371,7 @@ fn last_reserved(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
-/// Logs that the journal cannot be written: the next command reads all leases.
-fn given_up(error: &Error) {
-    log::debug(format_args!("no lease journal: {error}"));
-}
-
-/// The journal after a change of it; `None` if there is none, or it cannot be written.
+/// The journal after a change of it; `None` if there is none, or it cannot be written, which fails no command.
 fn noted(
     journal: Option<Journal>,
     note: impl FnOnce(&mut Journal) -> Result<()>,

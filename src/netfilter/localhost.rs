@@ -63,7 +63,7 @@ fn iptables_rules() -> [iptables::Rule; 2] {
 pub(super) const FEATURE: Feature = Feature { kept: MAPPINGS, layouts: || vec![layout()], restore };
 
 /// The records of port mappings.
-const MAPPINGS: Kept = Kept::of("portmap");
+const MAPPINGS: Kept = Kept("portmap");
 
 /// The part of such a record that is needed here.
 #[derive(Deserialize)]

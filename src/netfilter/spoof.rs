@@ -37,7 +37,7 @@ const SETS: [Set<'_>; 2] = [CHECKED, ALLOWED];
 const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
 
 /// The records of attachments.
-const KEPT: Kept = Kept::of("spoof");
+const KEPT: Kept = Kept("spoof");
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature = Feature { kept: KEPT, layouts: || vec![layout()], restore };

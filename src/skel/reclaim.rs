@@ -10,13 +10,10 @@ use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
 use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
-use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::peer;
-use crate::leases::{
-    DATA_DIR, LeaseOptions, LeaseOwner, LeaseStatus, LeaseStore, Listing, Reclaimed,
-};
+use crate::leases::{DATA_DIR, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
@@ -41,22 +38,15 @@ fn rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::new();
     failures.keep(ports::del(&filter, owner, None));
     failures.keep(masquerade::del(&filter, owner, &nets));
-    failures.keep(passage(&filter, owner, ips));
-    failures.keep(shaping(owner));
-    failures.into_result()
-}
-
-/// Removes the rules of the firewall plugin, in every back end.
-fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let mut failures = Failures::new();
     // The addresses may be incomplete.
-    failures.keep(filter::del(filter, owner, ips, None));
+    failures.keep(filter::del(&filter, owner, ips, None));
     // The record has the zone.
     if firewalld::has(owner)
         && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
     {
         failures.keep(zone.del(owner, &[]));
     }
+    failures.keep(shaping(owner));
     failures.into_result()
 }
 
@@ -82,17 +72,12 @@ impl<'a> Cx<'a> {
         if req.prev.is_some() && is_noted() {
             return;
         }
-        let on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
-        let data_dir = match self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")) {
-            Some(Json::String(dir)) if !dir.is_empty() => Some(dir),
-            _ => None,
-        };
+        let data_dir = self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")?.as_str());
         let mut record = Record {
             netns,
             end: self.end().or_else(|| self.listed_end(owner, req, result)),
             ips: result.addresses().iter().map(IpNet::addr).collect(),
-            interfaces: on_host.map(|interface| interface.name.clone()).collect(),
-            data_dir: data_dir.map(PathBuf::from),
+            data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
         let mut write = || {
@@ -203,9 +188,7 @@ pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     }
     let listing = Listing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.statuses()).unwrap_or_default();
-    let is_its = |status: &&LeaseStatus| {
-        status.lease.id == owner.id && status.lease.ifname.as_deref() == Some(owner.ifname)
-    };
+    let is_its = |status: &&LeaseStatus| status.lease.owner(owner.network) == Some(owner);
     leases.iter().find(is_its).map_or(Liveness::Unknown(Doubt::NoRecord), |its| its.liveness)
 }
 
@@ -245,13 +228,12 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
 
 /// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its record and its
 /// source MAC check stay.
-fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> Result<()> {
+fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<Owner<'_>>) -> Result<()> {
     let _turn = Record::turn(owner)?;
-    let is_next = next.is_some_and(|next| next.id == owner.id && next.ifname == owner.ifname);
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
         Some(record) if is_gone(&record) => attachment(owner, ips),
-        _ if is_next => rules(owner, ips),
+        _ if next == Some(owner) => rules(owner, ips),
         _ => Ok(()),
     }
 }
@@ -260,7 +242,7 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> R
 /// removed. `next` is the attachment being added.
 pub fn in_store(
     store: &mut LeaseStore,
-    next: Option<&LeaseOwner>,
+    next: Option<Owner<'_>>,
     failures: &mut Failures,
 ) -> Result<Vec<Reclaimed>> {
     let reclaimed = store.reclaim_dead(|network, gone| leases(network, gone, next, failures))?;
@@ -275,24 +257,20 @@ pub fn in_store(
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,
-    next: Option<&LeaseOwner>,
+    next: Option<Owner<'_>>,
     failures: &mut Failures,
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
     while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
-        let is_same = |other: &mut Reclaimed| {
-            other.lease.id == first.id && other.lease.ifname == first.ifname
-        };
+        let owner = first.owner(network);
+        let is_same = |other: &mut Reclaimed| other.lease.owner(network) == owner;
         let same: Vec<Reclaimed> = gone.extract_if(.., is_same).collect();
-        let Some(ifname) = first.ifname.as_deref() else { continue };
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
-        let owner = Owner { network, ifname, id: &first.id };
-        match lease_owner(owner, &ips, next) {
-            Ok(()) => reclaimed.extend(same),
-            Err(e) => {
-                let error = e.context(format!("{first} stays: its rules cannot be removed"));
-                failures.keep::<()>(Err(error));
-            }
+        let Some(owner) = owner else { continue };
+        let removed = lease_owner(owner, &ips, next)
+            .context(|| format!("{first} stays: its rules cannot be removed"));
+        if failures.keep(removed).is_some() {
+            reclaimed.extend(same);
         }
     }
     reclaimed

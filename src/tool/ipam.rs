@@ -257,7 +257,7 @@ fn free(stores: &[Store], what: &str, dry_run: bool) -> Result<String> {
             freed.extend(statuses.iter().map(|status| status.lease.clone()));
             reserved.extend(listing.reservations().into_iter().filter(is_reserved));
         } else if let Some(mut leases) = lock(store)? {
-            freed.extend(leases.retain(|lease| !is_meant(lease))?);
+            freed.extend(leases.retain(|lease| !is_meant(lease), false)?.0);
             reserved.extend(leases.remove_reserved(is_reserved)?);
         }
         known.extend(statuses);

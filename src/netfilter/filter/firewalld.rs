@@ -27,7 +27,7 @@ pub const DEFAULT_ZONE: &str = "trusted";
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 
-const KEPT: Kept = Kept::of("firewalld");
+const KEPT: Kept = Kept("firewalld");
 
 /// The sources of an attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::netlink::Netlink;
 
 /// The records of attachments.
-pub const KEPT: Kept = Kept::of("firewall");
+pub const KEPT: Kept = Kept("firewall");
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =

@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::Nft;
 
 /// The records of attachments.
-const KEPT: Kept = Kept::of("masquerade");
+const KEPT: Kept = Kept("masquerade");
 
 /// The masqueraded addresses of an attachment.
 #[derive(Serialize, Deserialize)]

@@ -123,7 +123,7 @@ fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
 }
 
 /// The records of attachments.
-pub const KEPT: Kept = Kept::of("portmap");
+pub const KEPT: Kept = Kept("portmap");
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =

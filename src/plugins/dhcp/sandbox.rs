@@ -99,7 +99,7 @@ impl Sandbox {
             Way::Mount(path) => open(path, Some(self.id)),
             Way::Link(netns, _) => {
                 self.verify()?;
-                Ok(netns.try_clone().map_err(Error::from)?)
+                Ok(netns.clone())
             }
         }
     }

@@ -268,7 +268,7 @@ fn release(cx: &Cx<'_>, record: &Record) -> Result<Option<Error>> {
 fn recorded_netns(record: &Record) -> Result<Option<Netns>> {
     let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
-    let is_recorded = netns.identity()? == (known.dev.into(), known.ino.into())
-        && NetnsId::at(netns.path()) == Some(known);
+    let is_recorded =
+        netns.identity()? == (known.dev, known.ino) && NetnsId::at(netns.path()) == Some(known);
     Ok((is_recorded && !netns.same_as(&Netns::current()?)?).then_some(netns))
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::range::{Range, RangeSet};
-use crate::attachment::{Liveness, Owner, Record};
+use crate::attachment::{HostEnd, Liveness, Owner, Record};
 use crate::cni::IpConfig;
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{LeaseOwner, LeaseStore, Listing};
+use crate::leases::{LeaseStore, Listing};
 use crate::log;
 use crate::skel::{Failures, reclaim};
 
@@ -19,14 +19,15 @@ use crate::skel::{Failures, reclaim};
 const PROBES: usize = 64;
 
 /// Reserves one address of every set for `owner`, and every address of `requested`, in that
-/// order. On failure no new reservation remains.
+/// order. On failure no new reservation remains. `end` is the host's end of the attachment's veth pair.
 pub fn allocate_all(
     store: &mut LeaseStore,
     sets: &[RangeSet],
     requested: &[IpAddr],
-    owner: &LeaseOwner,
+    owner: Owner<'_>,
+    end: Option<HostEnd>,
 ) -> Result<Vec<IpConfig>> {
-    let mut first = Allocation::new(store, owner)?;
+    let mut first = Allocation::new(store, owner, end)?;
     let error = match first.run(sets, requested) {
         // The lease may be of a dead container, also of one with the same id.
         Err(error) if first.is_blocked => error,
@@ -38,7 +39,7 @@ pub fn allocate_all(
     if reclaimed.is_empty() {
         return Err(error);
     }
-    Allocation::new(store, owner)?.run(sets, requested)
+    Allocation::new(store, owner, end)?.run(sets, requested)
 }
 
 /// For STATUS: whether the set has no free address.
@@ -49,7 +50,8 @@ pub fn is_exhausted(listing: &Listing, set: &RangeSet) -> bool {
 
 struct Allocation<'a> {
     store: &'a mut LeaseStore,
-    owner: &'a LeaseOwner,
+    owner: Owner<'a>,
+    end: Option<HostEnd>,
     /// The owner's addresses before.
     held: Vec<IpAddr>,
     /// Recently released addresses, and how long they are withheld.
@@ -60,11 +62,15 @@ struct Allocation<'a> {
 }
 
 impl<'a> Allocation<'a> {
-    fn new(store: &'a mut LeaseStore, owner: &'a LeaseOwner) -> Result<Allocation<'a>> {
+    fn new(
+        store: &'a mut LeaseStore,
+        owner: Owner<'a>,
+        end: Option<HostEnd>,
+    ) -> Result<Allocation<'a>> {
         let held = store.owned_by(owner)?;
         let quarantined = store.quarantined();
         let reserved = Vec::new();
-        Ok(Allocation { store, owner, held, quarantined, is_blocked: false, reserved })
+        Ok(Allocation { store, owner, end, held, quarantined, is_blocked: false, reserved })
     }
 
     fn run(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
@@ -106,14 +112,14 @@ impl<'a> Allocation<'a> {
         }
         if let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) {
             self.is_blocked = true;
-            let id = &self.owner.id;
+            let id = self.owner.id;
             return Err(Error::internal(format!(
                 "{ip} has been allocated to {id}, duplicate allocation is not allowed"
             )));
         }
         let found = match request {
             // A request overrides the quarantine.
-            Some(ip) if reserve(self.store, self.owner, ip)? => {
+            Some(ip) if reserve(self.store, self.owner, self.end, ip)? => {
                 set.range_of(ip).map(|range| (ip, range))
             }
             Some(_) => None,
@@ -148,7 +154,7 @@ impl<'a> Allocation<'a> {
                 // From here on taken addresses need no system call.
                 taken = self.store.taken()?;
             }
-            if !taken.contains(&ip) && reserve(self.store, self.owner, ip)? {
+            if !taken.contains(&ip) && reserve(self.store, self.owner, self.end, ip)? {
                 return Ok(Some((ip, range)));
             }
         }
@@ -175,14 +181,18 @@ impl<'a> Allocation<'a> {
 
 /// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network that
 /// exists.
-fn reserve(store: &mut LeaseStore, owner: &LeaseOwner, ip: IpAddr) -> Result<bool> {
-    if !store.reserve(ip, owner)? {
+fn reserve(
+    store: &mut LeaseStore,
+    owner: Owner<'_>,
+    end: Option<HostEnd>,
+    ip: IpAddr,
+) -> Result<bool> {
+    if !store.reserve(ip, owner, end)? {
         return Ok(false);
     }
-    let network = store.network();
-    let next = Owner { network: &network, ifname: &owner.ifname, id: &owner.id };
-    let sharing = Record::sharing(ip, next);
-    let has_it = |other: &&Record| other.network == network && other.liveness() == Liveness::Alive;
+    let sharing = Record::sharing(ip, owner);
+    let has_it =
+        |other: &&Record| other.network == owner.network && other.liveness() == Liveness::Alive;
     let Some(Record { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
     log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
     store.release_address(ip, owner).map(|_| false)
@@ -196,6 +206,10 @@ mod tests {
     use super::super::range::RangeConf;
     use super::*;
     use crate::leases::LeaseOptions;
+
+    fn owner(id: &str) -> Owner<'_> {
+        Owner { network: "net", ifname: "eth0", id }
+    }
 
     /// `subnet[=start-end][@gateway]`, several in a set joined with `,`.
     fn set(text: &str) -> RangeSet {
@@ -244,14 +258,14 @@ mod tests {
         fn add(&self, id: &str, sets: &[&str], requested: &str) -> Result<String, String> {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
-            allocate_all(&mut store, &sets, &ips(requested), &LeaseOwner::new(id, "eth0"))
+            allocate_all(&mut store, &sets, &ips(requested), owner(id), None)
                 .map(|all| all.iter().map(|a| a.address.to_string()).collect::<Vec<_>>().join(" "))
                 .map_err(|e| e.msg().to_owned())
         }
 
         fn del(&self, id: &str) {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
-            store.release(&LeaseOwner::new(id, "eth0")).unwrap();
+            store.release(owner(id)).unwrap();
         }
 
         fn taken(&self) -> HashSet<IpAddr> {

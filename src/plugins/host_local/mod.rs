@@ -28,7 +28,7 @@ use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, Dns, Route, ip};
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{DATA_DIR, LeaseOptions, LeaseOwner, LeaseStore, Listing};
+use crate::leases::{DATA_DIR, Lease, LeaseOptions, LeaseStore, Listing};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, reclaim};
 use crate::sort::sort_by_key;
@@ -140,21 +140,20 @@ impl Plugin for HostLocal {
             resolv::read(Path::new(&plan.ipam.resolv_conf))?
         };
         let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
-        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
-        let owner = owner.with_end(cx.end());
-        let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
-        if owner.end.is_none() {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.end())?;
+        if cx.end().is_none() {
             // Before the lock is released: the record would tell the wrong end of the new lease.
-            reclaim::former(Owner::new(&cx.net.name, &req.id, &req.ifname));
+            reclaim::former(owner);
         }
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
-        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let store = conf.store(cx, conf.options()?)?;
-        let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
+        let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
             return Err(Error::internal(msg)
@@ -165,11 +164,11 @@ impl Plugin for HostLocal {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let options = failures.keep(conf.options()).unwrap_or_default();
         failures.keep(
             conf.store(cx, options)
-                .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))),
+                .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(owner))),
         );
         // Invalid ranges are reported after the release.
         failures.keep(
@@ -180,11 +179,12 @@ impl Plugin for HostLocal {
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
-        let (mut released, stay) = store.evict(|lease| match &lease.ifname {
+        let is_listed = |lease: &Lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
             None => true,
-        })?;
+        };
+        let (mut released, stay) = store.retain(is_listed, true)?;
         // The order of a directory is random.
         sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {

@@ -100,7 +100,7 @@ impl Backup {
         for (path, content) in backup::all(dir)? {
             // The owner of a malformed backup is unknown.
             let is_ours = Backup::parse(&content).is_ok_and(|b| b.extra.network == network);
-            if is_ours && !valid.iter().any(|file| *file.path() == path) {
+            if is_ours && !valid.iter().any(|file| file.path == path) {
                 failures.keep(files::remove_file(&path).map_err(Error::from));
             }
         }

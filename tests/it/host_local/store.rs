@@ -232,10 +232,11 @@ fn a_fifo_in_the_place_of_a_file_holds_no_call() {
     net.call("STATUS", "").ok();
     gc(&net, &[]);
     assert_eq!(net.leases(), ["10.0.0.2"]);
-    for name in ["last_reserved_ip.0", "lock"] {
+    for (name, command) in
+        [("last_reserved_ip.0", "mkdir"), ("last_reserved_ip.0", "mkfifo"), ("lock", "mkfifo")]
+    {
         let path = dir.join(name);
-        fs::remove_file(&path).unwrap();
-        mkfifo(&path);
+        node.sh(&format!("rm -rf {0}; {command} {0}", path.display()));
         let error = net.call("ADD", "c1").netns("/x").error();
         assert!(error.msg.ends_with("not a regular file"), "{error:?}");
         assert!(error.msg.contains(&path.display().to_string()), "{error:?}");

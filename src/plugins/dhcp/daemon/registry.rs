@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::rc::Rc;
 
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -114,6 +115,6 @@ impl Registry {
         let visit = sandbox.open()?.visit(work).map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();
-        visit.join().map_err(Error::from)?
+        visit.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(Error::from)?
     }
 }
