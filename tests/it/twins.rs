@@ -202,6 +202,16 @@ const KNOWN: &[Known] = &[
         then: Then::Continue,
     },
     Known {
+        row: "published ports of a container where the host drops forwarded packets by default (Docker, ufw)",
+        explains: |case| {
+            let is_mapped = |line: &str| {
+                line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
+            };
+            case.plan.drops && case.all(is_mapped)
+        },
+        then: Then::Continue,
+    },
+    Known {
         row: "rules of an address that two attachments have",
         explains: |case| {
             let is_open = |line: &str| line.starts_with("traffic") || line.starts_with("answer:");

@@ -45,6 +45,7 @@ fn conditions() {
             "ct state established,related accept",
         ),
         (new().any_of(Field::CtStatus, CT_STATUS_DNAT).accept(), "ct status dnat accept"),
+        (new().none_of(Field::CtMark, 1 << 27).ret(), "ct mark & 0x08000000 == 0x00000000 return"),
         (new().daddr_is_local().jump("regular"), "fib daddr type local jump regular"),
         (new().in_set(&[Field::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
         (new().not_in_set(&[Field::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
@@ -57,6 +58,8 @@ fn statements() {
     let new = Rule::new;
     shown(&[
         (new().accept().comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
+        (new().set_ct_mark(1 << 27), "ct mark set ct mark | 0x08000000"),
+        (new().clear_ct_mark(1 << 27), "ct mark set ct mark & 0xf7ffffff"),
         (new().eq(Field::L4proto, L4::Sctp).drop(), "meta l4proto sctp drop"),
     ]);
 }
