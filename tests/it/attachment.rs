@@ -97,10 +97,12 @@ fn a_lease_stays_while_its_containers_rules_cannot_go() {
     let (dead, next) = (Container::new(), Container::new());
     chain.add("the-dead-one", &dead);
     drop(dead);
+    // Rules of iptables-legacy, which only its programs can look for.
+    node.sh("iptables-legacy -t nat -S");
     let broken = node.path("broken");
     fs::create_dir(&broken).unwrap();
     for tool in ["save", "restore"] {
-        let file = broken.join(format!("iptables-nft-{tool}"));
+        let file = broken.join(format!("iptables-legacy-{tool}"));
         fs::write(&file, "#!/bin/sh\nexit 1\n").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }

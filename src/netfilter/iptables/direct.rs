@@ -8,6 +8,7 @@ use super::encoding::{decode, encode};
 use super::table::{Change, Rule, Table};
 use super::{Scope, iptables_table};
 use crate::error::{Code, Error, Result};
+use crate::log;
 use crate::netlink::Family;
 use crate::netlink::nftables::{self, Batch, Chain, DSTNAT, FILTER, Hook, Nft, Place, RAW, SRCNAT};
 
@@ -37,6 +38,7 @@ pub(super) fn update(
     mut scope: Scope<'_>,
     plan: &dyn Fn(&mut Table),
 ) -> Result<bool> {
+    let mut keeps_chains = false;
     for _ in 0..ATTEMPTS {
         let generation = nft.generation()?;
         let mut found = Snapshot::read(nft, family, name, scope)?;
@@ -45,9 +47,17 @@ pub(super) fn update(
             scope = Scope::All;
             continue;
         }
+        if keeps_chains {
+            found.table.changes.retain(|change| !matches!(change, Change::DeleteChain(_)));
+        }
         let Some(batch) = found.batch(family) else { return Ok(false) };
         match nft.commit_at(batch, generation) {
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
+            // A rule of another program jumps to a chain, which stays, without rules.
+            Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
+                log::warn(format_args!("a chain of iptables table {name} stays: {error}"));
+                keeps_chains = true;
+            }
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EOPNOTSUPP)) => {
                 return Ok(false);
             }

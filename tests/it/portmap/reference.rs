@@ -198,3 +198,17 @@ fn the_rules_are_those_of_the_reference() {
         }
     }
 }
+
+/// The kernel refuses to delete a chain that a rule jumps to: it stays without rules, and the container can be deleted.
+#[test]
+fn a_jump_of_another_program_keeps_no_container() {
+    let ports = Ports::new(Rules::Iptables, "1.1.0");
+    let pod = ports.pod("c1");
+    ports.add(&pod, &web());
+    let chain = ports.node.sh("iptables -t nat -S | grep -o '^-N CNI-DN.*' | cut -c4-");
+    let jump = format!("-A OTHER -j {}", chain.trim());
+    ports.node.sh(&format!("iptables -t nat -N OTHER; iptables -t nat {jump}"));
+    ports.del(&pod, &web());
+    let left = ports.state();
+    assert!(left.contains(&jump) && !left.contains("8080"), "{left}");
+}
