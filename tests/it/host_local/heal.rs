@@ -403,8 +403,7 @@ fn no_other_process_is_looked_at() {
             below.any(|rest| {
                 rest.starts_with(|c: char| c == '"' || c.is_ascii_digit())
                     && !rest.starts_with("1/status\"")
-            })
-                || text.contains("mountinfo")
+            }) || text.contains("mountinfo")
         };
         let peeks: Vec<&str> = calls.iter().map(|c| c.text.as_str()).filter(is_peek).collect();
         assert!(calls.len() > 20 && peeks.is_empty(), "{outcome:?} {peeks:?}");
