@@ -120,12 +120,7 @@ fn expression(attr: Attr<'_>) -> Option<Expression> {
             if is_match { Expression::Match(extension) } else { Expression::Target(extension) }
         }
         "counter" => Expression::Counter,
-        "immediate" => {
-            let verdict = data.find(NFTA_IMMEDIATE_DATA)?.find(NFTA_DATA_VERDICT)?;
-            let code = verdict.find(NFTA_VERDICT_CODE)?.value.try_into().ok()?;
-            let chain = verdict.find(NFTA_VERDICT_CHAIN).map(Attr::text);
-            Expression::Verdict(Verdict { code: i32::from_be_bytes(code), chain })
-        }
+        "immediate" => Expression::Verdict(Verdict::read(data.find(NFTA_IMMEDIATE_DATA)?)?),
         _ => return None,
     })
 }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::super::attribute::{self, Attr, Attributes};
 use super::super::error::Result;
 use super::super::request::{NFGENMSG, Request};
-use super::object::{Family, Hook, Table, request, write_value};
+use super::object::{Family, Hook, Table, Verdict, request, write_value};
 use super::packet::{Known, Packet};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -122,12 +122,11 @@ enum Step {
 
 /// The verdict in data.
 fn verdict(data: Attr<'_>) -> Option<Step> {
-    let verdict = data.find(NFTA_DATA_VERDICT)?;
-    let chain = || verdict.find(NFTA_VERDICT_CHAIN).map(Attr::text);
-    Some(match verdict.find(NFTA_VERDICT_CODE)?.be32()?.cast_signed() {
+    let Verdict { code, chain } = Verdict::read(data)?;
+    Some(match code {
         NF_DROP => Step::Drop,
-        NFT_JUMP => Step::Jump(chain()?),
-        NFT_GOTO => Step::Goto(chain()?),
+        NFT_JUMP => Step::Jump(chain?),
+        NFT_GOTO => Step::Goto(chain?),
         NFT_RETURN => Step::Return,
         NFT_CONTINUE => Step::Next,
         // Others may pass, as by a program that gets the packet.
@@ -256,7 +255,7 @@ impl Walk<'_> {
             },
             "reject" => Outcome::Step(Step::Drop),
             "match" => self.xt_match(data),
-            "target" => match data.find(NFTA_TARGET_NAME).map(Attr::text).as_deref() {
+            "target" => match data.find(NFTA_EXTENSION_NAME).map(Attr::text).as_deref() {
                 Some("REJECT") => Outcome::Step(Step::Drop),
                 Some(target) if TARGETS.contains(&target) => Outcome::Is(true),
                 _ => Outcome::Step(Step::Accept),
@@ -292,13 +291,13 @@ impl Walk<'_> {
 
     /// A match of iptables: a comment, or the state of the connection.
     fn xt_match(&self, data: Attr<'_>) -> Outcome {
-        let name = data.find(NFTA_MATCH_NAME).map(Attr::text);
+        let name = data.find(NFTA_EXTENSION_NAME).map(Attr::text);
         if name.as_deref() == Some("comment") {
             return Outcome::Is(true);
         }
-        let info = data.find(NFTA_MATCH_INFO).map(|info| info.value).unwrap_or_default();
+        let info = data.find(NFTA_EXTENSION_INFO).map(|info| info.value).unwrap_or_default();
         let word = |at| info.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
-        let is_third = data.find(NFTA_MATCH_REV).and_then(Attr::be32) == Some(3);
+        let is_third = data.find(NFTA_EXTENSION_REV).and_then(Attr::be32) == Some(3);
         let words = [0, 2, 4].map(|more| word(XT_FLAGS + more));
         match (name.as_deref(), words) {
             (Some("conntrack"), [Some(XT_STATE), Some(inverted), Some(states)]) if is_third => {

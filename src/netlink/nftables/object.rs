@@ -4,7 +4,7 @@ use std::fmt;
 
 use nix::libc;
 
-use super::super::attribute::Attributes;
+use super::super::attribute::{Attr, Attributes};
 use super::super::request::Request;
 use super::kind;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -287,6 +287,13 @@ impl Verdict {
     /// Continues in another chain, without returning.
     pub fn goto(chain: impl Into<String>) -> Verdict {
         Verdict { code: NFT_GOTO, chain: Some(chain.into()) }
+    }
+
+    /// The verdict in data.
+    pub(super) fn read(data: Attr<'_>) -> Option<Verdict> {
+        let verdict = data.find(NFTA_DATA_VERDICT)?;
+        let code = verdict.find(NFTA_VERDICT_CODE)?.be32()?.cast_signed();
+        Some(Verdict { code, chain: verdict.find(NFTA_VERDICT_CHAIN).map(Attr::text) })
     }
 
     /// The chain of a jump or goto.

@@ -270,13 +270,12 @@ pub(in crate::netlink) fn elements(set: Set<'static>, bodies: &[Vec<u8>]) -> Vec
 
 fn element(set: Set<'static>, attr: Attr<'_>) -> Option<Element> {
     let key = attr.find(NFTA_SET_ELEM_KEY)?.find(NFTA_DATA_VALUE)?.value;
-    let data = attr.find(NFTA_SET_ELEM_DATA).and_then(|attr| attr.nested().next());
+    let data = attr.find(NFTA_SET_ELEM_DATA);
     let data = data.zip(set.data).and_then(|(data, kind)| match kind {
-        DataType::Values(types) => value::read(types, data.value).map(Data::Values),
-        DataType::Verdict => Some(Data::Verdict(Verdict {
-            code: data.find(NFTA_VERDICT_CODE)?.value.try_into().ok().map(i32::from_be_bytes)?,
-            chain: data.find(NFTA_VERDICT_CHAIN).map(Attr::text),
-        })),
+        DataType::Values(types) => {
+            value::read(types, data.find(NFTA_DATA_VALUE)?.value).map(Data::Values)
+        }
+        DataType::Verdict => Verdict::read(data).map(Data::Verdict),
     });
     let comment = attr.find(NFTA_SET_ELEM_USERDATA).and_then(|a| read_comment(a.value));
     Some(Element { set, key: value::read(set.key, key)?, data, comment })

@@ -57,7 +57,6 @@ constants! { u16:
     // The same for `meta`, `ct`, `fib` and `payload`; the parameters of the load follow.
     NFTA_LOAD_DREG = 1,
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
-    NFTA_MATCH_NAME = 1, NFTA_MATCH_REV = 2, NFTA_MATCH_INFO = 3, NFTA_TARGET_NAME = 1,
 }
 
 constants! { usize: NFT_REG32_00 = 8 }

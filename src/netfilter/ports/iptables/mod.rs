@@ -28,6 +28,9 @@ const NAT: &str = "nat";
 /// The top chain for sources of an old release of the reference.
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
+/// The chains with rules that all attachments share, beside [`TOP`].
+const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, MASQ];
+
 /// For [`crate::netfilter::heal`]. A port that another container holds meanwhile is not restored.
 pub(in crate::netfilter) const RECORDS: Records<Forward> = Records {
     kept: KEPT,
@@ -73,15 +76,11 @@ pub(super) fn add(
             }
             taken.replace(port);
         };
-        let (common, own) = chains(owner);
-        let needed = ["PREROUTING", "OUTPUT", POSTROUTING, TOP, SETMARK, MASQ, &common, &own];
-        let comment = entry_comment(owner);
         let ports = wanted.mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
-        let leads_on = |rule: &Rule| {
-            rule.chain == TOP && (is_entry(rule, &comment) || may_be_of(rule, &ports))
-        };
-        let scope = Scope::Chains(&needed, &leads_on);
-        let created = filter.iptables(family).and_then(|tables| tables.update(NAT, scope, &plan));
+        let may_hold = |entry: &Rule| may_be_of(entry, &ports);
+        let created = with_scope(owner, &SHARED, &may_hold, &|scope| {
+            filter.iptables(family)?.update(NAT, scope, &plan)
+        });
         if created.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
                 undo(filter, Family::of(earlier.addr()), owner);
@@ -126,9 +125,8 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
 
 fn undo(filter: &PacketFilter, family: Family, owner: Owner<'_>) {
     let uproot = |table: &mut Table| table.uproot_chain(&chain_of(table, owner));
-    let undone = filter
-        .iptables(family)
-        .and_then(|tables| own_chains(owner, &|scope| tables.update(NAT, scope, &uproot)));
+    let undone =
+        with_own_scope(owner, &|scope| filter.iptables(family)?.update(NAT, scope, &uproot));
     if let Err(error) = undone {
         log::warn(format_args!("undo port mappings: {error}"));
     }
@@ -192,12 +190,24 @@ fn chains(owner: Owner<'_>) -> (String, String) {
     (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
 }
 
-/// Calls a function with the chains that may have rules of the attachment.
-fn own_chains<T>(owner: Owner<'_>, call: &dyn Fn(Scope<'_>) -> T) -> T {
+/// Calls a function with the chains that may have rules of the attachment, with `more` chains, and with those of the other
+/// entries for which `is_wanted` returns true.
+fn with_scope<T>(
+    owner: Owner<'_>,
+    more: &[&str],
+    is_wanted: &dyn Fn(&Rule) -> bool,
+    call: &dyn Fn(Scope<'_>) -> T,
+) -> T {
     let (common, own) = chains(owner);
     let comment = entry_comment(owner);
-    let leads_on = |rule: &Rule| is_entry(rule, &comment);
-    call(Scope::Chains(&[TOP, &common, &own, OLD_SNAT, &owner.chain("SN-")], &leads_on))
+    let needed = [&[TOP, common.as_str(), own.as_str()], more].concat();
+    let leads_on = |rule: &Rule| is_entry(rule, &comment) || (rule.chain == TOP && is_wanted(rule));
+    call(Scope::Chains(&needed, &leads_on))
+}
+
+/// As [`with_scope`], for a deletion.
+fn with_own_scope<T>(owner: Owner<'_>, call: &dyn Fn(Scope<'_>) -> T) -> T {
+    with_scope(owner, &[OLD_SNAT, &owner.chain("SN-")], &|_| false, call)
 }
 
 /// The first wanted port that the chain of another container maps.
@@ -246,7 +256,9 @@ pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<BTreeSet<Ip
     let (common, own) = chains(owner);
     let servers = RefCell::new(BTreeSet::new());
     let plan = |table: &mut Table, _| servers.borrow_mut().extend(plan_del(table, owner));
-    own_chains(owner, &|scope| filter.delete_with_iptables(NAT, &[&common, &own], scope, &plan))?;
+    with_own_scope(owner, &|scope| {
+        filter.delete_with_iptables(NAT, &[&common, &own], scope, &plan)
+    })?;
     Ok(servers.into_inner())
 }
 
@@ -272,13 +284,10 @@ fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
 pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
-    let (common, own) = chains(owner);
-    let needed = ["PREROUTING", "OUTPUT", POSTROUTING, TOP, SETMARK, MASQ, &common, &own];
-    let comment = entry_comment(owner);
-    let leads_on = |rule: &Rule| is_entry(rule, &comment);
     for wanted in Wanted::each(owner, forward) {
-        let tables = filter.iptables(wanted.family())?;
-        let table = tables.read(NAT, Scope::Chains(&needed, &leads_on))?;
+        let table = with_scope(owner, &SHARED, &|_| false, &|scope| {
+            filter.iptables(wanted.family())?.read(NAT, scope)
+        })?;
         let chain = chain_of(&table, owner);
         let missing = if table.has_chain(&chain) {
             missing(&table, wanted).map(|rule| {
