@@ -35,10 +35,10 @@ use crate::error::{Error, Result};
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, iptables_table, program};
+use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, program};
 use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
 use crate::netfilter::shared::{instance, is_of_dead, others};
-use crate::netlink::nftables::{Batch, Nft};
+use crate::netlink::nftables::Nft;
 
 const FILTER: &str = "filter";
 
@@ -394,24 +394,24 @@ pub(super) fn create_ownerless(
 }
 
 /// Removes the rules that the reference does not have and would not delete, and the chains that record owners; the
-/// other rules remain. On `nf_tables` the chains go without a program.
+/// other rules remain.
 pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
     let is_addition = |rule: &Rule| rule.value("--comment") == Some(PUBLISHED);
-    filter.delete_with_iptables(FILTER, &CHAINS, Scope::All, &|table, _| {
-        table.del_rules(is_addition);
-    })?;
-    let is_record = |chain: &str| chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
-    if let Some(nft) = filter.nft_if_present()? {
-        let mut batch = Batch::new();
-        for table in Family::BOTH.map(|family| iptables_table(family, FILTER)) {
-            for chain in nft.dump_chains(table)?.iter().filter(|chain| is_record(&chain.name)) {
-                batch.flush_chain(table.chain(&chain.name)).del(table.chain(&chain.name));
+    let is_record = |chain: &&String| *chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
+    filter.delete_with_iptables(
+        FILTER,
+        &[CNI_FORWARD, STAGE_1, OWNERS],
+        Scope::All,
+        &|table, _| {
+            table.del_rules(is_addition);
+            for chain in table.chains.clone().iter().filter(is_record) {
+                table.del_chain(chain);
             }
-        }
-        nft.commit(batch)?;
-    }
+        },
+    )?;
+    // Of iptables-legacy only the programs can tell.
     for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
-        let tables = filter.find_iptables(family, Flavour::Legacy)?.ok_or_else(|| {
+        filter.find_iptables(family, Flavour::Legacy)?.ok_or_else(|| {
             let program = format!("{}-legacy", program(family));
             Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
                 format!(
@@ -419,11 +419,6 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
                      and the same for each chain {BRIDGE_OWNER}.."
                 ),
             )
-        })?;
-        tables.update(FILTER, Scope::All, &|table| {
-            for chain in table.chains.clone().iter().filter(|chain| is_record(chain)) {
-                table.del_chain(chain);
-            }
         })?;
     }
     Ok(())
