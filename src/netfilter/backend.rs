@@ -174,8 +174,7 @@ impl PacketFilter {
     }
 
     fn require_iptables(&self) -> Result<()> {
-        let programs =
-            self.programs(Family::V4).ok_or_else(|| iptables::not_found(Family::V4))?;
+        let programs = self.programs(Family::V4).ok_or_else(|| iptables::not_found(Family::V4))?;
         let error = if programs.are_on_nf_tables() && self.has_nf_tables() {
             if self.has_iptables_matches() {
                 return Ok(());

@@ -1,8 +1,8 @@
 //! firewall: accepts forwarded traffic of the container, and isolates bridges.
 //!
 //! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
-//! `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs, else iptables if it works and can print
-//! its tables, else nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
+//! `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs, else iptables if it works, else
+//! nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
 //! `firewalldZone`.
 //!
 //! State on the host while the container lives: its addresses in the chosen back end (`netfilter/filter/`). Permanently:
