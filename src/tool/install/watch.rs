@@ -1,5 +1,4 @@
-//! `cnibox install --watch`, for nodes without an init container: repairs the installation when
-//! inotify(7) reports a change of the folder.
+//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the folder.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -46,10 +45,9 @@ fn repair(job: &Job<'_>, watch: &mut Watch) -> Result<()> {
     }
     let steps = job.run()?;
     if steps.iter().any(|step| step.action.changes()) {
-        report(job.options, &steps)
-    } else {
-        Ok(())
+        report(job.options, &steps)?;
     }
+    Ok(())
 }
 
 struct Watch {
