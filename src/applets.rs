@@ -64,6 +64,25 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_the_plugin_that_its_name_ends_in() {
+        let name = |file| TABLE.of_file(file).map(|applet| applet.name);
+        for (file, applet) in [
+            ("bridge", Some("bridge")),
+            ("host-local", Some("host-local")),
+            ("buildkit-cni-bridge", Some("bridge")),
+            ("buildkit-cni-host-local", Some("host-local")),
+            ("x-macvlan", Some("macvlan")),
+            ("xbridge", None),
+            ("local", None),
+            ("my-local", None),
+            ("bridge-x", None),
+            ("my-repair", None),
+        ] {
+            assert_eq!(name(file), applet, "{file}");
+        }
+    }
+
+    #[test]
     fn names_are_exact() {
         assert!(
             TABLE.find("bridge").is_some()

@@ -15,10 +15,8 @@ use super::in_process::InProcess;
 use super::outcome::{FAILED, Outcome};
 use super::pause::{Signals, Woken};
 use super::{DRY_RUN, JSON, Tool, doctor, install, print};
-use crate::cmd;
 use crate::cni::json::pretty;
 use crate::error::{Code, Context, Error, Result};
-use crate::invoke;
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
 use crate::netlink::Changes;
@@ -170,12 +168,9 @@ impl Job {
         let mut links = Changes::listen()?;
         let mut reported = HashSet::new();
         let mut dispute = Duration::ZERO;
-        let own = own_path()?;
+        let own = install::Own::find()?;
         loop {
-            // The plugins that are installed now are links to another file, which this process must not stand for.
-            if !invoke::is_own_executable(&own) && own.is_file() {
-                log::warn(cmd::replace_process(&own));
-            }
+            own.renew();
             let start = Instant::now();
             let repairs = self.restore(Repair::Restore);
             report(&repairs, &mut reported)?;
@@ -184,9 +179,7 @@ impl Job {
                 [] => Duration::ZERO,
                 _ => (dispute * 2).clamp(SETTLE, LONGEST_DISPUTE),
             };
-            // An installer may be replacing the file at this moment.
-            let is_missing = !own.is_file();
-            let interval = (rules.must_poll() || is_missing).then_some(INTERVAL);
+            let interval = (rules.must_poll() || own.is_missing()).then_some(INTERVAL);
             if signals.wait(&[], Some(pause))? == Some(Woken::End)
                 || wait(&signals, &rules, &mut links, interval)? == Woken::End
             {
@@ -208,13 +201,6 @@ fn outcomes(repairs: &Repairs, is_dry: bool) -> Vec<Outcome> {
         .iter()
         .map(|error| Outcome::new(FAILED, "", "repair", error.msg()).with_remedy(error.details()));
     missing.chain(left).chain(failed).collect()
-}
-
-/// The path of this executable, also if another file has replaced it.
-fn own_path() -> Result<PathBuf> {
-    let own = std::env::current_exe().map_err(|e| Error::io("find this executable", &e))?;
-    let text = own.to_string_lossy();
-    Ok(text.strip_suffix(" (deleted)").map(PathBuf::from).unwrap_or(own))
 }
 
 /// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service

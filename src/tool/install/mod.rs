@@ -15,6 +15,7 @@ mod folder;
 mod options;
 mod origin;
 mod plan;
+mod renew;
 mod uninstall;
 mod watch;
 
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+pub(super) use self::renew::Own;
 use super::{Tool, lint, print};
 use crate::cni::json::pretty;
 use crate::error::Result;
@@ -146,7 +148,10 @@ impl Job<'_> {
             let _lock = Lock::exclusive(&folder.join(STATE).join("lock"))?;
             // Another process may have changed the folder in the meantime.
             plan = Plan::new(self)?;
-            files::unprotect(folder)?;
+            // The flag stays while only links are restored.
+            if plan.steps.iter().any(|step| step.name == BINARY && step.action.changes()) {
+                files::unprotect(folder)?;
+            }
             let done = apply::run(self, &plan);
             protect(&plan);
             done?;

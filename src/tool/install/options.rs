@@ -49,7 +49,7 @@ pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--no-hand-over",
         "",
-        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins that are restored, and our records of them removed",
+        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins, and our records of them removed",
     ),
     ROOT,
     DRY_RUN,

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::files::{During, create_folder};
+use super::renew::Own;
 use super::{Job, STATE, report};
 use crate::error::Result;
 use crate::log;
@@ -27,8 +28,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<()> {
     create_folder(&job.options.folder)?;
     let mut watch = Watch::start(job)?;
     report(job.options, &job.run()?)?;
+    let own = Own::find()?;
     let mut failed = false;
     while watch.wait(&signals, failed.then_some(RETRY))? == Woken::Change {
+        own.renew();
         let repaired = repair(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
