@@ -24,9 +24,9 @@ gc: deletes the attachments of dead containers
 Usage:
   cnibox gc [--network NAME] [--container ID] [--dry-run] [--json]
 
-Each attachment whose container has certainly ended gets a DEL: with the configuration and the arguments of its ADD
-if it is in the runtimes' cache, else with the current configuration of the network. Then the leases of host-local,
-rules and devices of networks without a configuration are deleted. What is not proved to have ended is not touched,
+The leases of host-local, rules and devices of each attachment whose container has certainly ended are deleted. Then
+it gets a DEL: with the configuration and the arguments of its ADD if it is in the runtimes' cache, else with the
+current configuration of the network. What is not proved to have ended is not touched,
 unless it is named; --dry-run lists it with the reason.
 
 \"cnitool gc\" is the runtime's GC instead: of one network, it removes what is not in a list, also if it is alive.
@@ -180,6 +180,15 @@ pub(super) fn collect(
     let runtime = folders.runtime(table);
     let found = find(folders, &runtime, selection)?;
     require_known(folders, &found, selection)?;
+    // Reclaimed under the locks of the leases and records, because a runtime may attach a container again with the
+    // same id; a DEL has no such lock.
+    let mut reclaimed = Vec::new();
+    for store in folders.stores(selection.network)? {
+        leases(&store, selection, dry_run, &mut reclaimed)?;
+    }
+    for record in Record::all(selection.network) {
+        reclaimed.extend(remains(&record, selection, dry_run)?);
+    }
     let mut outcomes = Vec::new();
     for Ended { list, attach, why } in found.ended {
         let Attach { container_id, ifname, .. } = &attach;
@@ -190,10 +199,10 @@ pub(super) fn collect(
             outcomes.push(outcome.with_remedy(COLLECT));
             continue;
         }
-        // A runtime may have attached the container again, with the same id.
         let owner = Owner { network, ifname, id: container_id };
         let liveness = liveness(&folders.stores(Some(network))?, owner);
-        if selection.end(network, container_id, liveness).is_none() {
+        let is_reclaimed = liveness == Liveness::Unknown(Doubt::NoRecord);
+        if !is_reclaimed && selection.end(network, container_id, liveness).is_none() {
             continue;
         }
         outcomes.push(match runtime.del(&list, &attach) {
@@ -201,14 +210,7 @@ pub(super) fn collect(
             Err(error) => Outcome::failed(network, object, &error.context("detach")),
         });
     }
-    // State of networks that have no configuration.
-    for store in folders.stores(selection.network)? {
-        leases(&store, selection, dry_run, &mut outcomes)?;
-    }
-    // State without a lease of host-local.
-    for record in Record::all(selection.network) {
-        outcomes.extend(remains(&record, selection, dry_run)?);
-    }
+    outcomes.extend(reclaimed);
     if dry_run {
         outcomes.extend(found.doubtful);
     }

@@ -108,7 +108,7 @@ impl Job {
         let mut network = line.last(NETWORK.flag).map(str::to_owned);
         if network.is_none() && words.len() > wanted {
             let word = words.remove(0);
-            deprecated(&format!("{name} {word}"), &format!("--network {word}"));
+            deprecated(&format!("ipam {name} {word}"), &format!("--network {word}"));
             network = Some(word);
         }
         if let Some(network) = &network {

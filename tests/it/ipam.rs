@@ -92,7 +92,7 @@ fn the_list_tells_who_is_alive() {
     let in_doubt = "it has no link on the host that would show its end";
     assert_eq!(rows[3]["reason"], in_doubt);
     assert!(rows[1]["reason"].is_null() && rows[1]["age"].as_u64().unwrap() < 1000);
-    assert_eq!(listed(&node, "another").len(), 1);
+    assert_eq!(listed(&node, "--network another").len(), 1);
 
     let table = ends_with(0, &ipam(&node, "ls --network pods")).stdout;
     let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();

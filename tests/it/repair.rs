@@ -298,7 +298,9 @@ fn watch_that_keeps_the_folder_becomes_the_new_release() {
     let [folder, new] = ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
     ward.node.cnibox(&["install", &folder]).without("DESTDIR").printed();
     let program = ward.node.path("plugins/cnibox");
-    let watch = ward.cnibox(&["repair", "--watch", "--install", &folder]);
+    let args = ["repair", "--watch", "--install", &folder, "--plugin-path", &folder];
+    let cache = ward.node.path("cache").display().to_string();
+    let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
     let executable =
         || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
