@@ -41,6 +41,10 @@ ifneq ($(TARGET),$(HOST))
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= aarch64-linux-gnu-gcc
 endif
 
+# The commit that `cnibox version` names; nothing for a source without git.
+CNIBOX_COMMIT ?= $(shell [ ! -e .git ] || git rev-parse --short=12 HEAD 2>/dev/null)
+build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
+
 # Maximum size of the stripped executable in bytes: 5 MB.
 SIZE_LIMIT := 5000000
 

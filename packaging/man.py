@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""man.py BINARY FOLDER: writes the manual pages: cnibox(1) and those of the tools from the output of
+"""man.py BINARY FOLDER: writes the manual pages: cnibox(1) with its commands, and those of the tools, from the output of
 --help, cnibox-PLUGIN(8) from docs/plugins/, for the applets of the executable.
 
 man.py --tool BINARY ABOUT FOLDER: writes the page of one tool."""
@@ -86,12 +86,15 @@ def main(binary, folder):
     os.makedirs(folder + "/man1", exist_ok=True)
     os.makedirs(folder + "/man8", exist_ok=True)
     save = lambda name, text: archive.write(f"{folder}/{name}.gz", archive.gzipped(text.encode()))
-    usage = {"SYNOPSIS": ["--help"], "INSTALL": ["install", "--help"],
-             "UNINSTALL": ["uninstall", "--help"]}
-    body = "".join(f".SH {title}\n" + literal(says(binary, *args)) for title, args in usage.items())
+    applets = [line.split(None, 2) for line in says(binary, "list").splitlines()]
+    usage = says(binary, "--help")
+    # The lines "  cnibox COMMAND  description" of the help, without commands that have no help.
+    commands = [name for name in re.findall(r"^  cnibox ([a-z]+)  ", usage, flags=re.M)
+                if name not in ("help", "list", "version")]
+    body = ".SH SYNOPSIS\n" + literal(usage)
+    body += "".join(f".SH {name.upper()}\n" + literal(says(binary, name, "--help")) for name in commands)
     save("man1/cnibox.1", page("cnibox", 1, "every Linux CNI plugin in one executable", body))
-    for line in says(binary, "list").splitlines():
-        name, kind, about = line.split(None, 2)
+    for name, kind, about in applets:
         if kind == "tool":
             body = ".SH SYNOPSIS\n" + literal(says(binary, name, "--help"))
             save(f"man1/{name}.1", page(name, 1, about, body))

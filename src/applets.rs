@@ -19,13 +19,13 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Flannel>(Kind::Interface),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
-    Applet::tool("ipam", "who has which address of host-local, and gets it back", ipam::main),
+    Applet::tool("ipam", "lists and frees leases of host-local", ipam::main),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::tool("repair", "restores what this host's containers have lost", repair::main),
+    Applet::tool("repair", "restores missing rules, bridges and routes", repair::main),
     Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Tap>(Kind::Interface),
@@ -60,6 +60,25 @@ mod tests {
             let module = root.join(folder).join(&name).join("mod.rs");
             assert!(file.is_file() || module.is_file(), "{}", file.display());
             assert!(readme.contains(&format!("`{}`", applet.name)), "README lacks {}", applet.name);
+        }
+    }
+
+    #[test]
+    fn a_file_is_the_plugin_that_its_name_ends_in() {
+        let name = |file| TABLE.of_file(file).map(|applet| applet.name);
+        for (file, applet) in [
+            ("bridge", Some("bridge")),
+            ("host-local", Some("host-local")),
+            ("buildkit-cni-bridge", Some("bridge")),
+            ("buildkit-cni-host-local", Some("host-local")),
+            ("x-macvlan", Some("macvlan")),
+            ("xbridge", None),
+            ("local", None),
+            ("my-local", None),
+            ("bridge-x", None),
+            ("my-repair", None),
+        ] {
+            assert_eq!(name(file), applet, "{file}");
         }
     }
 

@@ -4,6 +4,10 @@
 use lexopt::{Arg, Parser};
 
 use crate::error::{Error, Result};
+use crate::log;
+
+/// Options of earlier releases, each with the option that replaced it.
+const RENAMED: [(&str, &str); 1] = [("--net-conf-path", "--conf-dir")];
 
 /// An option of a command.
 #[derive(Debug)]
@@ -59,7 +63,7 @@ pub fn parse(args: Vec<String>, options: &[Opt]) -> Result<Asked> {
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|wrong| usage(wrong.to_string()))? {
         let matches = |opt: &&Opt| match arg {
-            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name),
+            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name) || replaces(opt, name),
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
         };
@@ -83,6 +87,20 @@ pub fn parse(args: Vec<String>, options: &[Opt]) -> Result<Asked> {
         line if line.has(VERSION.flag) => Asked::Version,
         line => Asked::Work(line),
     })
+}
+
+/// Whether the option replaces that of an earlier release; warns if so.
+fn replaces(opt: &Opt, name: &str) -> bool {
+    let is_old = |(old, new): &&(&str, &str)| old[2..] == *name && *new == opt.flag;
+    let found = RENAMED.iter().find(is_old);
+    found.inspect(|(old, new)| deprecated(old, new)).is_some()
+}
+
+/// Warns that `old` works in this minor version only, and names its replacement.
+pub fn deprecated(old: &str, new: &str) {
+    log::line(format_args!(
+        "{old} is deprecated, and the next minor release refuses it: use {new}"
+    ));
 }
 
 impl CommandLine {
@@ -121,9 +139,13 @@ pub fn help(options: &[Opt]) -> String {
     all(options).map(line).collect()
 }
 
-/// The output of `--version`.
+/// The output of `--version`: with the commit, if the build knew it (`CNIBOX_COMMIT`).
 pub fn version() -> String {
-    concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n").to_owned()
+    let commit = match option_env!("CNIBOX_COMMIT") {
+        None | Some("") => String::new(),
+        Some(commit) => format!(" (commit {commit})"),
+    };
+    format!("cnibox {}{commit}\n", env!("CARGO_PKG_VERSION"))
 }
 
 /// Fails if there are arguments that are not options.

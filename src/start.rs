@@ -51,11 +51,12 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut args: Vec<String> = args.collect();
-    if let Some(applet) = TABLE.find(&name) {
+    let is_own = multicall::is_own_name(&name);
+    if let Some(applet) = TABLE.of_file(&name).filter(|_| !is_own) {
         return multicall::link(applet, args, TABLE);
     }
     match args.first().and_then(|first| TABLE.find(first)) {
-        Some(applet) if multicall::is_own_name(&name) => {
+        Some(applet) if is_own => {
             args.remove(0);
             run::main(applet, args, TABLE)
         }

@@ -9,6 +9,7 @@ pub mod attachment {
 
 pub mod options {
     pub use crate::options::{Asked, Opt, help, opt, parse, unknown_word, version};
+    pub use crate::tool::multicall::of_tools;
 }
 
 pub mod netlink {

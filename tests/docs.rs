@@ -200,6 +200,41 @@ fn files_named_in_the_architecture_exist() {
     assert!(lost.is_empty(), "{lost:?}");
 }
 
+/// The table of the tools' options has each option in the row of its tools, and no other.
+#[test]
+fn operators_find_every_option_of_every_tool() {
+    let text = fs::read_to_string(root().join("docs/operator.md")).unwrap();
+    let section = text.split("## Tools and their options").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let rows: Vec<(Vec<&str>, Vec<&str>)> = section
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| {
+            let cells: Vec<&str> = line.split('|').collect();
+            (words(cells[1]), words(cells[2]))
+        })
+        .collect();
+    let tools = cnibox::testing::options::of_tools();
+    for (command, flags) in &tools {
+        let tool = command.trim_start_matches("cnibox ");
+        for flag in flags.iter().filter(|flag| !["--help", "--version"].contains(flag)) {
+            let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| {
+                options.contains(flag) && tools.contains(&tool)
+            };
+            let is_old = tool == "install" && *flag == "--watch";
+            assert!(is_old || rows.iter().any(is_row), "docs/operator.md: {tool} {flag}");
+        }
+    }
+    for (options, of) in &rows {
+        for flag in options.iter().filter(|word| word.starts_with("--")) {
+            let has = |(command, flags): &(&str, Vec<&str>)| {
+                flags.contains(flag) && of.contains(&command.trim_start_matches("cnibox "))
+            };
+            assert!(tools.iter().any(has), "docs/operator.md: no tool of its row has {flag}");
+        }
+    }
+}
+
 #[test]
 fn image_builders_find_every_plugin() {
     let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();

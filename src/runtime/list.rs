@@ -100,7 +100,7 @@ impl NetworkList {
         let dir = dir.display();
         if files.is_empty() {
             return Err(Error::config(format!("no net configurations found in {dir}")).with_details(
-                "put a *.conflist, *.conf or *.json file there, or choose the directory with --net-conf-path or NETCONFPATH",
+                "put a *.conflist, *.conf or *.json file there, or choose the directory with --conf-dir or NETCONFPATH",
             ));
         }
         let order =

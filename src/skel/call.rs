@@ -46,9 +46,20 @@ impl Table {
         self.applets.iter().find(|applet| applet.name == name)
     }
 
-    /// The plugin of exactly this name.
+    /// The applet that an executable of this file name is: the one of exactly this name, else the plugin with the longest
+    /// name that the file name ends in after a hyphen. `BuildKit` calls its plugins `buildkit-cni-bridge` and the like.
+    pub fn of_file(&self, name: &str) -> Option<&'static Applet> {
+        let is_end = |applet: &&Applet| {
+            let start = name.strip_suffix(applet.name);
+            applet.kind != Kind::Tool && start.is_some_and(|start| start.ends_with('-'))
+        };
+        let longest = || self.applets.iter().filter(is_end).max_by_key(|applet| applet.name.len());
+        self.find(name).or_else(longest)
+    }
+
+    /// The plugin that an executable of this file name is.
     pub fn plugin(&self, name: &str) -> Option<OwnPlugin> {
-        self.find(name).and_then(Applet::as_plugin)
+        self.of_file(name).and_then(Applet::as_plugin)
     }
 
     /// The names of the plugins.

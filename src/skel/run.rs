@@ -100,8 +100,8 @@ fn guarded(run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResu
     })
 }
 
-/// The text for a plugin that is started without `CNI_COMMAND`. nerdctl parses the first line.
-fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
+/// Prints the text of an applet that is started without `CNI_COMMAND`. nerdctl and Nomad parse the first line.
+pub fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
     log::line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
     let versions: Vec<_> = versions.iter().map(|v| v.as_str()).collect();

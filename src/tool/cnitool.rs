@@ -43,6 +43,11 @@ namespace (/run/netns/x, /proc/<pid>/ns/net).
     options: OPTIONS,
     notes: "CNI_ARGS (k=v;k=v) is passed to the plugins.
 
+gc is the runtime's GC of one network: what is not kept is removed, if it is alive as well. \"cnibox gc\" works on the
+whole node, without a list, and deletes only what is proved to have ended.
+
+Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.
+
 Example:
   ip netns add testing
   export CNI_PATH=/opt/cni/bin
@@ -57,7 +62,7 @@ const OPTIONS: &[Opt] = &[
         short: Some('i'),
         ..opt("--ifname", "NAME", "interface in the namespace [CNI_IFNAME, eth0]")
     },
-    opt("--net-conf-path", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
+    opt("--conf-dir", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
     opt("--plugin-path", "DIRS", "plugin directories, separated by colons [CNI_PATH]"),
     opt("--cap-args", "JSON", "capability arguments, an object [CAP_ARGS]"),
     opt("--container-id", "ID", "container id; by default a hash of <netns>"),
@@ -108,7 +113,7 @@ impl Options {
         };
         Ok(Options {
             ifname: option("--ifname", "CNI_IFNAME", "eth0"),
-            conf_dir: option("--net-conf-path", "NETCONFPATH", CONF_DIR).into(),
+            conf_dir: option("--conf-dir", "NETCONFPATH", CONF_DIR).into(),
             plugin_dirs: split_path(&option("--plugin-path", "CNI_PATH", "")),
             cache_dir: line.last("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
             cap_args: option("--cap-args", "CAP_ARGS", ""),

@@ -12,9 +12,6 @@ use crate::cni::json::place::Position;
 use crate::cni::json::pretty;
 use crate::error::{Error, Result};
 
-/// The exit status if there are errors among the findings.
-const ERRORS: u8 = 2;
-
 /// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Severity {
@@ -81,30 +78,37 @@ pub(super) fn report(findings: &[Finding], json: bool, none: &str) -> Result<Exi
     })?;
     Ok(match findings.iter().map(|finding| finding.severity).max() {
         None | Some(Severity::Note) => ExitCode::SUCCESS,
-        Some(Severity::Warning) => ExitCode::FAILURE,
-        Some(Severity::Error) => ExitCode::from(ERRORS),
+        Some(Severity::Warning | Severity::Error) => ExitCode::FAILURE,
     })
 }
 
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // "message", "subject" and "cure" are the keys of 0.2, for one minor version.
         let (severity, problem) = (self.severity.to_string(), self.error.msg());
-        let remedy = self.error.details();
-        let object = match &self.subject {
+        let (remedy, object) = (self.error.details(), self.subject.to_string());
+        let finding = match &self.subject {
             Subject::File { path, position, network } => json!({
                 "file": path.display().to_string(),
                 "line": position.map(|position| position.line),
                 "column": position.map(|position| position.column),
                 "network": network,
                 "severity": severity,
+                "object": object,
+                "problem": problem,
                 "message": problem,
                 "remedy": remedy,
             }),
-            Subject::Object(name) => json!({
-                "severity": severity, "subject": name, "problem": problem, "cure": remedy,
+            Subject::Object(_) => json!({
+                "severity": severity,
+                "object": object,
+                "subject": object,
+                "problem": problem,
+                "remedy": remedy,
+                "cure": remedy,
             }),
         };
-        object.serialize(serializer)
+        finding.serialize(serializer)
     }
 }
 

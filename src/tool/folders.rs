@@ -14,7 +14,7 @@ use super::life::{Life, lives};
 use crate::cni::NetworkName;
 use crate::error::Result;
 use crate::invoke::split_path;
-use crate::leases::{self, DATA_DIR};
+use crate::leases::{self, DATA_DIR, LeaseOptions, LeaseStore, Listing};
 use crate::log;
 use crate::options::{CommandLine, Opt, opt};
 use crate::runtime::{
@@ -34,7 +34,7 @@ pub(super) const PLUGIN_DIR: &str = "/opt/cni/bin";
 const STATE: [&str; 2] = ["/run/cni", "/var/lib/cni"];
 
 pub(super) const CONF: Opt =
-    opt("--net-conf-path", "DIR", "directory of network configurations [/etc/cni/net.d]");
+    opt("--conf-dir", "DIR", "directory of network configurations [/etc/cni/net.d]");
 pub(super) const PLUGIN_PATH: Opt = opt(
     "--plugin-path",
     "DIRS",
@@ -81,6 +81,16 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// The leases, without a lock; none if there is no folder.
+    pub(super) fn listing(&self) -> Result<Listing> {
+        Ok(Listing::open_existing(&self.data_dir, &self.network)?.unwrap_or_default())
+    }
+
+    /// Locks the leases; `None` if their folder was removed meanwhile.
+    pub(super) fn lock(&self) -> Result<Option<LeaseStore>> {
+        LeaseStore::open_existing(&self.data_dir, &self.network, LeaseOptions::default())
+    }
+
     /// Device and inode of the network's folder.
     fn identity(&self) -> Option<(u64, u64)> {
         let meta = fs::metadata(self.data_dir.join(&self.network)).ok()?;

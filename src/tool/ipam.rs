@@ -7,142 +7,170 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::folders::{CACHE, CONF, Folders, LEASES, Store};
-use super::life::{Selection, doubt, in_words, is_alive};
-use super::{NOT_FOUND, Tool, columns, print};
-use crate::attachment::{Liveness, Record};
+use super::life::{Selection, in_words, is_alive};
+use super::outcome::{Outcome, report};
+use super::{DRY_RUN, JSON, NETWORK, Tool, columns, gc, print};
+use crate::attachment::Liveness;
 use crate::cni::NetworkName;
 use crate::cni::json::pretty;
 use crate::error::{Error, Result};
-use crate::leases::{
-    Lease, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed, Reservation,
-};
+use crate::leases::{Lease, LeaseStatus, Reclaimed, Reservation};
 use crate::log;
-use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
-use crate::skel::{Failures, Table, reclaim};
+use crate::options::{CommandLine, Opt, deprecated, opt, unknown_word, usage};
+use crate::skel::Table;
 use crate::sort::{sort_by, sort_by_key};
 
 pub(super) const TOOL: Tool = Tool {
     command: "ipam",
     usage: "\
-ipam: lists and releases the addresses of host-local
+ipam: lists and frees leases of host-local
 
 Usage:
-  ipam ls   [<network>] [--json]       list the leases; changes nothing, does not wait for a lock
-  ipam free <network> <address>        release one address, even if it is reserved
-  ipam free <network> <container>      release all addresses of a container, given by its full id
-  ipam gc   [<network>] [--empty]      release the addresses of containers that are certainly dead, and remove
-                                       their host ports and other rules
-Each command is also available as \"cnibox ipam ...\".
+  cnibox ipam ls   [--network NAME] [--json]       list the leases; changes nothing, does not wait for a lock
+  cnibox ipam free --network NAME <address>        free one address, even if it is reserved
+  cnibox ipam free --network NAME <container>      free all addresses of a container, given by its full id
+  cnibox ipam free --empty [--network NAME]        free the addresses whose files are empty
+The addresses of dead containers: see cnibox gc.
 ",
     options: &[
-    LEASES,
-    CONF,
-    CACHE,
-    opt(
-        "--json",
-        "",
-        "ls: an array of objects with network, address, container, interface (null in\n\
-         leases of old releases), age (seconds), alive (true, false, or null if\n\
-         unknown), reason (why alive is not true, or why the address is reserved)\n\
-         and reclaimed (from which container the address was, and why)",
-    ),
-    opt(
-        "--empty",
-        "",
-        "gc: also addresses whose files are empty: left by a crash of another program,\n\
-         or reserved by an administrator",
-    ),
-    Opt {
-        short: Some('n'),
-        ..opt("--dry-run", "", "free, gc: print the addresses, and change nothing")
-    },
+        NETWORK,
+        opt(
+            "--empty",
+            "",
+            "free: the addresses whose files are empty: left by a crash of another program, or\n\
+             reserved by an administrator",
+        ),
+        opt("--force", "", "free: also an address that a container uses, which another one may get then"),
+        DRY_RUN,
+        Opt {
+            about: "ls: an array of objects with network, address, container, interface (null in\n\
+                    leases of old releases), age (seconds), alive (true, false, or null if\n\
+                    unknown), reason (why alive is not true, or why the address is reserved)\n\
+                    and reclaimed (from which container the address was, and why);\n\
+                    free: of objects with action, object, network, problem and remedy",
+            ..JSON
+        },
+        LEASES,
+        CONF,
+        CACHE,
     ],
     notes: "
 ALIVE is \"yes\" if the host's end of the container's veth pair exists, \"no\" if that end is gone or the lease was made
-before the last boot, \"?\" if neither is proved: gc and the plugin keep such a lease. free does not ask for
-confirmation: an address that is still in use will be allocated to another container as well.
+before the last boot, \"?\" if neither is proved: gc and the plugin keep such a lease.
 
-Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be freed; 2 wrong usage.
 
 Example:
-  ipam ls pods
-  ipam gc --dry-run
-  ipam free pods 10.88.0.17
+  cnibox ipam ls --network pods
+  cnibox ipam free --network pods 10.88.0.17
 ",
 };
 
-/// The beginning of lines about what stays because nothing proves that its attachment has ended.
-const IN_DOUBT: &str = "in doubt, kept:";
-
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
-    List { network: Option<String>, json: bool },
-    Free { network: String, what: String, dry_run: bool },
-    Gc { network: Option<String>, empty: bool, dry_run: bool },
+    List {
+        network: Option<String>,
+    },
+    Free {
+        network: String,
+        what: String,
+        force: bool,
+    },
+    FreeEmpty {
+        network: Option<String>,
+    },
+    /// The command of 0.2, for one minor version.
+    Gc {
+        network: Option<String>,
+        empty: bool,
+    },
 }
 
 struct Job {
     command: Command,
+    json: bool,
+    dry_run: bool,
     folders: Folders,
 }
 
 /// Runs the tool with the arguments that follow its name.
-pub fn main(args: Vec<String>, _: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| print(&job.run()?))
+pub fn main(args: Vec<String>, table: Table) -> ExitCode {
+    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
 }
 
 impl Job {
     fn read(line: &CommandLine) -> Result<Job> {
         let mut words = line.words.iter().cloned();
-        let name = words.next().ok_or_else(|| usage("a command is missing: ls, free or gc"))?;
-        let network = words.next();
+        let name = words.next().ok_or_else(|| usage("a command is missing: ls or free"))?;
+        let (empty, force) = (line.has("--empty"), line.has("--force"));
+        let mut words: Vec<String> = words.collect();
+        let wanted = usize::from(name == "free" && !empty);
+        let mut network = line.last(NETWORK.flag).map(str::to_owned);
+        if network.is_none() && words.len() > wanted {
+            let word = words.remove(0);
+            deprecated(&format!("ipam {name} {word}"), &format!("--network {word}"));
+            network = Some(word);
+        }
         if let Some(network) = &network {
             NetworkName::parse(network)?;
         }
-        let dry_run = line.has("--dry-run");
         let (command, allowed): (_, &[&str]) = match &*name {
-            "ls" | "list" => (Command::List { network, json: line.has("--json") }, &["--json"]),
+            "ls" | "list" => (Command::List { network }, &[JSON.flag]),
             "gc" => {
-                let empty = line.has("--empty");
-                (Command::Gc { network, empty, dry_run }, &["--empty", "--dry-run"])
+                let instead = if empty { "cnibox ipam free --empty" } else { "cnibox gc" };
+                deprecated("ipam gc", instead);
+                (Command::Gc { network, empty }, &["--empty", DRY_RUN.flag])
+            }
+            "free" if empty => {
+                (Command::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag])
             }
             "free" => {
-                let missing = || usage("free needs a network and an address or container");
-                let (network, what) = network.zip(words.next()).ok_or_else(missing)?;
-                (Command::Free { network, what, dry_run }, &["--dry-run"])
+                let missing = || usage("free needs --network and an address or container");
+                let what = words.pop().ok_or_else(missing)?;
+                let network = network.ok_or_else(missing)?;
+                let allowed = &["--force", DRY_RUN.flag, JSON.flag];
+                (Command::Free { network, what, force }, allowed)
             }
-            other => return Err(unknown_word("command", other, &["ls", "free", "gc"])),
+            other => return Err(unknown_word("command", other, &["ls", "free"])),
         };
-        let of_folders = [LEASES.flag, CONF.flag, CACHE.flag];
-        let is_odd = |flag: &&str| !of_folders.contains(flag) && !allowed.contains(flag);
+        let of_all = [LEASES.flag, CONF.flag, CACHE.flag, NETWORK.flag];
+        let is_odd = |flag: &&str| !of_all.contains(flag) && !allowed.contains(flag);
         if let Some(flag) = line.given().find(is_odd) {
             return Err(usage(format!("{flag} is not an option of {name}")));
         }
-        if let Some(extra) = words.next() {
+        if let Some(extra) = words.first() {
             return Err(usage(format!("unexpected argument \"{extra}\"")));
         }
-        Ok(Job { command, folders: Folders::read(line) })
+        let (json, dry_run) = (line.has(JSON.flag), line.has(DRY_RUN.flag));
+        Ok(Job { command, json, dry_run, folders: Folders::read(line) })
     }
 
-    fn run(&self) -> Result<String> {
+    fn run(&self, table: Table) -> Result<ExitCode> {
         let stores = |network: &Option<String>| stores(&self.folders, network.as_deref());
-        match &self.command {
-            Command::List { network, json: true } => list_json(&stores(network)?),
-            Command::List { network, json: false } => {
+        let outcomes = match &self.command {
+            Command::List { network } if self.json => return print(&list_json(&stores(network)?)?),
+            Command::List { network } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
                 let rows = rows(&stores(network)?)?;
                 let lines =
                     [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(Row::cells));
-                Ok(columns(lines.collect()))
+                return print(&columns(lines.collect()));
             }
-            Command::Free { network, what, dry_run } => {
-                free(&stores(&Some(network.clone()))?, what, *dry_run)
+            Command::Free { network, what, force } => {
+                free(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
             }
-            Command::Gc { network, empty, dry_run } => {
+            Command::FreeEmpty { network } => free_empty(&stores(network)?, self.dry_run)?,
+            Command::Gc { network, empty } => {
+                let stores = stores(network)?;
                 let selection = Selection { network: network.as_deref(), container: None };
-                gc_all(&stores(network)?, &selection, *empty, *dry_run)
+                let mut outcomes = gc::collect(&self.folders, table, &selection, self.dry_run)?;
+                if *empty {
+                    outcomes.extend(free_empty(&stores, self.dry_run)?);
+                }
+                outcomes
             }
-        }
+        };
+        report(&outcomes, self.json, self.dry_run, "nothing to free was found")
     }
 }
 
@@ -152,7 +180,7 @@ fn stores(folders: &Folders, network: Option<&str>) -> Result<Vec<Store>> {
     match network {
         Some(network) if stores.is_empty() => {
             let msg = format!("no network \"{network}\" in {}", folders.searched(network));
-            Err(Error::new(NOT_FOUND, msg))
+            Err(Error::config(msg))
         }
         _ => Ok(stores),
     }
@@ -163,120 +191,63 @@ pub(super) fn list_json(stores: &[Store]) -> Result<String> {
     Ok(pretty(&rows(stores)?)? + "\n")
 }
 
-fn read(store: &Store) -> Result<Listing> {
-    Ok(Listing::open_existing(&store.data_dir, &store.network)?.unwrap_or_default())
-}
-
-/// Locks the leases of a network; `None` if its folder was removed meanwhile.
-fn lock(store: &Store) -> Result<Option<LeaseStore>> {
-    LeaseStore::open_existing(&store.data_dir, &store.network, LeaseOptions::default())
-}
-
-/// Reclaims, or with `dry_run` lists, the leases and other state of dead attachments; with `empty`, also the addresses of
-/// empty files.
-pub(super) fn gc_all(
-    stores: &[Store],
-    selection: &Selection<'_>,
-    empty: bool,
-    dry_run: bool,
-) -> Result<String> {
-    let mut text = String::new();
-    for store in stores {
-        text += &gc(store, selection, empty, dry_run)?;
-    }
-    // The state of dead attachments without a lease of host-local.
-    for record in Record::all(selection.network) {
-        let liveness = record.liveness();
-        let (word, why) = match selection.end(&record.network, &record.id, liveness) {
-            Some(why) if dry_run => ("would remove", why),
-            Some(why) => {
-                if !reclaim::if_gone(&record)? {
-                    let _turn = Record::turn(record.owner())?;
-                    reclaim::attachment(record.owner(), &record.ips)?;
-                }
-                ("removed", why)
-            }
-            None => match doubt(liveness) {
-                Some(why) if dry_run && selection.has(&record.network, &record.id) => {
-                    (IN_DOUBT, why)
-                }
-                _ => continue,
-            },
-        };
-        let Record { id, ifname, network, .. } = &record;
-        let what = format!("state of container {id}, interface {ifname}: {why}");
-        text.extend([word, " ", &what, " (network ", network, ")\n"]);
-    }
-    Ok(text)
-}
-
-fn gc(store: &Store, selection: &Selection<'_>, empty: bool, dry_run: bool) -> Result<String> {
-    let network = &store.network;
-    let is_empty = |reserved: &Reservation| empty && reserved.empty;
-    let mut in_doubt = String::new();
-    let is_meant = |gone: &Reclaimed| selection.has(network, &gone.lease.id);
-    let (word, gone, reserved) = if dry_run {
-        let listing = read(store)?;
-        for LeaseStatus { lease, liveness, .. } in listing.statuses() {
-            if let Some(why) = doubt(liveness).filter(|_| selection.has(network, &lease.id)) {
-                let what = format!("{lease}: {why}");
-                in_doubt.extend([IN_DOUBT, " ", &what, " (network ", network, ")\n"]);
-            }
-        }
-        let reserved = listing.reservations().into_iter().filter(is_empty).collect();
-        ("would reclaim", listing.gone().into_iter().filter(is_meant).collect(), reserved)
-    } else {
-        let Some(mut leases) = lock(store)? else { return Ok(String::new()) };
-        let mut failures = Failures::new();
-        let reclaim = |name: &str, mut gone: Vec<Reclaimed>| {
-            gone.retain(is_meant);
-            reclaim::leases(name, gone, None, &mut failures)
-        };
-        let gone: Vec<_> = leases.reclaim_dead(reclaim)?;
-        failures.into_result().unwrap_or_else(log::warn);
-        ("reclaimed", gone, if empty { leases.remove_reserved(is_empty)? } else { Vec::new() })
-    };
-    let line = |what: String| format!("{word} {what} (network {network})\n");
-    let gone = gone.iter().map(Reclaimed::to_string);
-    let lines = gone.chain(reserved.iter().map(Reservation::to_string)).map(line);
-    Ok(lines.collect::<String>() + &in_doubt)
-}
-
-/// Frees an address, or all addresses of a container, in these stores of one network.
-fn free(stores: &[Store], what: &str, dry_run: bool) -> Result<String> {
+/// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is
+/// freed only with `force`.
+fn free(stores: &[Store], what: &str, force: bool, dry_run: bool) -> Result<Vec<Outcome>> {
     let address = what.parse::<IpAddr>().ok();
+    let network = stores.first().map_or("", |store| &store.network);
     let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
     let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
-    let (mut known, mut freed, mut reserved) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut freed, mut reserved) = (Vec::new(), Vec::new());
     for store in stores {
         // Read before the lock is taken, as plugins wait for the lock.
-        let listing = read(store)?;
+        let listing = store.listing()?;
         let mut statuses = listing.statuses();
         statuses.retain(|status| is_meant(&status.lease));
+        if let Some(used) = statuses.iter().find(|it| it.liveness == Liveness::Alive && !force) {
+            let msg = format!("{} is in use: its link on the host exists", used.lease);
+            let remedy = "delete the container; --force frees the address all the same, and \
+                another container may get it";
+            return Err(Error::config(msg).with_details(remedy));
+        }
         if dry_run {
-            freed.extend(statuses.iter().map(|status| status.lease.clone()));
+            freed.extend(statuses.into_iter().map(|status| status.lease));
             reserved.extend(listing.reservations().into_iter().filter(is_reserved));
-        } else if let Some(mut leases) = lock(store)? {
+        } else if let Some(mut leases) = store.lock()? {
             freed.extend(leases.retain(|lease| !is_meant(lease), false)?.0);
             reserved.extend(leases.remove_reserved(is_reserved)?);
         }
-        known.extend(statuses);
     }
     if freed.is_empty() && reserved.is_empty() {
-        let network = stores.first().map_or("", |store| &store.network);
         let msg = format!("network \"{network}\" has no lease of \"{what}\"");
-        return Err(Error::new(NOT_FOUND, msg).with_details(format!("see: ipam ls {network}")));
-    }
-    for LeaseStatus { lease, .. } in known.iter().filter(|known| known.liveness == Liveness::Alive)
-    {
-        let ip = lease.ip;
-        log::warn(format_args!("the link of {ip} exists on the host: the address is in use"));
+        let remedy = format!("see: cnibox ipam ls --network {network}");
+        return Err(Error::config(msg).with_details(remedy));
     }
     sort_by_key(&mut freed, |lease| lease.ip);
-    let word = if dry_run { "would free" } else { "freed" };
-    let line = |what: String| format!("{word} {what}\n");
     let freed = freed.iter().map(Lease::to_string);
-    Ok(freed.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
+    let all = freed.chain(reserved.iter().map(Reservation::to_string));
+    Ok(all.map(|object| freed_outcome(network, object, dry_run)).collect())
+}
+
+/// Frees the addresses whose files are empty.
+fn free_empty(stores: &[Store], dry_run: bool) -> Result<Vec<Outcome>> {
+    let is_empty = |reserved: &Reservation| reserved.empty;
+    let mut outcomes = Vec::new();
+    for store in stores {
+        let reserved: Vec<Reservation> = if dry_run {
+            store.listing()?.reservations().into_iter().filter(is_empty).collect()
+        } else {
+            let leases = store.lock()?.map(|mut leases| leases.remove_reserved(is_empty));
+            leases.transpose()?.unwrap_or_default()
+        };
+        let outcome = |it: &Reservation| freed_outcome(&store.network, it.to_string(), dry_run);
+        outcomes.extend(reserved.iter().map(outcome));
+    }
+    Ok(outcomes)
+}
+
+fn freed_outcome(network: &str, object: String, dry_run: bool) -> Outcome {
+    Outcome::new(if dry_run { "would free" } else { "freed" }, network, object, "")
 }
 
 /// A line of the list. In JSON the keys are sorted, as everywhere.
@@ -298,7 +269,7 @@ struct Row {
 fn rows(stores: &[Store]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for store in stores {
-        let (network, listing) = (&store.network, read(store)?);
+        let (network, listing) = (&store.network, store.listing()?);
         let (leases, reserved) = (listing.statuses(), listing.reservations());
         // Only root may read leases, and a list without them would look like a free network.
         let unreadable = listing.taken().len().saturating_sub(leases.len() + reserved.len());
@@ -375,11 +346,21 @@ mod tests {
     #[test]
     fn command_lines() {
         let net = || Some("net".to_owned());
-        assert_eq!(parsed("ls"), Ok(Command::List { network: None, json: false }));
-        assert_eq!(parsed("ls --json net"), Ok(Command::List { network: net(), json: true }));
-        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false, dry_run: true }));
-        let free = Command::Free { network: "net".into(), what: "10.0.0.2".into(), dry_run: false };
-        assert_eq!(parsed("free net 10.0.0.2"), Ok(free));
+        assert_eq!(parsed("ls"), Ok(Command::List { network: None }));
+        assert_eq!(parsed("ls --json --network net"), Ok(Command::List { network: net() }));
+        let free = |force| {
+            let (network, what) = ("net".to_owned(), "10.0.0.2".to_owned());
+            Ok(Command::Free { network, what, force })
+        };
+        assert_eq!(parsed("free --network net 10.0.0.2"), free(false));
+        assert_eq!(parsed("free --network=net --force 10.0.0.2"), free(true));
+        assert_eq!(parsed("free --empty"), Ok(Command::FreeEmpty { network: None }));
+        assert_eq!(parsed("free --empty --network net"), Ok(Command::FreeEmpty { network: net() }));
+        // Of 0.2.
+        assert_eq!(parsed("ls net"), Ok(Command::List { network: net() }));
+        assert_eq!(parsed("free net 10.0.0.2"), free(false));
+        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false }));
+        assert_eq!(parsed("gc net --empty"), Ok(Command::Gc { network: net(), empty: true }));
         let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().folders.leases;
         assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [
@@ -387,16 +368,18 @@ mod tests {
             "rm net",
             "free",
             "free net",
+            "free --network net",
+            "free --network net a b",
+            "free --empty net x",
+            "free --empty --force",
             "ls a b",
+            "ls --force",
             "gc --json",
-            "free net x --empty",
             "ls -n",
-            "free a b --json",
             "ls -x",
             "gc ../x",
             "free /etc c1",
-            "gc ../x",
-            "free /etc c1",
+            "free --network /etc c1",
             "ls --data-dir",
         ] {
             assert!(parsed(wrong).is_err(), "{wrong}");

@@ -11,6 +11,7 @@ pub mod ipam;
 mod life;
 pub mod lint;
 pub mod multicall;
+mod outcome;
 pub mod pause;
 pub mod repair;
 mod sysdump;
@@ -19,18 +20,28 @@ mod trace;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::log;
-use crate::options::{self, Asked, CommandLine, Opt};
+use crate::options::{self, Asked, CommandLine, Opt, opt};
 
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
-/// The code of an error about an object that does not exist; no plugin has this code.
-const NOT_FOUND: Code = Code(u32::MAX);
+/// An option of the tools that print objects.
+const JSON: Opt = opt("--json", "", "print JSON");
 
-/// The exit status after such an error.
-const NOT_FOUND_STATUS: u8 = 3;
+/// An option of the tools that change something.
+const DRY_RUN: Opt = Opt {
+    short: Some('n'),
+    ..opt(
+        "--dry-run",
+        "",
+        "print what would be done, change nothing; exit status 1 if that is something",
+    )
+};
+
+/// An option of the tools that work on networks.
+const NETWORK: Opt = opt("--network", "NAME", "this network only");
 
 /// A command with its help.
 #[derive(Debug)]
@@ -47,7 +58,7 @@ struct Tool {
 
 impl Tool {
     /// Runs the command: `read` decodes its command line for `work`. Returns the exit status of
-    /// `work`, 1 if it failed, 2 after a wrong command line, or 3 after [`NOT_FOUND`]; prints errors on stderr.
+    /// `work`, 1 if it failed, or 2 after a wrong command line; prints errors on stderr.
     fn run<T>(
         &self,
         args: Vec<String>,
@@ -70,7 +81,7 @@ impl Tool {
         };
         done.unwrap_or_else(|error| {
             log::line(format_args!("{command}: {error}"));
-            if error.code() == NOT_FOUND { NOT_FOUND_STATUS.into() } else { ExitCode::FAILURE }
+            ExitCode::FAILURE
         })
     }
 

@@ -56,8 +56,8 @@ pub fn is_own_name(name: &str) -> bool {
     name == "cnibox" || name.starts_with("cnibox-")
 }
 
-/// Runs the executable under the name of an applet. A link of a tool does nothing without an argument: programs such as
-/// Nomad start each file in a folder of plugins to find out which plugin it is.
+/// Runs the executable under the name of an applet. A link of a tool without an argument prints what a plugin prints, and
+/// its help: programs such as Nomad start each file in a folder of plugins to find out which plugin it is.
 pub fn link(applet: &Applet, args: Vec<String>, table: Table) -> ExitCode {
     let Main::Tool(tool) = applet.main else { return run::main(applet, args, table) };
     if !args.is_empty() {
@@ -68,6 +68,7 @@ pub fn link(applet: &Applet, args: Vec<String>, table: Table) -> ExitCode {
         let error = error.with_details("correct \"type\" in the network configuration");
         return run::fail(&error, SpecVersion::NEWEST);
     }
+    run::about(applet.name, &SpecVersion::ALL);
     tool(vec!["--help".to_owned()], table)
 }
 
@@ -154,6 +155,12 @@ a network by hand, see: cnibox cnitool --help
 fn tools() -> impl Iterator<Item = &'static Tool> {
     let applets = [&cnitool::TOOL, &ipam::TOOL, &repair::TOOL];
     COMMANDS.iter().map(|(tool, _)| *tool).chain(applets)
+}
+
+/// The command of each tool, with its options.
+pub fn of_tools() -> Vec<(&'static str, Vec<&'static str>)> {
+    let flags = |tool: &Tool| all(tool.options).map(|opt| opt.flag).collect();
+    tools().map(|tool| (tool.command, flags(tool))).collect()
 }
 
 /// Runs `cnibox completion` with the arguments that follow it.

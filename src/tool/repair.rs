@@ -12,11 +12,11 @@ use nix::unistd::Pid;
 
 use super::folders::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
+use super::outcome::{FAILED, Outcome};
 use super::pause::{Signals, Woken};
-use super::{Tool, doctor, install, print};
-use crate::cmd;
+use super::{DRY_RUN, JSON, Tool, doctor, install, print};
+use crate::cni::json::pretty;
 use crate::error::{Code, Context, Error, Result};
-use crate::invoke;
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
 use crate::netlink::Changes;
@@ -31,7 +31,8 @@ pub(super) const TOOL: Tool = Tool {
 repair: restores missing rules, bridges, ports and routes of this host's containers
 
 Usage:
-  cnibox repair [--dry-run | --watch [--install DIR]]
+  cnibox repair [--dry-run] [--json]
+  cnibox repair --watch [--install DIR]
 
 Restores missing rules of cnibox in the host's network namespace, in one transaction for each back end. Then restores
 the network of each attachment in the runtimes' cache whose container is alive, as ADD created it: the bridge with its
@@ -39,7 +40,8 @@ gateway addresses and MAC, the port, addresses and routes of the host's end, ker
 of the container. Keeps settings that somebody changed. Prints each change.
 ",
     options: &[
-        Opt { short: Some('n'), ..opt("--dry-run", "", "print what is missing, and change nothing") },
+        Opt { about: "print what is missing, and change nothing", ..DRY_RUN },
+        Opt { about: "print an array of objects with action, object, problem and remedy", ..JSON },
         opt("--watch", "", "keep running, and repair after every change, until SIGTERM"),
         opt(INSTALL, "DIR", "with --watch: also restore the plugins in DIR that cnibox install put there"),
         PLUGIN_PATH,
@@ -54,8 +56,7 @@ Run it on the host after \"nft flush ruleset\", from the unit that reloads your 
 or permanently: systemctl enable --now cnibox-repair.service
 An ADD that needs the rules restores them as well.
 
-Exit status: 0 nothing is missing any more; 1 something failed, see stderr, or with --dry-run something is missing;
-2 wrong usage.
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something is missing; 2 wrong usage.
 ",
 };
 
@@ -86,16 +87,18 @@ pub fn main(args: Vec<String>, table: Table) -> ExitCode {
         let job = Job { runtime: Folders::read(&line).runtime(table), table };
         match (line.has("--watch"), line.has("--dry-run")) {
             (true, _) => job.watch(line.last(INSTALL)),
-            (false, true) => job.once(Repair::Report),
-            (false, false) => job.once(Repair::Restore),
+            (false, true) => job.once(Repair::Report, line.has(JSON.flag)),
+            (false, false) => job.once(Repair::Restore, line.has(JSON.flag)),
         }
     })
 }
 
 fn check(line: CommandLine) -> Result<CommandLine> {
     no_words(&line)?;
-    if line.has("--watch") && line.has("--dry-run") {
-        return Err(usage("--watch changes what --dry-run only prints"));
+    if let Some(odd) = line.given().find(|flag| [DRY_RUN.flag, JSON.flag].contains(flag))
+        && line.has("--watch")
+    {
+        return Err(usage(format!("--watch excludes {odd}")));
     }
     if line.has(INSTALL) && !line.has("--watch") {
         return Err(usage("--install needs --watch"));
@@ -104,15 +107,19 @@ fn check(line: CommandLine) -> Result<CommandLine> {
 }
 
 impl Job {
-    fn once(&self, repair: Repair) -> Result<ExitCode> {
+    fn once(&self, repair: Repair, json: bool) -> Result<ExitCode> {
         let repairs = self.restore(repair);
-        let text = repairs.to_string();
+        let is_dry = repair == Repair::Report;
         let failed = repairs.failed();
+        let is_found = is_dry && !repairs.missing().is_empty() || !failed.is_empty();
+        let text = match repairs.to_string() {
+            _ if json => pretty(&outcomes(&repairs, is_dry))? + "\n",
+            text if text.is_empty() && failed.is_empty() => "nothing was missing\n".to_owned(),
+            text => text,
+        };
         failed.iter().for_each(log::warn);
-        let nothing = if failed.is_empty() { "nothing was missing\n" } else { "" };
-        print(if text.is_empty() { nothing } else { &text })?;
-        let is_wanting = repair == Repair::Report && !repairs.missing().is_empty();
-        Ok(if is_wanting || !failed.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        print(&text)?;
+        Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
     /// Restores the rules first: no port forwards before its rules are in force.
@@ -154,19 +161,16 @@ impl Job {
     fn watch(&self, install: Option<&str>) -> Result<ExitCode> {
         let signals = Signals::block()?;
         if let Some(folder) = install {
-            keep_installed(folder.to_owned(), self.table);
+            keep_installed(folder.into(), self.table);
         }
         // Opened before the first check, so that no change after that check is missed.
         let mut rules = Watch::open(&PacketFilter::new());
         let mut links = Changes::listen()?;
         let mut reported = HashSet::new();
         let mut dispute = Duration::ZERO;
-        let own = own_path()?;
+        let own = install::Own::find()?;
         loop {
-            // The plugins that are installed now are links to another file, which this process must not stand for.
-            if !invoke::is_own_executable(&own) && own.is_file() {
-                log::warn(cmd::replace_process(&own));
-            }
+            own.renew();
             let start = Instant::now();
             let repairs = self.restore(Repair::Restore);
             report(&repairs, &mut reported)?;
@@ -175,9 +179,7 @@ impl Job {
                 [] => Duration::ZERO,
                 _ => (dispute * 2).clamp(SETTLE, LONGEST_DISPUTE),
             };
-            // An installer may be replacing the file at this moment.
-            let is_missing = !own.is_file();
-            let interval = (rules.must_poll() || is_missing).then_some(INTERVAL);
+            let interval = (rules.must_poll() || own.is_missing()).then_some(INTERVAL);
             if signals.wait(&[], Some(pause))? == Some(Woken::End)
                 || wait(&signals, &rules, &mut links, interval)? == Woken::End
             {
@@ -188,18 +190,24 @@ impl Job {
     }
 }
 
-/// The path of this executable, also if another file has replaced it.
-fn own_path() -> Result<PathBuf> {
-    let own = std::env::current_exe().map_err(|e| Error::io("find this executable", &e))?;
-    let text = own.to_string_lossy();
-    Ok(text.strip_suffix(" (deleted)").map(PathBuf::from).unwrap_or(own))
+/// The findings, for JSON.
+fn outcomes(repairs: &Repairs, is_dry: bool) -> Vec<Outcome> {
+    let (action, remedy) = if is_dry { ("missing", "cnibox repair") } else { ("restored", "") };
+    let missing = repairs.missing().iter();
+    let missing = missing.map(|what| Outcome::new(action, "", what, "").with_remedy(remedy));
+    let left = repairs.left().iter().map(|what| Outcome::new("left alone", "", what, ""));
+    let failed = repairs
+        .failed()
+        .iter()
+        .map(|error| Outcome::new(FAILED, "", "repair", error.msg()).with_remedy(error.details()));
+    missing.chain(left).chain(failed).collect()
 }
 
 /// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service
 /// manager notices.
-fn keep_installed(folder: String, table: Table) {
+fn keep_installed(folder: PathBuf, table: Table) {
     thread::spawn(move || {
-        install::keep(folder, table);
+        install::keep(&folder, table).unwrap_or_else(log::warn);
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }

@@ -103,15 +103,13 @@ impl World {
             .map(|name| self.node.path(name).display().to_string());
         let folders: &[&str] = match args {
             ["ipam", ..] => &["--data-dir", &leases],
-            ["cnitool", ..] => {
-                &["--cache-dir", &cache, "--plugin-path", &bin, "--net-conf-path", &conf]
-            }
+            ["cnitool", ..] => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf],
             _ => &[
                 "--cache-dir",
                 &cache,
                 "--plugin-path",
                 &bin,
-                "--net-conf-path",
+                "--conf-dir",
                 &conf,
                 "--data-dir",
                 &leases,
@@ -152,7 +150,7 @@ impl World {
 
     /// The row of a container in `cnibox ipam ls`, if it has a lease.
     fn listed(&self, id: &str) -> Option<Value> {
-        let rows = self.tool(&["ipam", "ls", "net", "--json"]).printed();
+        let rows = self.tool(&["ipam", "ls", "--network", "net", "--json"]).printed();
         let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
         rows.into_iter().find(|row| row["container"] == id)
     }

@@ -161,8 +161,8 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
-        let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
-        node.tool("ipam", &args).printed()
+        let args = [&["gc", "--network", "net", "--data-dir", dir.as_str()], more].concat();
+        node.cnibox(&args).run().stdout
     };
     let what = "state of container the-dead-one, interface eth0: its link on the host is gone";
     assert_eq!(gc(&["--dry-run"]), format!("would remove {what} (network net)\n"));
@@ -170,7 +170,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     assert_eq!(gc(&[]), format!("removed {what} (network net)\n"));
     chain.has_nothing_of("the-dead-one");
     chain.add("the-live-one", &alive);
-    assert_eq!(gc(&[]), "");
+    assert_eq!(gc(&[]), "no dead attachment was found\n");
     assert!(chain.state().contains("the-live-one"));
 }
 

@@ -303,7 +303,7 @@ fn a_dry_run_tells_and_changes_nothing_and_json_is_json() {
     let at = Installer::new(&node);
     at.write("bridge", &like_the_reference("1.5.1"));
     let before = at.state();
-    let report: Value = at.call("install", &["--dry-run", "--json"]).result();
+    let report: Value = at.call("install", &["--dry-run", "--json"]).found();
     assert_eq!(at.state(), before);
     assert_eq!((&report["changed"], &report["dryRun"]), (&true.into(), &true.into()));
     let files = report["files"].as_array().unwrap();
@@ -313,7 +313,7 @@ fn a_dry_run_tells_and_changes_nothing_and_json_is_json() {
     assert_eq!(bridge["was"], "the reference plugin 1.5.1");
     let done: Value = at.call("install", &["--json"]).result();
     assert_eq!(done["files"], report["files"]);
-    let report: Value = at.call("uninstall", &["--dry-run", "--json"]).result();
+    let report: Value = at.call("uninstall", &["--dry-run", "--json"]).found();
     at.is_all_cnibox();
     let files = report["files"].as_array().unwrap();
     let bridge = files.iter().find(|file| file["name"] == "bridge").unwrap();

@@ -29,6 +29,16 @@ fn ipam(node: &Node, line: &str) -> Call {
     node.tool("ipam", &words)
 }
 
+/// `cnibox gc` with the leases of this node only.
+fn gc(node: &Node, line: &str) -> Call {
+    let [dir, conf, cache] =
+        ["leases", "net.d", "cache"].map(|name| node.path(name).display().to_string());
+    let folders = ["--data-dir", &dir, "--conf-dir", &conf, "--cache-dir", &cache];
+    let words: Vec<&str> =
+        ["gc"].into_iter().chain(line.split_whitespace()).chain(folders).collect();
+    node.cnibox(&words)
+}
+
 #[track_caller]
 fn ends_with(status: i32, call: &Call) -> Outcome {
     let outcome = call.run();
@@ -52,7 +62,9 @@ fn the_list_tells_who_is_alive() {
     attach(&node, "another", "alive", &another);
     fs::write(node.path("leases/pods/203.0.113.10"), "old-form").unwrap();
     drop(dead);
-    eventually("the kernel removes the namespace", || listed(&node, "pods")[1]["alive"] == false);
+    eventually("the kernel removes the namespace", || {
+        listed(&node, "--network pods")[1]["alive"] == false
+    });
 
     let rows = listed(&node, "");
     let brief = |row: &Value| {
@@ -80,9 +92,9 @@ fn the_list_tells_who_is_alive() {
     let in_doubt = "it has no link on the host that would show its end";
     assert_eq!(rows[3]["reason"], in_doubt);
     assert!(rows[1]["reason"].is_null() && rows[1]["age"].as_u64().unwrap() < 1000);
-    assert_eq!(listed(&node, "another").len(), 1);
+    assert_eq!(listed(&node, "--network another").len(), 1);
 
-    let table = ends_with(0, &ipam(&node, "ls pods")).stdout;
+    let table = ends_with(0, &ipam(&node, "ls --network pods")).stdout;
     let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"]);
     assert_eq!(lines[1][..4], ["pods", "203.0.113.2", "alive", "eth0"]);
@@ -101,25 +113,19 @@ fn free_takes_back_an_address_or_a_container() {
     }
     let call = node.call("host-local", "ADD").conf(&conf(&node, "pods")).id("c3").ifname("eth1");
     call.netns("/x").result();
-    let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.3"));
+    let outcome = ends_with(0, &ipam(&node, "free --network pods 203.0.113.3"));
     assert_eq!(
         (outcome.stdout.as_str(), outcome.stderr.as_str()),
-        ("freed 203.0.113.3 of container c2, interface eth0\n", "")
+        ("freed 203.0.113.3 of container c2, interface eth0 (network pods)\n", "")
     );
-    let outcome = ends_with(0, &ipam(&node, "free pods c3"));
+    let outcome = ends_with(0, &ipam(&node, "free --network pods c3"));
     assert_eq!(
         outcome.stdout,
-        "freed 203.0.113.4 of container c3, interface eth0\n\
-        freed 203.0.113.6 of container c3, interface eth1\n"
+        "freed 203.0.113.4 of container c3, interface eth0 (network pods)\n\
+        freed 203.0.113.6 of container c3, interface eth1 (network pods)\n"
     );
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.5"]);
-    let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.2"));
-    assert!(
-        outcome
-            .stderr
-            .contains("the link of 203.0.113.2 exists on the host: the address is in use"),
-        "{outcome:?}"
-    );
+    ends_with(0, &ipam(&node, "free --network pods 203.0.113.2 --force"));
     // The plugin honours the journal entry.
     assert_eq!(
         node.call("host-local", "CHECK")
@@ -132,14 +138,13 @@ fn free_takes_back_an_address_or_a_container() {
     );
     add(&node, "pods", "c1", "/x");
     for line in [
-        "free pods 203.0.113.3",
-        "free pods c2",
-        "free pods c",
-        "free none c2",
-        "ls none",
-        "gc none",
+        "free --network pods 203.0.113.3",
+        "free --network pods c2",
+        "free --network pods c",
+        "free --network none c2",
+        "ls --network none",
     ] {
-        let outcome = ends_with(3, &ipam(&node, line));
+        let outcome = ends_with(1, &ipam(&node, line));
         assert!(
             outcome.stdout.is_empty() && outcome.stderr.starts_with("ipam: "),
             "{line}: {outcome:?}"
@@ -168,19 +173,22 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
         let doubt = "it has no link on the host that would show its end";
         line("would reclaim", name)
             + &format!(
-                "in doubt, kept: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name})\n"
+                "in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name})\n"
             )
     };
     eventually("the kernel removes the namespaces", || {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
     });
-    let dry = ends_with(0, &ipam(&node, "gc --dry-run"));
-    assert_eq!(dry.stdout, dry_line("more") + &dry_line("pods"));
+    let dry = ends_with(1, &gc(&node, "--dry-run"));
+    // The default folder of leases, which is this machine's, is looked into as well.
+    let own = dry.stdout.lines().filter(|line| line.contains(" 203.0.113."));
+    let own: String = own.map(|line| format!("{line}\n")).collect();
+    assert_eq!(own, dry_line("more") + &dry_line("pods"));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (3, 3));
-    assert_eq!(ends_with(0, &ipam(&node, "gc pods")).stdout, line("reclaimed", "pods"));
+    assert_eq!(ends_with(0, &gc(&node, "--network pods")).stdout, line("reclaimed", "pods"));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (2, 3));
-    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, line("reclaimed", "more"));
-    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
+    assert_eq!(ends_with(0, &gc(&node, "")).stdout, line("reclaimed", "more"));
+    assert_eq!(ends_with(0, &gc(&node, "")).stdout, "no dead attachment was found\n");
 }
 
 /// Containers of networks with a `dataDir` of their own are found without an option.
@@ -196,12 +204,12 @@ fn each_data_dir_of_this_node_is_looked_into() {
             json!({"type": "host-local", "dataDir": dir, "subnet": format!("203.0.{n}.0/24")});
         let list = json!({"name": name, "cniVersion": "1.1.0", "plugins": [{"type": "ptp", "ipam": ipam}]});
         fs::write(node.path(&format!("net.d/{n}.conflist")), list.to_string()).unwrap();
-        let dirs = ["--net-conf-path", &net_d, "--cache-dir", &cache, "--plugin-path", &bin];
+        let dirs = ["--conf-dir", &net_d, "--cache-dir", &cache, "--plugin-path", &bin];
         let netns = containers[n].path();
         node.tool("cnitool", &[&["add", name, &*netns], &dirs[..]].concat()).printed();
     }
     let ipam = |words: &[&str]| {
-        let dirs = ["--net-conf-path", &net_d, "--cache-dir", &cache];
+        let dirs = ["--conf-dir", &net_d, "--cache-dir", &cache];
         node.tool("ipam", &[words, &dirs[..]].concat()).run()
     };
     let networks = |outcome: &Outcome| {
@@ -222,9 +230,9 @@ fn each_data_dir_of_this_node_is_looked_into() {
     assert!(outcome.stderr.contains(&left_out), "{outcome:?}");
     let outcome = ipam(&["ls", "--json", "--data-dir", &below("own")]);
     assert_eq!((networks(&outcome).len(), &*outcome.stderr), (2, ""));
-    assert_eq!(ipam(&["free", "state", "203.0.1.2"]).status, Some(0));
-    let outcome = ipam(&["ls", "none"]);
-    assert_eq!(outcome.status, Some(3));
+    assert_eq!(ipam(&["free", "--network", "state", "203.0.1.2", "--force"]).status, Some(0));
+    let outcome = ipam(&["ls", "--network", "none"]);
+    assert_eq!(outcome.status, Some(1));
     assert!(outcome.stderr.contains("no network \"none\" in /var/lib/cni/networks"), "{outcome:?}");
 }
 
@@ -236,14 +244,14 @@ fn reservations_are_freed_on_request_only() {
     fs::write(dir.join("203.0.113.7"), "").unwrap();
     fs::write(dir.join("203.0.113.8"), "reserved for the printer").unwrap();
     fs::write(dir.join("203.0.113.9"), " \n").unwrap();
-    let rows = listed(&node, "pods");
+    let rows = listed(&node, "--network pods");
     assert_eq!(rows.len(), 4);
     assert!(rows[1]["container"].is_null() && rows[1]["alive"].is_null(), "{rows:?}");
     assert_eq!(rows[1]["reason"], "reserved: the file is empty");
     assert_eq!(rows[2]["reason"], "reserved: the file names no container");
-    let table = ends_with(0, &ipam(&node, "ls pods")).stdout;
+    let table = ends_with(0, &ipam(&node, "ls --network pods")).stdout;
     assert!(table.contains("?          ?    reserved: the file is empty\n"), "{table}");
-    ends_with(0, &ipam(&node, "gc"));
+    ends_with(0, &gc(&node, ""));
     assert_eq!(node.leases("pods").len(), 4);
     let lines = |word: &str| {
         let line = |n| {
@@ -251,18 +259,20 @@ fn reservations_are_freed_on_request_only() {
         };
         line(7) + &line(9)
     };
-    let dry = ends_with(0, &ipam(&node, "gc pods --empty --dry-run"));
-    assert!(dry.stdout.starts_with(&lines("would reclaim")), "{dry:?}");
+    let dry = ends_with(1, &ipam(&node, "free --network pods --empty --dry-run"));
+    assert_eq!(dry.stdout, lines("would free"));
     assert_eq!(node.leases("pods").len(), 4);
-    assert_eq!(ends_with(0, &ipam(&node, "gc --empty")).stdout, lines("reclaimed"));
+    assert_eq!(ends_with(0, &ipam(&node, "free --empty")).stdout, lines("freed"));
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.8"]);
-    let free = |line: &str| ends_with(0, &ipam(&node, line)).stdout;
-    let what = "203.0.113.8, which was reserved: the file names no container\n";
-    assert_eq!(free("free pods 203.0.113.8 --dry-run"), format!("would free {what}"));
+    let free = |status, line: &str| {
+        ends_with(status, &ipam(&node, &format!("free --network pods {line}"))).stdout
+    };
+    let what = "203.0.113.8, which was reserved: the file names no container (network pods)\n";
+    assert_eq!(free(1, "203.0.113.8 --dry-run"), format!("would free {what}"));
     assert_eq!(node.leases("pods").len(), 2);
-    assert_eq!(free("free pods 203.0.113.8"), format!("freed {what}"));
-    let what = "203.0.113.2 of container c1, interface eth0\n";
-    assert_eq!(free("free pods c1 -n"), format!("would free {what}"));
+    assert_eq!(free(0, "203.0.113.8"), format!("freed {what}"));
+    let what = "203.0.113.2 of container c1, interface eth0 (network pods)\n";
+    assert_eq!(free(1, "c1 -n"), format!("would free {what}"));
     assert_eq!(node.leases("pods"), ["203.0.113.2"]);
     let check = node.call("host-local", "CHECK").conf(&conf(&node, "pods")).id("c1").netns("/x");
     check.ok();
@@ -275,7 +285,7 @@ fn usage_and_places_that_do_not_work() {
     for word in [
         "ipam ls",
         "ipam free",
-        "ipam gc",
+        "cnibox gc",
         "--data-dir",
         "--json",
         "--empty",
@@ -284,22 +294,26 @@ fn usage_and_places_that_do_not_work() {
     ] {
         assert!(help.stdout.contains(word), "{word}");
     }
-    for words in
-        [&["rm"][..], &["free", "pods"], &["ls", "a", "b"], &["ls", "--dry-run"], &["ls", "-x"]]
-    {
+    for words in [
+        &["rm"][..],
+        &["free", "--network", "pods"],
+        &["ls", "a", "b"],
+        &["ls", "--dry-run"],
+        &["ls", "-x"],
+    ] {
         let outcome = ends_with(2, &node.tool("ipam", words));
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("ipam --help"), "{outcome:?}");
     }
-    for line in ["gc ../leases", "free / c1"] {
+    for line in ["ls --network ../leases", "free --network / c1"] {
         ends_with(2, &ipam(&node, line));
     }
     // A node without networks is not an error.
     assert_eq!(ends_with(0, &ipam(&node, "ls --json")).stdout, "[]\n");
-    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
+    assert_eq!(ends_with(0, &ipam(&node, "free --empty")).stdout, "nothing to free was found\n");
     // Nor is a directory without a network; nothing is written to it.
     fs::create_dir_all(node.path("leases/mine")).unwrap();
-    ends_with(0, &ipam(&node, "gc"));
-    ends_with(3, &ipam(&node, "gc mine"));
+    ends_with(0, &gc(&node, ""));
+    ends_with(1, &ipam(&node, "ls --network mine"));
     fs::remove_dir(node.path("leases/mine")).unwrap();
     fs::remove_dir(node.path("leases")).unwrap();
     fs::write(node.path("leases"), "").unwrap();
@@ -312,8 +326,8 @@ fn usage_and_places_that_do_not_work() {
     let script = format!("mount --bind -o ro {dir} {dir} && exec \"$0\" \"$@\"");
     let read_only = |line: &str| ipam(&node, line).in_script(&script);
     assert!(ends_with(0, &read_only("ls")).stdout.contains("203.0.113.2"));
-    ends_with(0, &read_only("gc --dry-run"));
-    let outcome = ends_with(1, &read_only("free pods c1"));
+    ends_with(0, &read_only("free --empty --dry-run"));
+    let outcome = ends_with(1, &read_only("free --network pods c1"));
     assert!(outcome.stderr.contains("read-only file system"), "{outcome:?}");
     assert_eq!(node.leases("pods").len(), 1);
 }

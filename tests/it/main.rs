@@ -14,6 +14,8 @@
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
+//! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
+//! | `buildkit` | calls as `BuildKit` makes them: its names of the plugins, a namespace for each step |
 //! | `examples` | the example on each plugin's page, run as a reader would |
 //! | `strace`, `compare` | system calls of a call; results without random parts |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
@@ -75,6 +77,7 @@ mod alive;
 mod attachment;
 mod bandwidth;
 mod bridge;
+mod buildkit;
 mod chain;
 mod chained;
 mod cnitool;
@@ -102,6 +105,7 @@ mod install;
 mod ipam;
 mod ipvlan;
 mod lane;
+mod language;
 mod library;
 mod lifecycle;
 mod lint;

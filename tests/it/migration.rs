@@ -188,7 +188,7 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     drop(new);
     let folders = ["cache", "net.d", "leases"].map(|name| site.state(name));
     let [cache, net_d, leases] = &folders;
-    let gc = ["gc", "--cache-dir", cache, "--net-conf-path", net_d, "--data-dir", leases];
+    let gc = ["gc", "--cache-dir", cache, "--conf-dir", net_d, "--data-dir", leases];
     let cni_path = site.folder.display().to_string();
     let said =
         site.node.tool("cnibox", &gc).program(executable()).env("CNI_PATH", &cni_path).printed();

@@ -417,6 +417,14 @@ impl Call {
         serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
     }
 
+    /// Runs the call, which must find something, with exit status 1, and returns its JSON.
+    #[track_caller]
+    pub(crate) fn found(&self) -> Value {
+        let outcome = self.run();
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
+    }
+
     /// Runs the call, which must succeed and print nothing on stdout.
     #[track_caller]
     pub(crate) fn ok(&self) {

@@ -100,7 +100,9 @@ fn a_link_without_arguments_only_prints() {
         let link = ward.node.tool(applet.name, &[]);
         let outcome = link.clone().run();
         assert_eq!(outcome.status, Some(0), "{}: {outcome:?}", applet.name);
-        assert!((outcome.stdout + &outcome.stderr).contains(applet.name));
+        let about = format!("CNI {} plugin v", applet.name);
+        assert!(outcome.stderr.starts_with(&about), "{outcome:?}");
+        assert!(outcome.stderr.contains("CNI protocol versions supported: "), "{outcome:?}");
         if applet.kind == cnibox::testing::Kind::Tool {
             let outcome = link.env("CNI_COMMAND", "ADD").run();
             let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -286,6 +288,36 @@ fn watch_goes_on_as_the_executable_that_replaced_its_own() {
         eventually("traffic", || ward.pods[0].try_sh("ping -n -c 1 -W 3 10.88.0.1"));
         assert_eq!(executable(), format!("{bin}/cnibox"));
     }
+    watch.ends();
+}
+
+/// Nor does a watch that keeps the folder put its own release back.
+#[test]
+fn watch_that_keeps_the_folder_becomes_the_new_release() {
+    let ward = ward(&json!({}), 1);
+    let [folder, new] = ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
+    ward.node.cnibox(&["install", &folder]).without("DESTDIR").printed();
+    let program = ward.node.path("plugins/cnibox");
+    let args = ["repair", "--watch", "--install", &folder, "--plugin-path", &folder];
+    let cache = ward.node.path("cache").display().to_string();
+    let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
+    let watch = Running::start(&watch.program(&program));
+    let executable =
+        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    eventually("it sleeps", || watch.sleeps());
+    // Another executable of the same release.
+    ward.node.sh(&format!("cp {folder}/cnibox {new} && echo >>{new} && mv {new} {folder}/cnibox"));
+    let size = || std::fs::metadata(&program).unwrap().len();
+    let upgraded = size();
+    eventually("it is the new one", || executable() == format!("{folder}/cnibox"));
+    eventually("it sleeps", || watch.sleeps());
+    ward.node.sh(&format!("rm {folder}/portmap; ip link del cni0"));
+    eventually("the folder is kept", || program.with_file_name("portmap").exists());
+    eventually("traffic", || ward.pods[0].try_sh("ping -n -c 1 -W 3 10.88.0.1"));
+    assert_eq!(size(), upgraded, "the new one stays");
+    // What is no cnibox is not executed.
+    ward.node.sh(&format!("cp /bin/true {new} && mv {new} {folder}/cnibox"));
+    eventually("it is healed", || size() == upgraded);
     watch.ends();
 }
 

@@ -400,8 +400,7 @@ fn two_hundred_cached_attachments() {
     };
     let doctor = || {
         let leases = node.path("leases").display().to_string();
-        let args =
-            ["doctor", "--cache-dir", &cache, "--net-conf-path", &folder, "--data-dir", &leases];
+        let args = ["doctor", "--cache-dir", &cache, "--conf-dir", &folder, "--data-dir", &leases];
         tool("cnibox", &args).run()
     };
     let mut containers: Vec<Container> = Vec::new();

@@ -210,7 +210,7 @@ impl Try {
         let cnitool = |args: &[&str]| -> Call {
             let below = |name: &str| node.path(name).display().to_string();
             let folders = [
-                "--net-conf-path",
+                "--conf-dir",
                 &below("net.d"),
                 "--cache-dir",
                 &below("cache"),

@@ -173,7 +173,7 @@ impl<'a> Allocation<'a> {
             Ok(0) | Err(_) => remedy.to_owned(),
             Ok(n) => format!(
                 "{remedy}; {n} of this network are reserved by files that name no container, which \
-                 \"cnibox ipam free\", or \"cnibox ipam gc --empty\" for empty ones, removes"
+                 \"cnibox ipam free\", or \"cnibox ipam free --empty\" for empty ones, removes"
             ),
         })
     }

@@ -44,8 +44,7 @@ fn words(text: &str) -> Vec<String> {
 fn tool(dir: &TempDir, line: &str, env: &[(&str, &str)]) -> Result<String> {
     let mut args = words(line);
     let path = dir.path().display();
-    for (flag, below) in [("--net-conf-path", ""), ("--plugin-path", ""), ("--cache-dir", "/cache")]
-    {
+    for (flag, below) in [("--conf-dir", ""), ("--plugin-path", ""), ("--cache-dir", "/cache")] {
         args.push(format!("{flag}={path}{below}"));
     }
     let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());

@@ -26,11 +26,11 @@ use self::attachments::Attached;
 pub(super) use self::attachments::title;
 use super::finding::{Finding, Severity, Subject, report};
 use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::{Tool, lint};
+use super::{JSON, Tool, lint};
 use crate::error::Result;
 use crate::invoke;
 use crate::netfilter::{self, PacketFilter, Repair};
-use crate::options::{no_words, opt};
+use crate::options::{Opt, no_words};
 use crate::runtime::{NetworkList, Runtime};
 use crate::skel::Table;
 use crate::sort::sort_by_key;
@@ -41,21 +41,21 @@ pub(super) const TOOL: Tool = Tool {
 doctor: reports defects of this node, with their remedies
 
 Usage:
-  cnibox doctor [--json]
+  cnibox doctor [--conf-dir DIR] [--json]
 
 Checks the network configurations (as cnibox lint does), their plugins, the rules of cnibox, forwarding, and each
 attachment in the cache of the runtimes: CHECK of its plugins, its leases, whether its container is alive. Changes
 nothing. Run it as root in the network namespace of the host.
 ",
     options: &[
-        opt("--json", "", "print an array of objects with severity, subject, problem and cure"),
+        Opt { about: "print an array of objects with severity, object, problem and remedy", ..JSON },
         CONF,
         PLUGIN_PATH,
         CACHE,
         LEASES,
     ],
     notes: "
-Exit status: 0 healthy; 1 warnings only; 2 errors, or wrong usage.
+Exit status: 0 healthy; 1 findings; 2 wrong usage.
 ",
 };
 

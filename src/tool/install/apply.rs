@@ -93,9 +93,12 @@ impl Stage {
         if steps.next_if(|step| step.name == BINARY).is_some() {
             files::write_executable(&binary, &job.payload.bytes)?;
             copy_label(folder, &binary);
-        } else {
-            // The target of the staged links.
+        } else if job.options.mode == Mode::Hardlink {
             keep(&folder.join(BINARY), &binary)?;
+        } else {
+            // The target of the staged links; an immutable file cannot have another name.
+            let target = Path::new("../..").join(BINARY);
+            symlink(target, &binary).during("create", &binary)?;
         }
         for step in steps {
             let path = self.new.join(&step.name);

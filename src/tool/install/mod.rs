@@ -15,6 +15,7 @@ mod folder;
 mod options;
 mod origin;
 mod plan;
+mod renew;
 mod uninstall;
 mod watch;
 
@@ -23,14 +24,15 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+pub(super) use self::renew::Own;
 use super::{Tool, lint, print};
 use crate::cni::json::pretty;
 use crate::error::Result;
 use crate::files::lock::Lock;
-use crate::options::unknown_word;
+use crate::options::{CommandLine, unknown_word};
 use crate::skel::{Applet, Table};
 use folder::Manifest;
-use options::{INSTALL_OPTIONS, MODES, Options, Policy, UNINSTALL_OPTIONS};
+use options::{INSTALL_OPTIONS, Options, Policy, UNINSTALL_OPTIONS};
 use origin::Payload;
 use plan::{Action, Plan, Step};
 
@@ -38,6 +40,10 @@ use plan::{Action, Plan, Step};
 const BINARY: &str = "cnibox";
 /// The folder of the installer in the folder of plugins.
 const STATE: &str = ".cnibox";
+
+const STATUS: &str = "
+Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be done; 2 wrong usage.
+";
 
 pub(super) const INSTALL: Tool = Tool {
     command: "cnibox install",
@@ -52,7 +58,7 @@ and running calls are not disturbed. If a file is neither a cnibox nor a referen
 is changed. A second run changes nothing.
 ",
     options: INSTALL_OPTIONS,
-    notes: "",
+    notes: STATUS,
 };
 
 pub(super) const UNINSTALL: Tool = Tool {
@@ -67,7 +73,7 @@ Restores the files that install replaced and removes the others. Files that have
 stay.
 ",
     options: UNINSTALL_OPTIONS,
-    notes: "",
+    notes: STATUS,
 };
 
 /// Runs `cnibox install` with the arguments that follow it.
@@ -83,23 +89,25 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
             return Err(unknown_word("applet", unknown, &known));
         }
         let job = Job { options, applets, payload: Payload::own()? };
-        if options.watch { watch::run(&job) } else { report(options, &job.run()?) }
+        if options.watch {
+            watch::run(&job).map(|()| ExitCode::SUCCESS)
+        } else {
+            report(options, &job.run()?)
+        }
     })
 }
 
-/// Runs `cnibox install --watch` with the mode and the applets of the earlier installation in the
-/// folder; with all applets if nothing is installed.
-pub(super) fn keep(folder: String, table: Table) -> ExitCode {
-    let installed = Manifest::load(Path::new(&folder)).unwrap_or_default();
-    let names = table.applets.iter().map(|applet| applet.name);
-    let names: Vec<&str> = names.filter(|name| installed.get(name).is_some()).collect();
-    let mut args = vec![folder, "--watch".to_owned()];
-    let modes = MODES.iter().filter(|(_, mode)| *mode == installed.mode);
-    args.extend(modes.map(|(name, _)| format!("--mode={name}")));
-    if !names.is_empty() {
-        args.push(format!("--only={}", names.join(",")));
-    }
-    main(args, table)
+/// Keeps the folder as it was installed, with the mode and the applets of that installation, or with all applets if
+/// nothing is installed. Returns at SIGTERM, SIGINT or a failure.
+pub(super) fn keep(folder: &Path, table: Table) -> Result<()> {
+    let applets = table.applets;
+    let installed = Manifest::load(folder).unwrap_or_default();
+    let names = applets.iter().map(|applet| applet.name);
+    let only = names.filter(|name| installed.get(name).is_some()).map(str::to_owned).collect();
+    let mut line = CommandLine::default();
+    line.words.push(folder.display().to_string());
+    let options = Options { mode: installed.mode, only, ..Options::read(&line, |_| None)? };
+    watch::run(&Job { options: &options, applets, payload: Payload::own()? })
 }
 
 /// Runs `cnibox uninstall` with the arguments that follow it.
@@ -107,9 +115,13 @@ pub(super) fn main_uninstall(args: Vec<String>, _: Table) -> ExitCode {
     call(&UNINSTALL, args, |options| report(options, &uninstall::run(options)?))
 }
 
-fn call(tool: &Tool, args: Vec<String>, work: impl FnOnce(&Options) -> Result<()>) -> ExitCode {
+fn call(
+    tool: &Tool,
+    args: Vec<String>,
+    work: impl FnOnce(&Options) -> Result<ExitCode>,
+) -> ExitCode {
     let read = |line| Options::read(&line, |name| std::env::var_os(name));
-    tool.run(args, read, |options| work(&options).map(|()| ExitCode::SUCCESS))
+    tool.run(args, read, |options| work(&options))
 }
 
 /// An installation.
@@ -136,7 +148,10 @@ impl Job<'_> {
             let _lock = Lock::exclusive(&folder.join(STATE).join("lock"))?;
             // Another process may have changed the folder in the meantime.
             plan = Plan::new(self)?;
-            files::unprotect(folder)?;
+            // The flag stays while only links are restored.
+            if plan.steps.iter().any(|step| step.name == BINARY && step.action.changes()) {
+                files::unprotect(folder)?;
+            }
             let done = apply::run(self, &plan);
             protect(&plan);
             done?;
@@ -165,8 +180,8 @@ struct Report<'a> {
     files: &'a [Step],
 }
 
-/// Prints what was done, as text or JSON.
-fn report(options: &Options, steps: &[Step]) -> Result<()> {
+/// Prints what was done, as text or JSON. The exit status is 1 if a dry run found something to do.
+fn report(options: &Options, steps: &[Step]) -> Result<ExitCode> {
     let report = Report {
         folder: options.folder.display().to_string(),
         version: env!("CARGO_PKG_VERSION"),
@@ -175,7 +190,9 @@ fn report(options: &Options, steps: &[Step]) -> Result<()> {
         files: steps,
     };
     let text = if options.json { pretty(&report)? + "\n" } else { report.text() };
-    print(&text).map(drop)
+    print(&text)?;
+    let is_found = options.dry_run && report.changed;
+    Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Report<'_> {

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
-use crate::tool::folders::{CONF_DIR, PLUGIN_DIR};
+use crate::options::{CommandLine, Opt, deprecated, opt, unknown_word, usage};
+use crate::tool::folders::{CONF, CONF_DIR, PLUGIN_DIR};
+use crate::tool::{DRY_RUN, JSON};
 
 const ROOT: Opt = opt("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
-const DRY_RUN: Opt =
-    Opt { short: Some('n'), ..opt("--dry-run", "", "print what would be done, change nothing") };
-const JSON: Opt = opt("--json", "", "report in JSON");
 const NO_BACKUP: &str = "--no-backup";
+/// Of 0.2, for one minor version.
+const WATCH: &str = "--watch";
 
 /// The options of `cnibox install`.
 pub(super) const INSTALL_OPTIONS: &[Opt] = &[
@@ -32,13 +32,13 @@ pub(super) const INSTALL_OPTIONS: &[Opt] = &[
     opt("--force", "", "replace a newer release of cnibox with this one"),
     opt("--no-verify", "", "do not run each plugin with VERSION: for a folder mounted noexec"),
     opt("--conflist", "FILE", "install this network configuration last"),
-    opt("--conf-dir", "DIR", "the folder of the network configuration [/etc/cni/net.d]"),
+    CONF,
     opt(
         "--protect",
         "",
         "make the executable immutable until cnibox uninstall, so that cp to the name of a\nplugin cannot overwrite all plugins",
     ),
-    opt("--watch", "", "keep running and repair what changes, until SIGTERM"),
+    opt(WATCH, "", "deprecated: use cnibox repair --watch --install DIR"),
     ROOT,
     DRY_RUN,
     JSON,
@@ -49,7 +49,7 @@ pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--no-hand-over",
         "",
-        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins that are restored, and our records of them removed",
+        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins, and our records of them removed",
     ),
     ROOT,
     DRY_RUN,
@@ -128,7 +128,7 @@ impl Options {
             [folder] => folder,
             [_, extra, ..] => return Err(usage(format!("unexpected argument \"{extra}\""))),
         };
-        let conf_dir = line.last("--conf-dir").unwrap_or(CONF_DIR);
+        let conf_dir = line.last(CONF.flag).unwrap_or(CONF_DIR);
         let backup = line.given().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
         let names = |flag: &str| {
             let names = line.all(flag).flat_map(|names| names.split(','));
@@ -147,7 +147,7 @@ impl Options {
             force: line.has("--force"),
             verify: !line.has("--no-verify"),
             protect: line.has("--protect"),
-            watch: line.has("--watch"),
+            watch: line.has(WATCH),
             hand_over: !line.has("--no-hand-over") && root.is_none(),
             dry_run: line.has(DRY_RUN.flag),
             json: line.has(JSON.flag),
@@ -159,6 +159,12 @@ impl Options {
         }
         if options.watch && (options.dry_run || options.policy == Policy::Never) {
             return Err(usage("--watch excludes --dry-run and --policy never"));
+        }
+        if options.watch {
+            deprecated(
+                "install --watch",
+                "cnibox repair --watch --install DIR, after cnibox install",
+            );
         }
         Ok(options)
     }

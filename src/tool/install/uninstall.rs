@@ -11,7 +11,7 @@ use super::options::Options;
 use super::origin::sha256;
 use super::plan::{Action, Step};
 use super::{BINARY, STATE};
-use crate::attachment;
+use crate::attachment::{self, Record};
 use crate::error::{Context, Result};
 use crate::files::lock::Lock;
 use crate::log;
@@ -44,14 +44,16 @@ pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
     sync(folder)?;
     remove_state(folder, &steps)?;
     drop(lock);
-    if options.hand_over && steps.iter().any(|step| step.action == Action::Restore) {
-        // The restored plugins find the rules of running containers only in their own layout. The
+    let is_restored = || steps.iter().any(|step| step.action == Action::Restore);
+    let is_removed = || steps.iter().any(|step| step.action.changes());
+    if options.hand_over && (is_restored() || is_removed() && !Record::all(None).is_empty()) {
+        // The plugins that follow find the rules of running containers only in their own layout. The
         // plugins of this executable can no longer be started.
         let done = handover::to_reference(&PacketFilter::new());
-        for line in done.context(|| "all files were restored, but not all rules")? {
+        for line in done.context(|| "all files were removed or restored, but not all rules")? {
             log::line(format_args!("cnibox: {line}"));
         }
-        // The restored plugins do not know our records: after their DEL, a later installation would take the attachment
+        // Other plugins do not know our records: after their DEL, a later installation would take the attachment
         // for one that lives.
         attachment::remove_all()?;
     }

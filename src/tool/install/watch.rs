@@ -1,5 +1,4 @@
-//! `cnibox install --watch`, for nodes without an init container: repairs the installation when
-//! inotify(7) reports a change of the folder.
+//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the folder.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -10,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::files::{During, create_folder};
+use super::renew::Own;
 use super::{Job, STATE, report};
 use crate::error::Result;
 use crate::log;
@@ -28,8 +28,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<()> {
     create_folder(&job.options.folder)?;
     let mut watch = Watch::start(job)?;
     report(job.options, &job.run()?)?;
+    let own = Own::find()?;
     let mut failed = false;
     while watch.wait(&signals, failed.then_some(RETRY))? == Woken::Change {
+        own.renew();
         let repaired = repair(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
@@ -46,10 +48,9 @@ fn repair(job: &Job<'_>, watch: &mut Watch) -> Result<()> {
     }
     let steps = job.run()?;
     if steps.iter().any(|step| step.action.changes()) {
-        report(job.options, &steps)
-    } else {
-        Ok(())
+        report(job.options, &steps)?;
     }
+    Ok(())
 }
 
 struct Watch {

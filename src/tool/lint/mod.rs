@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use self::network::{Network, mistake};
-use super::Tool;
 use super::finding::{Finding, Severity, Subject, report};
-use super::folders::{CONF_DIR, plugin_path};
+use super::folders::{CONF, CONF_DIR, plugin_path};
+use super::{JSON, Tool};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::options::{CommandLine, opt, usage};
+use crate::options::{CommandLine, Opt, opt, usage};
 use crate::runtime::{EXTENSIONS, conf_files};
 use crate::skel::Table;
 use crate::sort::sort_by;
@@ -27,20 +27,24 @@ pub(super) const TOOL: Tool = Tool {
 lint: reports mistakes in network configurations
 
 Usage:
-  cnibox lint [FILE|DIR]... [--offline] [--json]   the default directory is /etc/cni/net.d
+  cnibox lint [FILE|DIR]... [--conf-dir DIR] [--offline] [--json]
 
-Prints one line for each mistake: file, line and column, the problem, and the remedy. The keys of plugins that are not
+Checks these files and directories, or else the directory of network configurations. Prints one line for each mistake: file, line and column, the problem, and the remedy. The keys of plugins that are not
 part of this executable are not checked.
 ",
     options: &[
-        opt("--json", "", "print an array of objects with file, network, line, column, severity, message and\nremedy"),
+        CONF,
+        Opt {
+            about: "print an array of objects with severity, object, problem, remedy, file, network, line and\ncolumn",
+            ..JSON
+        },
         opt("--offline", "", "check the files only, not whether this node can serve the networks"),
     ],
     notes: "
 Without --offline, and as root, the STATUS command of each plugin of cnibox runs on this node as well: missing back
 ends, missing master interfaces, an MTU above the master's.
 
-Exit status: 0 no findings; 1 warnings only; 2 errors, or wrong usage.
+Exit status: 0 no findings; 1 findings; 2 wrong usage.
 ",
 };
 
@@ -54,6 +58,7 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     };
     TOOL.run(args, read, |line| {
         let mut paths: Vec<PathBuf> = line.words.iter().map(PathBuf::from).collect();
+        paths.extend(line.all(CONF.flag).map(PathBuf::from));
         if paths.is_empty() {
             paths.push(CONF_DIR.into());
         }

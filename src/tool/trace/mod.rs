@@ -11,12 +11,13 @@ mod waterfall;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::folders::{CACHE, CONF, Folders, LEASES};
-use super::{NOT_FOUND, Tool, columns, ipam, print};
+use super::{JSON, Tool, columns, ipam, print};
+use crate::cni::json::pretty;
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, opt, unknown_word, usage};
+use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::skel::{Table, record};
 use crate::sort::sort_by_key;
 
@@ -26,9 +27,9 @@ pub(super) const TOOL: Tool = Tool {
 trace: reads the flight recorder
 
 Usage:
-  cnibox trace ls [--failed]     list the calls, oldest first
-  cnibox trace show ID           show the steps of a call and of the other calls of its trace, with durations
-  cnibox trace stats             calls, errors and durations by plugin and verb
+  cnibox trace ls [--failed] [--json]     list the calls, oldest first
+  cnibox trace show ID [--json]           show the steps of a call and of the other calls of its trace, with durations
+  cnibox trace stats [--json]             calls, errors and durations by plugin and verb
 
 Failed calls are always recorded, with their configuration; other calls with CNI_LOG=trace in the runtime's environment,
 or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a trace, or a prefix of it.
@@ -36,6 +37,13 @@ or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a tra
     options: &[
         opt("--failed", "", "ls: failed calls only"),
         opt("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
+        Opt {
+            about: "print an array of objects: ls: id, trace, call, network, container, interface, start\n\
+                    (seconds since 1970), seconds, code and problem; show: the steps, with id, parent, name,\n\
+                    start, seconds, attributes and problem; stats: plugin, verb, calls, failed, and the\n\
+                    quantiles in seconds",
+            ..JSON
+        },
         CONF,
         CACHE,
         LEASES,
@@ -44,7 +52,7 @@ or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a tra
 Recordings are lines of OTLP JSON in /run/cnibox/traces.jsonl and failed.jsonl, each with one older file (.1), of
 2 MB at most: OpenTelemetry's otlpjsonfile receiver reads /run/cnibox/*.jsonl.
 
-Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such call.
+Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.
 ",
 };
 
@@ -62,8 +70,8 @@ enum Command {
 pub(super) fn main(args: Vec<String>, _: Table) -> ExitCode {
     TOOL.run(
         args,
-        |line| Ok((Command::read(&line)?, Folders::read(&line))),
-        |(command, folders)| run(&command, &folders),
+        |line| Ok((Command::read(&line)?, Folders::read(&line), line.has(JSON.flag))),
+        |(command, folders, json)| run(&command, &folders, json),
     )
 }
 
@@ -76,6 +84,9 @@ impl Command {
             ["show", id] => Command::Show((*id).to_owned()),
             ["stats"] => match line.last("--format") {
                 None | Some("text") => Command::Stats { prometheus: false },
+                Some("prometheus") if line.has(JSON.flag) => {
+                    return Err(usage("--json excludes --format prometheus"));
+                }
                 Some("prometheus") => Command::Stats { prometheus: true },
                 Some(other) => return Err(unknown_word("format", other, &["text", "prometheus"])),
             },
@@ -88,18 +99,35 @@ impl Command {
     }
 }
 
-fn run(command: &Command, folders: &Folders) -> Result<ExitCode> {
+fn run(command: &Command, folders: &Folders, json: bool) -> Result<ExitCode> {
     let mut calls = Recording::all(&record::failed().read()?);
     if *command != (Command::List { failed: true }) {
         calls.extend(Recording::all(&record::traces().read()?));
         sort_by_key(&mut calls, |recording| recording.call().start);
     }
-    match command {
-        Command::List { .. } => print(&list(&calls)),
-        Command::Show(id) => print(&waterfall::show(&calls, &find(&calls, id)?.call().trace)),
-        Command::Stats { prometheus: true } => print(&stats::prometheus(&calls, folders)?),
-        Command::Stats { prometheus: false } => print(&stats::text(&calls)),
-    }
+    print(&match command {
+        Command::List { .. } if json => {
+            array(&calls.iter().map(Recording::json).collect::<Vec<_>>())?
+        }
+        Command::List { .. } => list(&calls),
+        Command::Show(id) => {
+            let trace = &find(&calls, id)?.call().trace;
+            let of_trace = calls.iter().filter(|recording| recording.call().trace == *trace);
+            let steps = of_trace.flat_map(|recording| &recording.spans);
+            if json {
+                array(&steps.map(Span::json).collect::<Vec<_>>())?
+            } else {
+                waterfall::show(&calls, trace)
+            }
+        }
+        Command::Stats { prometheus: true } => stats::prometheus(&calls, folders)?,
+        Command::Stats { prometheus: false } if json => array(&stats::json(&calls))?,
+        Command::Stats { prometheus: false } => stats::text(&calls),
+    })
+}
+
+fn array(objects: &[Value]) -> Result<String> {
+    Ok(pretty(&objects)? + "\n")
 }
 
 /// The newest call whose identifier, or whose trace's identifier, has this prefix.
@@ -109,7 +137,7 @@ fn find<'a>(calls: &'a [Recording], id: &str) -> Result<&'a Recording> {
         !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
     };
     let msg = || format!("no call \"{id}\" is recorded: see cnibox trace ls");
-    calls.iter().rfind(matches).ok_or_else(|| Error::new(NOT_FOUND, msg()))
+    calls.iter().rfind(matches).ok_or_else(|| Error::config(msg()))
 }
 
 fn list(recordings: &[Recording]) -> String {
@@ -150,6 +178,12 @@ fn duration(nanos: u64) -> String {
     }
 }
 
+/// Nanoseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "microseconds are precise enough")]
+fn seconds(nanos: u64) -> f64 {
+    (nanos / 1_000) as f64 / 1e6
+}
+
 /// A call with its steps.
 struct Recording {
     /// The first span is the call.
@@ -187,6 +221,22 @@ impl Recording {
         &self.spans[0]
     }
 
+    fn json(&self) -> Value {
+        let call = self.call();
+        json!({
+            "id": call.id,
+            "trace": call.trace,
+            "call": call.name,
+            "network": self.get("cni.network"),
+            "container": self.get("cni.container_id"),
+            "interface": self.get("cni.ifname"),
+            "start": seconds(call.start),
+            "seconds": seconds(call.duration()),
+            "code": self.get("cni.error.code").parse().unwrap_or(0_u32),
+            "problem": call.error.as_deref().unwrap_or_default(),
+        })
+    }
+
     /// An attribute of the call; empty if absent.
     fn get(&self, key: &str) -> &str {
         self.call().get(key)
@@ -218,6 +268,19 @@ impl Span {
     fn get(&self, key: &str) -> &str {
         let found = self.attributes.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.as_str()).unwrap_or_default()
+    }
+
+    fn json(&self) -> Value {
+        let attributes = self.attributes.iter().map(|(key, value)| (key.clone(), json!(value)));
+        json!({
+            "id": self.id,
+            "parent": self.parent,
+            "name": self.name,
+            "start": seconds(self.start),
+            "seconds": seconds(self.duration()),
+            "attributes": attributes.collect::<serde_json::Map<_, _>>(),
+            "problem": self.error.as_deref().unwrap_or_default(),
+        })
     }
 
     /// The duration in nanoseconds.

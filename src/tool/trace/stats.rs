@@ -8,8 +8,9 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
-use super::{Recording, duration};
+use super::{Recording, duration, seconds};
 use crate::error::Result;
 use crate::leases::Listing;
 use crate::tool::columns;
@@ -46,6 +47,12 @@ impl Calls {
         all
     }
 
+    /// The number of calls, and of those that failed.
+    fn counts(&self) -> (u64, u64) {
+        let count = self.codes.values().sum();
+        (count, count - self.codes.get(&0).unwrap_or(&0))
+    }
+
     /// The shortest duration that this share of the calls does not exceed (nearest rank).
     fn quantile(&self, percent: usize) -> Option<u64> {
         let rank = (percent * self.durations.len()).div_ceil(100);
@@ -53,13 +60,25 @@ impl Calls {
     }
 }
 
+pub(super) fn json(recordings: &[Recording]) -> Vec<Value> {
+    let object = |((plugin, verb), calls): ((&str, &str), Calls)| {
+        let [median, ninety, most] =
+            QUANTILES.map(|(percent, _)| calls.quantile(percent).map(seconds));
+        let (count, failed) = calls.counts();
+        json!({
+            "plugin": plugin, "verb": verb, "calls": count, "failed": failed,
+            "0.5": median, "0.9": ninety, "0.99": most,
+        })
+    };
+    Calls::group(recordings).into_iter().map(object).collect()
+}
+
 pub(super) fn text(recordings: &[Recording]) -> String {
     let heading = ["PLUGIN", "VERB", "CALLS", "FAILED", "MEDIAN", "90 %", "99 %"];
     let line = |((plugin, verb), calls): ((&str, &str), Calls)| {
         let quantile = |(percent, _)| calls.quantile(percent).map_or("-".to_owned(), duration);
         let [median, ninety, most] = QUANTILES.map(quantile);
-        let count: u64 = calls.codes.values().sum();
-        let failed = count - calls.codes.get(&0).unwrap_or(&0);
+        let (count, failed) = calls.counts();
         [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
     };
     let lines = Calls::group(recordings).into_iter().map(line);
@@ -90,11 +109,6 @@ pub(super) fn prometheus(recordings: &[Recording], folders: &Folders) -> Result<
     let mut total = Metric::gauge("cnibox_ipam_addresses", help);
     pools(folders, &mut taken, &mut total)?;
     Ok([calls, time, taken, total].map(|metric| metric.text).concat())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "microseconds are enough")]
-fn seconds(nanos: u64) -> f64 {
-    nanos as f64 / 1e9
 }
 
 /// A metric with its samples.

@@ -133,7 +133,7 @@ fn packet_filters_of_others_are_judged_by_the_way_of_a_packet() {
         // Connections to the container itself, unless only their answers are dropped.
         let direct = rules.contains("early") || outside.reaches_within("10.88.0.2", 1);
         for diagnosis in ward.diagnoses() {
-            ward.node.sh(diagnosis["cure"].as_str().unwrap());
+            ward.node.sh(diagnosis["remedy"].as_str().unwrap());
         }
         assert_eq!(traffic(), [true, true], "{rules}: {text}");
         assert_eq!(

@@ -196,7 +196,7 @@ fn a_namespace_that_went_without_del_gives_its_address_back() {
     let journal = fs::read_to_string(node.path("leases/net/.cnibox/leases")).unwrap();
     assert!(journal.contains("\n- 198.51.100.4 - host-end c2 eth0 ."), "{journal}");
     let dir = node.path("leases").display().to_string();
-    let list = node.tool("ipam", &["ls", "net", "--data-dir", &dir]).printed();
+    let list = node.tool("ipam", &["ls", "--network", "net", "--data-dir", &dir]).printed();
     assert!(list.contains(&format!("yes; reclaimed from container c2: {why}\n")), "{list}");
     is_full(&net, "newer");
     net.call("DEL", "c2").netns("/x").ok();

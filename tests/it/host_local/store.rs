@@ -151,7 +151,7 @@ fn addresses_that_are_reserved_by_hand_are_never_given_out() {
     let error = net.call("ADD", "c2").netns("/x").error();
     assert!(error.msg.ends_with(msg), "{error:?}");
     for word in
-        ["3 of this network", "cnibox ipam ls", "cnibox ipam free", "cnibox ipam gc --empty"]
+        ["3 of this network", "cnibox ipam ls", "cnibox ipam free", "cnibox ipam free --empty"]
     {
         assert!(error.details.contains(word), "{word}: {error:?}");
     }

@@ -101,6 +101,26 @@ fn rules_of_running_containers_go_back_with_the_plugins() {
     assert_eq!(repair.printed(), "nothing was missing\n");
 }
 
+/// A later installation would restore rules of containers that another plugin has deleted meanwhile.
+#[test]
+fn uninstall_leaves_no_record_also_if_nothing_is_restored() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    let mut conf = conf(&node);
+    conf["ipMasq"] = json!(true);
+    conf["ipMasqBackend"] = json!("nftables");
+    let container = Container::new();
+    call(&at, "ADD", "pod", &container).conf(&conf).result();
+    at.uninstall();
+    assert!(node.sh("nft list tables").contains("inet cni_plugins_masquerade"));
+    assert_eq!(node.sh("find /run/cni/cnibox -name '*.json'"), "", "no record is left");
+    // DEL of the reference.
+    node.sh("nft delete table inet cni_plugins_masquerade");
+    at.install(&[]);
+    assert_eq!(node.cnibox(&["repair", "--dry-run"]).printed(), "nothing was missing\n");
+}
+
 /// ADD and DEL continuously in several threads while `switch` runs `rounds` times.
 fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
     const WORKERS: usize = 4;

@@ -88,6 +88,26 @@ fn without_the_flag_it_goes_on_and_says_so() {
     assert_eq!(outcome.status, Some(2), "{outcome:?}");
 }
 
+/// The flag would be cleared for a moment, in which another program may write through a link.
+#[test]
+fn the_flag_stays_while_links_are_restored() {
+    let node = Node::new();
+    let at = on_tmpfs(&node);
+    at.install(&["--protect"]);
+    if is_immutable(&at.binary()).is_none() {
+        println!("SKIP the_flag_stays_while_links_are_restored: no immutable flag on tmpfs");
+        return;
+    }
+    fs::remove_file(at.folder.join("portmap")).unwrap();
+    // Without the capability the flag can be neither cleared nor set.
+    let drop = ["setpriv", "--bounding-set=-linux_immutable", "--inh-caps=-linux_immutable"];
+    let outcome = at.call("install", &[]).under(&drop).run();
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    at.is_all_cnibox();
+    assert_eq!(is_immutable(&at.binary()), Some(true));
+    at.uninstall();
+}
+
 /// No process runs the executable, so writing to it does not fail with `ETXTBSY`.
 #[test]
 fn what_cp_wrote_through_is_healed() {

@@ -1,0 +1,88 @@
+//! What `cnibox gc`, `ipam free` and `cnibox repair` did to objects of the node, or would do.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::print;
+use crate::cni::json::pretty;
+use crate::error::{Error, Result};
+use crate::log;
+
+/// The action on what stays because nothing proves that it has ended.
+pub(super) const IN_DOUBT: &str = "in doubt";
+
+/// The action on what could not be done.
+pub(super) const FAILED: &str = "failed";
+
+/// An object and what was done to it. In JSON the keys are sorted, as everywhere.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    /// `detached`, `would detach`, [`IN_DOUBT`] ...
+    pub(super) action: &'static str,
+    /// The network of the object; empty if there is none.
+    pub(super) network: String,
+    pub(super) object: String,
+    /// Why; empty if the action says it.
+    pub(super) problem: String,
+    /// What is left to be done; empty for nothing.
+    pub(super) remedy: String,
+}
+
+impl Outcome {
+    /// An outcome with nothing left to be done.
+    pub(super) fn new(
+        action: &'static str,
+        network: impl Into<String>,
+        object: impl Into<String>,
+        problem: impl Into<String>,
+    ) -> Outcome {
+        let (network, object, problem) = (network.into(), object.into(), problem.into());
+        Outcome { action, network, object, problem, remedy: String::new() }
+    }
+
+    /// The same with something left to be done.
+    pub(super) fn with_remedy(self, remedy: impl Into<String>) -> Outcome {
+        Outcome { remedy: remedy.into(), ..self }
+    }
+
+    /// A failure, which is also logged.
+    pub(super) fn failed(network: &str, object: String, error: &Error) -> Outcome {
+        log::warn(format_args!("{object}: {error}"));
+        Outcome::new(FAILED, network, object, error.msg()).with_remedy(error.details())
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome { action, network, object, problem, .. } = self;
+        let colon = if *action == IN_DOUBT { ":" } else { "" };
+        write!(f, "{action}{colon} {object}")?;
+        if !problem.is_empty() {
+            write!(f, ": {problem}")?;
+        }
+        if network.is_empty() { Ok(()) } else { write!(f, " (network {network})") }
+    }
+}
+
+/// Prints the outcomes as JSON, or one per line without the failures, and `none` if there are none. The exit status
+/// is 1 if something failed, or with `dry_run` if something would be done.
+pub(super) fn report(
+    outcomes: &[Outcome],
+    json: bool,
+    dry_run: bool,
+    none: &str,
+) -> Result<ExitCode> {
+    let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
+    let line = |outcome: &Outcome| format!("{outcome}\n");
+    let text: String = told.map(line).collect();
+    print(&match text.as_str() {
+        _ if json => pretty(&outcomes)? + "\n",
+        "" if outcomes.is_empty() => format!("{none}\n"),
+        _ => text,
+    })?;
+    let is_found =
+        |outcome: &Outcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
+    Ok(if outcomes.iter().any(is_found) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
