@@ -298,10 +298,10 @@ fn add_address(name: &str, ip: IpAddr) -> Result<()> {
     context(netlink::create(Message::NewAddress(message)), "add an address")
 }
 
-/// Adds a route to a network behind a link.
-pub fn add_route(network: Ipv4Addr, prefix: u8, link: &str) -> Result<()> {
+/// Adds a route to a network behind a gateway.
+pub fn add_route(network: Ipv4Addr, prefix: u8, gateway: Ipv4Addr) -> Result<()> {
     let route = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(network, prefix);
-    let message = route.output_interface(index(link)?).build();
+    let message = route.gateway(gateway).build();
     context(netlink::create(Message::NewRoute(message)), "add a route")
 }
 

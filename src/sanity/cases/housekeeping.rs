@@ -6,7 +6,7 @@ use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID};
 use crate::world;
 
 /// Networks with leases of their own in one folder: name, bridge, subnet, and the last of the addresses, which begin at 10.
-const OWN: [&str; 4] = ["sanity", "sanity0", "10.66.0", "12"];
+const OWN: [&str; 4] = ["sanity", "sanity3", "10.66.0", "12"];
 const OTHER: [&str; 4] = ["sanity-other", "sanity1", "10.67.0", "12"];
 const SMALL: [&str; 4] = ["sanity-small", "sanity2", "10.68.0", "10"];
 

@@ -79,10 +79,12 @@ fn later_plugin(
         return Ok(());
     }
     let mut last = result.clone();
-    last["routes"] = json!([{"dst": "10.201.0.0/16"}]);
+    let gateways = results::gateways(result);
+    let Some(IpAddr::V4(gateway)) = gateways.iter().find(|ip| ip.is_ipv4()) else { return Ok(()) };
+    last["routes"] = json!([{"dst": "10.201.0.0/16", "gw": gateway}]);
     at.netns.run(|| {
         world::delete_default_routes()?;
-        world::add_route([10, 201, 0, 0].into(), 16, at.ifname)
+        world::add_route([10, 201, 0, 0].into(), 16, *gateway)
     })?;
     check.succeeds("check.later-plugin", subject.run("CHECK", at, Some(&last))).map(drop)
 }
