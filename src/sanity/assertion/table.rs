@@ -236,7 +236,7 @@ pub const TABLE: &[Assertion] = table! {
     "damage.other-kind" Recommended "2.check.resources" "CHECK fails where another interface has the name" BLIND;
     "damage.bridge-gone" Recommended "2.check.unreachable" "CHECK fails where the bridge is gone" BLIND;
     "damage.port-gone" Recommended "2.check.unreachable" "CHECK fails where the host's end is no port of the bridge" BLIND;
-    "damage.host-end-down" Recommended "2.check.unreachable" "CHECK fails where the host's end is down" BLIND;
+    "damage.host-end-down" Recommended "2.check.resources 2.check.unreachable" "CHECK fails where the host's end is down" BLIND;
     "damage.address-other" Required "2.check.prev-result" "CHECK fails where the result has another address" BLIND;
     "damage.route-other" Recommended "2.check.resources" "CHECK fails where the result has another route" BLIND;
     "damage.mac-other" Recommended "2.check.resources" "CHECK fails where the result has another mac" BLIND;
