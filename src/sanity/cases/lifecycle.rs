@@ -18,7 +18,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if !first.succeeded() {
         return Ok(());
     }
-    subject.del(&at, first.json.as_ref())?;
+    let deleted = check.succeeds("del.succeeds", subject.del(&at, first.json.as_ref()))?;
+    is_removed(&at, &deleted, check)?;
     attach(subject, &at, &world::snapshot()?, check)?;
     // Each group starts from the current state: a leak is reported once.
     existing_interface(subject, &at, check)?;
@@ -50,10 +51,7 @@ fn attach(
     }
     let deleted = subject.del(at, Some(result));
     let deleted = check.succeeds_silently(["del.succeeds", "del.silent"], deleted)?;
-    let is_gone = is_lo || at.netns.link(at.ifname)?.is_none();
-    check.effect("del.removes-interface", &deleted, is_gone, || {
-        format!("{} is still in the container", at.ifname)
-    });
+    is_removed(at, &deleted, check)?;
     check.none("del.leaves-nothing", &leftovers(before)?);
     let left = if is_lo { Vec::new() } else { at.netns.snapshot()?.without(&empty) };
     check.none("del.leaves-nothing-inside", &left);
@@ -65,6 +63,15 @@ fn attach(
         let checked = subject.run("CHECK", at, Some(result))?;
         check.of("check.after-del", &checked, checked.failed() || is_lo);
     }
+    Ok(())
+}
+
+/// The interface is gone after DEL; lo cannot go.
+fn is_removed(at: &Attachment, deleted: &Answer, check: &mut Check) -> Result<()> {
+    let is_gone = at.ifname == "lo" || at.netns.link(at.ifname)?.is_none();
+    check.effect("del.removes-interface", deleted, is_gone, || {
+        format!("{} is still in the container", at.ifname)
+    });
     Ok(())
 }
 

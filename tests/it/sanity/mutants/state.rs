@@ -61,7 +61,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "ptp" "DEL" "damage.leaves-nothing" "run; status=$?; touch /run/left.$$; exit $status";
     "ptp" "CHECK" "check.later-plugin" "inside ip route show | grep -q default || exit 1; run";
     "ptp" "CHECK" "check.succeeds" "[ -e /run/settled ] || { touch /run/settled; exit 1; }; run" "2.check.at-once";
-    "ptp" "DEL" "del.second-interface" "[ $CNI_IFNAME = eth0 ] || exit 1; run";
+    "ptp" "DEL" "del.second-interface" "run; status=$?; [ $CNI_IFNAME = eth0 ] || exit 1; exit $status";
     "ptp" "DEL" "del.second-interface-leaves-nothing" "run; status=$?; [ $CNI_IFNAME = eth0 ] || touch /run/left.$$; exit $status";
     "bridge" "DEL" "del.keeps-similar" "run; status=$?; [ $CNI_CONTAINERID != c1 ] || CNI_CONTAINERID=c10 CNI_NETNS=/run/netns/c10 run; exit $status";
     "host-local" "DEL" "ipam.del-keeps-similar" "run; status=$?; [ $CNI_CONTAINERID != c1 ] || CNI_CONTAINERID=c10 run; exit $status";
@@ -108,7 +108,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "portmap" "CHECK" "damage.portmap.flushed" "exit 0";
     "firewall" "CHECK" "damage.firewall.flushed" "exit 0";
     "portmap" "DEL" "damage.flushed.del" "exit 1";
-    "firewall" "ADD" "damage.flushed.add" "touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || exit 1; run";
+    "firewall" "ADD" "damage.flushed.add" "touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 4 ] || exit 1; run";
     "portmap" "ADD" "damage.flushed.traffic" r#"touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || in=$(echo "$in" | sed 's/"hostPort":8080/"hostPort":8090/'); run"#;
     "portmap" "DEL" "damage.flushed.leaves-nothing" "run; touch /run/left.$$";
 };
