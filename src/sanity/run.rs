@@ -223,7 +223,8 @@ fn outcome(case: &Case) -> Outcome {
 }
 
 fn child_process(case: &Case) -> Result<Outcome> {
-    let exe = context(std::env::current_exe(), "run a case")?;
+    // This executable, also if its file was replaced meanwhile.
+    let exe = "/proc/self/exe";
     let child = Command::new(exe)
         .args(["--case", &serde_json::to_string(case)?])
         .stdin(Stdio::null())
