@@ -221,10 +221,10 @@ impl Answer {
             None => "a signal or no end".to_owned(),
         };
         for (name, output) in [("stdout", stdout.trim()), ("stderr", self.stderr.trim())] {
-            text += &match output {
-                "" => format!("; nothing on {name}"),
-                output => format!("; {name}: {output}"),
-            };
+            match output {
+                "" => text.extend(["; nothing on ", name]),
+                output => text.extend(["; ", name, ": ", output]),
+            }
         }
         text.chars().take(600).collect()
     }

@@ -193,9 +193,10 @@ fn explain(id: &str) -> Result<Task> {
     let assertion =
         assertion::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
     let Assertion { id, level, text, why, .. } = assertion;
-    let mut out = format!("{id} ({})\n  says     {text}\n", level.name());
-    for Clause { id, section, force, text, .. } in assertion.clauses() {
-        out += &format!("  clause   {section}, {id} ({}): {text}\n", force.name());
-    }
-    Ok(Task::Print(out + &format!("  otherwise  {why}\n")))
+    let clause = |Clause { id, section, force, text, .. }: &Clause| {
+        format!("  clause   {section}, {id} ({}): {text}\n", force.name())
+    };
+    let clauses: String = assertion.clauses().map(clause).collect();
+    let level = level.name();
+    Ok(Task::Print(format!("{id} ({level})\n  says     {text}\n{clauses}  otherwise  {why}\n")))
 }

@@ -105,7 +105,9 @@ fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Out
         let listed = listed(&answer);
         let versions = selected(&listed, &options.versions);
         let tested = versions.iter().filter(|version| listed.contains(version));
-        let newest = tested.last().filter(|_| options.config.is_none());
+        let newest = tested
+            .max_by_key(|version| VERSIONS.iter().position(|known| known == *version))
+            .filter(|_| options.config.is_none());
         for &version in &versions {
             let case = |name: &str| Case {
                 name: name.to_owned(),

@@ -32,7 +32,6 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     check.none("chained.del-keeps-the-others", &before.without(&now));
     check.none("del.leaves-nothing-inside", &at.netns.snapshot()?.without(&inside));
     check.succeeds("del.twice", subject.del(&at, Some(result)))?;
-    handed_on(subject, &at, check)?;
     check.succeeds("del.no-prev-result", subject.del(&at, None))?;
     check.fails("chained.no-prev-result", subject.run("ADD", &at, None))?;
     let added = subject.add(&at)?;
@@ -42,7 +41,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.bridge("DEL", &at, subject.prev(Some(&prev)))?;
     at.netns.remove()?;
     check.succeeds("del.netns-gone", subject.run("DEL", &at, added))?;
-    Ok(())
+    handed_on(subject, check)
 }
 
 /// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. What the first calls
@@ -56,7 +55,7 @@ fn again(subject: &Subject<'_>, check: &mut Check) -> Result<bool> {
     }
     check.succeeds("del.succeeds", subject.del(&at, first.json.as_ref()))?;
     let added = check.succeeds("chained.add-after-del", subject.add(&at))?;
-    subject.end(&at, added.json.as_ref())?;
+    subject.end(&at, added.result().or(first.result()))?;
     Ok(true)
 }
 
@@ -103,11 +102,11 @@ const DNS: [(&str, &str); 4] = [
 ];
 
 /// The result contains every member of a prevResult that has all of them.
-fn handed_on(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
+fn handed_on(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if !subject.since("0.3.0") {
         return Ok(());
     }
-    let mut at = at.clone();
+    let mut at = subject.container_of("sanity-6")?;
     let Some(prev) = &mut at.prev else { return Ok(()) };
     let is_newest = subject.since("1.1.0");
     enrich(prev, is_newest);
@@ -131,7 +130,7 @@ fn handed_on(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Resul
         let (given, kept) = (&prev["dns"][key], &result["dns"][key]);
         check.effect(id, &added, given == kept, || format!("{key} is {kept}, not {given}"));
     }
-    subject.del(&at, Some(result)).map(drop)
+    subject.end(&at, Some(result)).map(drop)
 }
 
 /// Adds all members to a result that the version has.

@@ -124,23 +124,7 @@ impl Stage<'_> {
         }
         check.of("delegation.stderr", &added, added.stderr.contains(WORDS));
         let Some(result) = added.result() else { return Ok(()) };
-        let (given, named) = (results::addresses(&given), results::addresses(result));
-        let are_named = given.iter().all(|ip| named.contains(ip));
-        check.effect("delegation.ipam.addresses", &added, are_named, || format!("not {given:?}"));
-        let inside = at.netns.run(crate::observe::addresses)?;
-        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
-        check.effect("delegation.ipam.addresses-set", &added, are_set, || {
-            format!("not all of {given:?} are in the container")
-        });
-        let is_named = result["routes"].to_string().contains("10.123.0.0/16");
-        let missing = || "no route to 10.123.0.0/16".to_owned();
-        check.effect("delegation.ipam.routes", &added, is_named, missing);
-        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
-        check.effect("delegation.ipam.routes-set", &added, is_set, missing);
-        let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
-        check.effect("delegation.ipam.dns", &added, is_named, || {
-            format!("dns is {}, without 10.1.2.3", result["dns"])
-        });
+        Stage::applied(&at, &given, &added, result, check)?;
         if self.subject.since("0.4.0") {
             let checked = self.call("CHECK", &at, Some(result)).run()?;
             let calls = self.recorder.calls("CHECK");
@@ -168,6 +152,34 @@ impl Stage<'_> {
             || self.recorder.verbs(),
         );
         self.same(&deleted, &calls, &at, check);
+        Ok(())
+    }
+
+    /// What the IPAM plugin returned is in the result, and in the container.
+    fn applied(
+        at: &Attachment,
+        given: &Value,
+        added: &Answer,
+        result: &Value,
+        check: &mut Check,
+    ) -> Result<()> {
+        let (given, named) = (results::addresses(given), results::addresses(result));
+        let are_named = given.iter().all(|ip| named.contains(ip));
+        check.effect("delegation.ipam.addresses", added, are_named, || format!("not {given:?}"));
+        let inside = at.netns.run(crate::observe::addresses)?;
+        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
+        check.effect("delegation.ipam.addresses-set", added, are_set, || {
+            format!("not all of {given:?} are in the container")
+        });
+        let is_named = result["routes"].to_string().contains("10.123.0.0/16");
+        let missing = || "no route to 10.123.0.0/16".to_owned();
+        check.effect("delegation.ipam.routes", added, is_named, missing);
+        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
+        check.effect("delegation.ipam.routes-set", added, is_set, missing);
+        let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
+        check.effect("delegation.ipam.dns", added, is_named, || {
+            format!("dns is {}, without 10.1.2.3", result["dns"])
+        });
         Ok(())
     }
 
