@@ -212,6 +212,15 @@ impl Record {
         }
     }
 
+    /// Removes the record, or, while features have parts in it, only the plugin's name: the last feature then removes it.
+    pub fn release(mut self) -> Result<()> {
+        if self.rules.is_empty() {
+            return self.remove();
+        }
+        self.plugin.clear();
+        Ok(self.save()?)
+    }
+
     /// Removes the record and its entries by address.
     pub fn remove(&self) -> Result<()> {
         for folder in self.ips.iter().map(|ip| by_address(*ip)) {

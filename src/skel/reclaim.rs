@@ -204,8 +204,8 @@ pub fn holder(holder: &Holder) -> Result<bool> {
     record.map_or(Ok(false), |record| if_gone(&record))
 }
 
-/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, and
-/// reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
+/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, but for
+/// the parts from which the next plugins know their rules; and reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
 /// proof counts.
 pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) -> Result<()> {
     let mut failures = Failures::new();
@@ -213,7 +213,7 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
         match req {
             Some(req) if req.is_valid(&record.id, &record.ifname) => {}
             Some(_) if record.plugin == plugin => {
-                failures.keep(record.remove());
+                failures.keep(record.release());
             }
             _ => {
                 failures.keep(if_gone(&record));

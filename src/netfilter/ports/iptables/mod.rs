@@ -179,8 +179,11 @@ fn chain_of(table: &Table, owner: Owner<'_>) -> String {
             && !is_of_other(table, chain, &comment)
     };
     let entries = table.rules.iter().filter(|rule| is_entry(rule, &comment));
-    let common = entries.filter_map(|entry| entry.value("-j")).find(is_own).unwrap_or(&common);
-    if is_own(&common) { common.to_owned() } else { own }
+    match entries.filter_map(|entry| entry.value("-j")).find(is_own) {
+        Some(chain) => chain.to_owned(),
+        None if is_own(&common.as_str()) => common,
+        None => own,
+    }
 }
 
 /// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
