@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::Inside;
+use crate::cni::ip::host_net;
 use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
@@ -235,9 +236,18 @@ fn remedy(route: &Route, result: &CniResult) -> Option<String> {
         return Some(format!("the gateway {gw} is of another family than the destination"));
     }
     let is_reachable = result.ips.iter().any(|ip| ip.address.contains(&gw));
-    (!is_reachable).then(|| {
-        format!("the gateway {gw} is in no subnet of the interface: correct \"gw\", or add a route to it first")
-    })
+    if is_reachable {
+        return None;
+    }
+    let problem = format!("the gateway {gw} is in no subnet of the interface");
+    // A route without a gateway would get this one.
+    if implied_gateway(result, &host_net(gw)).is_some() {
+        let nets = result.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == gw.is_ipv4());
+        let nets: Vec<_> = nets.map(|ip| ip.address.trunc().to_string()).collect();
+        return Some(format!("{problem}: choose an address in {}", nets.join(" or ")));
+    }
+    let dst = host_net(gw);
+    Some(format!("{problem}: put the route {{\"dst\": \"{dst}\", \"scope\": 253}} before it"))
 }
 
 /// The default gateway of a route without one: the first gateway of the same family among the addresses.

@@ -58,9 +58,92 @@ fn nothing_is_coerced_and_the_place_is_named() {
         assert!(decode(bad).is_err(), "{bad}");
     }
     let error = decode(r#"{"list":[{},{"type":7}]}"#).unwrap_err();
-    assert_eq!(error.details(), r#"in "list[1].type""#);
+    assert_eq!(error.details(), r#"in "list[1].type": put it into double quotes"#);
     assert!(decode(r#"{"list":[null]}"#).is_err());
     assert!(decode(r#"{"ipam":7}"#).is_err());
+}
+
+/// The words of a document's author: no names of this program's types.
+#[test]
+fn wrong_types_are_told_in_the_authors_words() {
+    for (text, msg, details) in [
+        (
+            r#"{"ipam":"host-local"}"#,
+            "expected an object, found the text \"host-local\"",
+            r#"in "ipam": write the plugin's name as {"type": "host-local"}"#,
+        ),
+        (
+            r#"{"ipam":[{}]}"#,
+            "expected an object, found a list",
+            r#"in "ipam": write one object, without the brackets around it"#,
+        ),
+        (
+            r#"{"ipam":{"type":7}}"#,
+            "expected a text, found the number 7",
+            r#"in "ipam.type": put it into double quotes"#,
+        ),
+        (
+            r#"{"ipam":{"type":["x"]}}"#,
+            "expected a text, found a list",
+            r#"in "ipam.type": write a text, without brackets"#,
+        ),
+        (r#"{"ipam":{"dataDir":{}}}"#, "expected a text, found an object", r#"in "ipam.dataDir""#),
+        (
+            r#"{"mtu":"1500"}"#,
+            "expected a whole number from 0 to 4294967295, found the text \"1500\"",
+            r#"in "mtu": write 1500, without quotes"#,
+        ),
+        (
+            r#"{"mtu":"10M"}"#,
+            "expected a whole number from 0 to 4294967295, found the text \"10M\"",
+            r#"in "mtu": write a number in digits, without quotes and unit"#,
+        ),
+        (
+            r#"{"mtu":1500.0}"#,
+            "expected a whole number from 0 to 4294967295, found the number 1500.0",
+            r#"in "mtu": write 1500"#,
+        ),
+        (
+            r#"{"mtu":1.5}"#,
+            "expected a whole number from 0 to 4294967295, found the number 1.5",
+            r#"in "mtu""#,
+        ),
+        (
+            r#"{"mtu":-1}"#,
+            "expected a whole number from 0 to 4294967295, found the number -1",
+            r#"in "mtu""#,
+        ),
+        (
+            r#"{"isGateway":"true"}"#,
+            "expected true or false, found the text \"true\"",
+            r#"in "isGateway": write true, without quotes"#,
+        ),
+        (
+            r#"{"isGateway":"No"}"#,
+            "expected true or false, found the text \"No\"",
+            r#"in "isGateway": write false, without quotes"#,
+        ),
+        (
+            r#"{"isGateway":1}"#,
+            "expected true or false, found the number 1",
+            r#"in "isGateway": write true"#,
+        ),
+        (
+            r#"{"list":{}}"#,
+            "expected a list, found an object",
+            r#"in "list": put it into brackets, [...]"#,
+        ),
+        (
+            r#"{"list":[null]}"#,
+            "expected an object, found null",
+            r#"in "list[0]": remove the null"#,
+        ),
+        (r#"{"capabilities":true}"#, "expected an object, found true", r#"in "capabilities""#),
+    ] {
+        let error = decode(text).unwrap_err();
+        assert_eq!((error.msg(), error.details()), (msg, details), "{text}");
+    }
+    assert_eq!(Json::Null.expected("an object"), "expected an object, found null");
 }
 
 #[test]

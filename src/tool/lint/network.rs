@@ -8,7 +8,7 @@ use super::{Finding, Severity, Subject};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
-use crate::cni::{NetworkName, SpecVersion};
+use crate::cni::{NetworkName, SpecVersion, version};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::options::nearest;
@@ -132,7 +132,9 @@ impl Network<'_> {
         } else if SpecVersion::exact(&list.cni_version).is_none() {
             let msg = format!("unknown CNI version \"{}\"", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
-            let error = mistake(msg, format!("choose one of {known}"));
+            let near = version::nearest(&list.cni_version, &SpecVersion::ALL);
+            let near = near.unwrap_or(SpecVersion::NEWEST);
+            let error = mistake(msg, format!("write \"{near}\"; there are {known}"));
             let position = self.position(&Place::key("cniVersion"));
             self.findings.push(self.finding(Severity::Error, position, error));
         }
