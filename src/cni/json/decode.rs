@@ -55,7 +55,7 @@ fn remedy(reason: &str, place: &Place) -> &'static str {
     if reason.starts_with("expected an object") {
         // The key of a list's item is that of the list.
         match place.keys().next_back().unwrap_or_default() {
-            "ipam" => "write the plugin's name as {\"type\": \"host-local\"}",
+            "ipam" => "write the type as {\"type\": \"host-local\"}",
             "dns" => "write the servers as {\"nameservers\": [\"192.0.2.53\"]}",
             "vlanTrunk" => "write the VLAN as {\"id\": 100}",
             _ => "",

@@ -70,7 +70,7 @@ fn wrong_types_are_told_in_the_authors_words() {
         (
             r#"{"ipam":"host-local"}"#,
             "expected an object, found the text \"host-local\"",
-            r#"in "ipam": write the plugin's name as {"type": "host-local"}"#,
+            r#"in "ipam": write the type as {"type": "host-local"}"#,
         ),
         (
             r#"{"ipam":[{}]}"#,
