@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins, snapshots of all state that plugins may leave |
 //! | `lane` | kernel features that a test needs, and where tests run without them |
+//! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `conflist` | the calls of a runtime for a list of plugins |
@@ -15,6 +16,7 @@
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `examples` | the example on each plugin's page, run as a reader would |
+//! | `messages`, `advice` | what mistakes are told as; the advice followed |
 //! | `strace`, `compare` | system calls of a call; results without random parts |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
@@ -71,6 +73,7 @@
     reason = "tests"
 )]
 
+mod advice;
 mod alive;
 mod attachment;
 mod bandwidth;
