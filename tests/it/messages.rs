@@ -42,11 +42,7 @@ pub(crate) struct Mistake {
 }
 
 pub(crate) fn mistakes() -> Vec<Mistake> {
-    let all: Vec<Value> = serde_json::from_str(
-        &fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/golden/messages.json"))
-            .unwrap(),
-    )
-    .unwrap();
+    let all: Vec<Value> = serde_json::from_str(include_str!("golden/messages.json")).unwrap();
     let text = |mistake: &Value, key: &str| mistake[key].as_str().unwrap_or_default().to_owned();
     let read = |mistake: &Value| Mistake {
         mistake: text(mistake, "mistake"),
