@@ -63,85 +63,34 @@ fn nothing_is_coerced_and_the_place_is_named() {
     assert!(decode(r#"{"ipam":7}"#).is_err());
 }
 
+/// A value, the message, and the details for its key.
+const WRONG_TYPES: &str = r#"
+{"ipam":"host-local"} | expected an object, found the text "host-local" | in "ipam": write the type as {"type": "host-local"}
+{"ipam":[{}]} | expected an object, found a list | in "ipam": write one object, without the brackets around it
+{"ipam":{"type":7}} | expected a text, found the number 7 | in "ipam.type": put it into double quotes
+{"ipam":{"type":["x"]}} | expected a text, found a list | in "ipam.type": write a text, without brackets
+{"ipam":{"dataDir":{}}} | expected a text, found an object | in "ipam.dataDir"
+{"mtu":"1500"} | expected BYTES, found the text "1500" | in "mtu": write 1500, without quotes
+{"mtu":"10M"} | expected BYTES, found the text "10M" | in "mtu": write a number in digits, without quotes and unit
+{"mtu":1500.0} | expected BYTES, found the number 1500.0 | in "mtu": write 1500
+{"mtu":1.5} | expected BYTES, found the number 1.5 | in "mtu"
+{"mtu":-1} | expected BYTES, found the number -1 | in "mtu"
+{"isGateway":"true"} | expected true or false, found the text "true" | in "isGateway": write true, without quotes
+{"isGateway":"No"} | expected true or false, found the text "No" | in "isGateway": write false, without quotes
+{"isGateway":1} | expected true or false, found the number 1 | in "isGateway": write true
+{"list":{}} | expected a list, found an object | in "list": put it into brackets, [...]
+{"list":[null]} | expected an object, found null | in "list[0]": remove the null
+{"capabilities":true} | expected an object, found true | in "capabilities"
+"#;
+
 /// The words of a document's author: no names of this program's types.
 #[test]
 fn wrong_types_are_told_in_the_authors_words() {
-    for (text, msg, details) in [
-        (
-            r#"{"ipam":"host-local"}"#,
-            "expected an object, found the text \"host-local\"",
-            r#"in "ipam": write the type as {"type": "host-local"}"#,
-        ),
-        (
-            r#"{"ipam":[{}]}"#,
-            "expected an object, found a list",
-            r#"in "ipam": write one object, without the brackets around it"#,
-        ),
-        (
-            r#"{"ipam":{"type":7}}"#,
-            "expected a text, found the number 7",
-            r#"in "ipam.type": put it into double quotes"#,
-        ),
-        (
-            r#"{"ipam":{"type":["x"]}}"#,
-            "expected a text, found a list",
-            r#"in "ipam.type": write a text, without brackets"#,
-        ),
-        (r#"{"ipam":{"dataDir":{}}}"#, "expected a text, found an object", r#"in "ipam.dataDir""#),
-        (
-            r#"{"mtu":"1500"}"#,
-            "expected a whole number from 0 to 4294967295, found the text \"1500\"",
-            r#"in "mtu": write 1500, without quotes"#,
-        ),
-        (
-            r#"{"mtu":"10M"}"#,
-            "expected a whole number from 0 to 4294967295, found the text \"10M\"",
-            r#"in "mtu": write a number in digits, without quotes and unit"#,
-        ),
-        (
-            r#"{"mtu":1500.0}"#,
-            "expected a whole number from 0 to 4294967295, found the number 1500.0",
-            r#"in "mtu": write 1500"#,
-        ),
-        (
-            r#"{"mtu":1.5}"#,
-            "expected a whole number from 0 to 4294967295, found the number 1.5",
-            r#"in "mtu""#,
-        ),
-        (
-            r#"{"mtu":-1}"#,
-            "expected a whole number from 0 to 4294967295, found the number -1",
-            r#"in "mtu""#,
-        ),
-        (
-            r#"{"isGateway":"true"}"#,
-            "expected true or false, found the text \"true\"",
-            r#"in "isGateway": write true, without quotes"#,
-        ),
-        (
-            r#"{"isGateway":"No"}"#,
-            "expected true or false, found the text \"No\"",
-            r#"in "isGateway": write false, without quotes"#,
-        ),
-        (
-            r#"{"isGateway":1}"#,
-            "expected true or false, found the number 1",
-            r#"in "isGateway": write true"#,
-        ),
-        (
-            r#"{"list":{}}"#,
-            "expected a list, found an object",
-            r#"in "list": put it into brackets, [...]"#,
-        ),
-        (
-            r#"{"list":[null]}"#,
-            "expected an object, found null",
-            r#"in "list[0]": remove the null"#,
-        ),
-        (r#"{"capabilities":true}"#, "expected an object, found true", r#"in "capabilities""#),
-    ] {
-        let error = decode(text).unwrap_err();
-        assert_eq!((error.msg(), error.details()), (msg, details), "{text}");
+    for line in WRONG_TYPES.lines().skip(1) {
+        let line = line.replace("BYTES", "a whole number from 0 to 4294967295");
+        let parts: Vec<&str> = line.split(" | ").collect();
+        let error = decode(parts[0]).unwrap_err();
+        assert_eq!((error.msg(), error.details()), (parts[1], parts[2]), "{line}");
     }
     assert_eq!(Json::Null.expected("an object"), "expected an object, found null");
 }
