@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::json::Json;
 use super::names::NetworkName;
 use super::result::Dns;
+use super::version;
 use crate::error::{Code, Error, Result};
 
 /// The keys with a fixed meaning (spec, section 1). Plugins decode their own keys in addition.
@@ -32,6 +33,8 @@ pub struct Attachment {
     pub ifname: String,
 }
 
+const IN_NAME: &str = "in \"name\": write the name in double quotes";
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Common {
@@ -48,16 +51,16 @@ struct IpamType {
 impl NetConf {
     /// Parses the document and its name. Codes 6 and 7.
     pub fn parse(bytes: &[u8]) -> Result<NetConf> {
-        let malformed =
-            |why| Error::new(Code::DECODE, format!("error unmarshall network config: {why}"));
+        let malformed = |error: Error| error.context("error unmarshall network config");
+        let wrong = |json: &Json, what| malformed(Error::new(Code::DECODE, json.expected(what)));
         let json = Json::parse(bytes).map_err(malformed)?;
         if !matches!(json, Json::Object(_) | Json::Null) {
-            return Err(malformed(format!("{} is not an object", json.go_type())));
+            return Err(wrong(&json, "an object"));
         }
         let name = match json.get_present("name") {
             None => "",
             Some(Json::String(name)) => name,
-            Some(other) => return Err(malformed(format!("name is of type {}", other.go_type()))),
+            Some(other) => return Err(wrong(other, "a text").with_details(IN_NAME)),
         };
         let name = NetworkName::parse(name)?;
         Ok(NetConf { name, cni_version: String::new(), ipam_type: String::new(), dns: None, json })
@@ -65,11 +68,16 @@ impl NetConf {
 
     /// Decodes the version; code 6 if it is not a string.
     pub fn read_version(&mut self) -> Result<()> {
-        let wrong = |t: &str| format!("decoding version from network config: type {t}");
         self.cni_version = match self.json.get_present("cniVersion") {
             None => String::new(),
             Some(Json::String(text)) => text.clone(),
-            Some(other) => return Err(Error::new(Code::DECODE, wrong(other.go_type()))),
+            Some(other) => {
+                let error = Error::new(Code::DECODE, other.expected("a text"));
+                let remedy = format!("in \"cniVersion\": {}", version::in_quotes(other));
+                return Err(error
+                    .context("decoding version from network config")
+                    .with_details(remedy));
+            }
         };
         Ok(())
     }

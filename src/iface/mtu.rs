@@ -46,7 +46,11 @@ impl Mtu {
         self.require_ethernet()?;
         match self {
             Mtu::Bytes(number) => bytes(number),
-            Mtu::Auto => default_link(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
+            Mtu::Auto => {
+                let link = default_link(host).context(|| "mtu \"auto\"");
+                link.map(|link| link.mtu)
+                    .map_err(|e| e.with_details("write a number of bytes in the key \"mtu\""))
+            }
         }
     }
 
@@ -110,8 +114,7 @@ pub(super) fn default_link(place: &Netlink) -> Result<Link> {
             }
         }
     }
-    Err(Error::internal("no default route interface found")
-        .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
+    Err(Error::internal("no default route interface found"))
 }
 
 /// The link of a route: of a multipath route, the first next hop's.
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(read("\"auto\""), Ok(Mtu::Auto));
         for wrong in ["\"1400\"", "true", "1.5", "{}"] {
             let error = read(wrong).unwrap_err();
-            assert!(error.ends_with("expected a number of bytes or \"auto\""), "{error}");
+            assert!(error.starts_with("expected a number of bytes or \"auto\", found "), "{error}");
         }
     }
 

@@ -5,7 +5,7 @@ use super::context::Cx;
 use super::plugin::{AddReq, DelReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
-use crate::cni::version::quoted_list;
+use crate::cni::version::{nearest, quoted_list};
 use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
 use crate::error::{Code, Error, Result};
 use crate::log;
@@ -130,8 +130,10 @@ fn member(text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
     SpecVersion::exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
         let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
         let list = quoted_list(supported);
+        let write = nearest(written, supported).map(|near| format!("; write \"{near}\""));
+        let write = write.unwrap_or_default();
         Error::new(Code::INCOMPATIBLE_VERSION, "incompatible CNI versions")
-            .with_details(format!("config is \"{written}\", plugin supports {list}"))
+            .with_details(format!("config is \"{written}\", plugin supports {list}{write}"))
     })
 }
 

@@ -119,7 +119,7 @@ fn unknown_keys_and_wrong_values_are_told() {
         (
             json!([with(&json!({"mtu": "15"}))]),
             "mtu",
-            r#"error: plugin 0 "bridge": failed to load netconf: invalid value: string "15", expected a number of bytes or "auto"; in "mtu""#,
+            r#"error: plugin 0 "bridge": failed to load netconf: expected a number of bytes or "auto", found the text "15"; in "mtu""#,
         ),
         (
             json!([bridge(&pool("10.88.0.0/33"))]),
@@ -239,12 +239,12 @@ fn forms_of_files() {
         (
             "a.conflist",
             "{\n  \"name\": \"n\",\n}",
-            "a.conflist:3:1: error: error parsing configuration list: trailing comma at line 3 column 1\n",
+            "a.conflist:3:1: error: error parsing configuration list: expected a key in double quotes, found '}' at line 3 column 1; delete the comma before it\n",
         ),
         (
             "a.conflist",
             "",
-            "a.conflist:1:1: error: error parsing configuration list: EOF while parsing a value at line 1 column 0; the file is empty or was cut short: write it again\n",
+            "a.conflist:1:1: error: error parsing configuration list: unexpected end of JSON input at line 1 column 1; the document is empty or was cut short: write it again\n",
         ),
         (
             "a.conflist",
@@ -264,8 +264,8 @@ fn forms_of_files() {
         (
             "a.conflist",
             &many.replace("\"1.0.0\"", "\"1.2.0\""),
-            "a.conflist:1:2: error: unknown CNI version \"1.2.0\"; choose one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
-             a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]\n",
+            "a.conflist:1:2: error: unknown CNI version \"1.2.0\"; write \"1.1.0\"; there are 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
+             a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]; write \"1.1.0\"\n",
         ),
         (
             "a.conflist",

@@ -315,14 +315,14 @@ fn refusals_change_nothing() {
         ),
         (
             json!({"mac": "01:00:00:00:00:01"}),
-            999,
-            "tune \"eth0\": set mac 01:00:00:00:00:01: change \"eth0\": cannot assign requested address",
+            7,
+            "invalid args 01:00:00:00:00:01 for MAC addr: address 01:00:00:00:00:01: not a unicast address, but multicast",
         ),
     ];
     cases.push((
         json!({"sysctl": {"net.ipv4.ip_default_ttl": 7}}),
         6,
-        "failed to load netconf: invalid type: integer `7`, expected a string",
+        "failed to load netconf: expected a text, found the number 7",
     ));
     let ttl = pod.container.sysctl("net/ipv4/ip_default_ttl");
     for (keys, code, msg) in cases {

@@ -85,6 +85,15 @@ impl Conf {
             .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
     }
 
+    /// A key that the back end does not have, and that changes nothing there.
+    pub(super) fn without_effect(&self, backend: Backend) -> Option<Error> {
+        let is_unused = backend == Backend::Nftables && self.mark_masq_bit.is_some();
+        is_unused.then(|| {
+            Error::config("\"markMasqBit\" has no effect with the back end nftables")
+                .with_details("choose the back end \"iptables\", or remove the key")
+        })
+    }
+
     /// Refuses keys for the other back end only.
     pub(super) fn require_keys_of(&self, backend: Backend) -> Result<()> {
         let is_iptables = backend == Backend::Iptables;

@@ -117,10 +117,7 @@ impl Conf {
 }
 
 fn parse_mac(text: &str) -> Result<Mac> {
-    text.parse().map_err(|e| {
-        Error::config(format!("invalid args {text} for MAC addr: {e}"))
-            .with_details("write six bytes, as in 02:00:00:00:00:01")
-    })
+    Mac::of_interface(text).context(|| format!("invalid args {text} for MAC addr"))
 }
 
 impl Plugin for Tuning {

@@ -3,6 +3,7 @@
 //! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
 //! values of their own keys ([`OwnPlugin::examine`](crate::skel::OwnPlugin::examine)).
 
+mod meant;
 mod network;
 
 use std::collections::HashMap;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
-use super::{Finding, Severity, Subject};
+use super::{Finding, Severity, Subject, meant};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
-use crate::cni::{NetworkName, SpecVersion};
+use crate::cni::{NetworkName, SpecVersion, version};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::options::nearest;
@@ -100,7 +100,10 @@ impl Network<'_> {
         if let (true, Json::Object(members)) = (is_list, &json) {
             let names = members.iter().map(|(name, _)| name.as_str());
             for name in names.filter(|name| !LIST_KEYS.contains(name)) {
-                self.unknown("list", &Place::key(name), &LIST_KEYS);
+                let common = PluginConf::keys();
+                let of_plugins: Vec<_> = common.names().chain(OPEN).collect();
+                let remedy = meant::in_list(name, &of_plugins);
+                self.unknown("list", &Place::key(name), remedy, &LIST_KEYS);
             }
         }
         let list = NetworkList::from_any_file(&self.file)?;
@@ -132,7 +135,9 @@ impl Network<'_> {
         } else if SpecVersion::exact(&list.cni_version).is_none() {
             let msg = format!("unknown CNI version \"{}\"", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
-            let error = mistake(msg, format!("choose one of {known}"));
+            let near = version::nearest(&list.cni_version, &SpecVersion::ALL);
+            let near = near.unwrap_or(SpecVersion::NEWEST);
+            let error = mistake(msg, format!("write \"{near}\"; there are {known}"));
             let position = self.position(&Place::key("cniVersion"));
             self.findings.push(self.finding(Severity::Error, position, error));
         }
@@ -232,23 +237,31 @@ impl Network<'_> {
             if (!is_open || (own_ipam && below.first_key() == Some("ipam")))
                 && let Some(place) = &part.place
             {
-                self.unknown(&part.title, &place.concat(&below), &names);
+                let meant = below.last_key().and_then(meant::under_another_name);
+                self.unknown(&part.title, &place.concat(&below), meant, &names);
             }
+        }
+        for (below, error) in meant::ignored(part.conf.json()) {
+            self.report(Severity::Warning, part, &below.to_string(), error);
         }
         let runtime: Vec<_> = keys.get("runtimeConfig").into_iter().flat_map(Keys::names).collect();
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
                 let problem = format!("unused capability \"{capability}\"");
-                let error = mistake(problem, suggestion(capability, &runtime));
+                let own: Vec<_> = keys.names().collect();
+                let remedy = meant::beside_capabilities(capability, &own);
+                let error =
+                    mistake(problem, remedy.unwrap_or_else(|| suggestion(capability, &runtime)));
                 self.report(Severity::Warning, part, "capabilities", error);
             }
         }
     }
 
-    fn unknown(&mut self, owner: &str, place: &Place, names: &[&str]) {
+    /// Reports an unknown key; `meant` is the remedy for a key that is known elsewhere.
+    fn unknown(&mut self, owner: &str, place: &Place, meant: Option<String>, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
         let problem = format!("{owner}: unknown key \"{key}\"");
-        let error = mistake(problem, suggestion(key, names));
+        let error = mistake(problem, meant.unwrap_or_else(|| suggestion(key, names)));
         self.findings.push(self.finding(Severity::Warning, self.position(place), error));
     }
 
