@@ -6,8 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::Inside;
-use super::routes::ON_LINK;
+use super::{Inside, ON_LINK};
 use crate::cni::ip::host_net;
 use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
