@@ -181,6 +181,26 @@ pub fn former(owner: Owner<'_>) {
     }
 }
 
+/// The plugin whose leases are in folders of this node.
+pub const LEASER: &str = "host-local";
+
+/// Releases the leases of an attachment that is being deleted in the folder that ADD has recorded and in the default one, but not
+/// in the folders `done`: the configuration may have been changed since.
+pub fn leases_of(owner: Owner<'_>, done: &[&Path]) -> Result<()> {
+    let recorded = Record::of(owner).and_then(|record| record.data_dir);
+    let recorded = recorded.as_deref().filter(|dir| *dir != Path::new(DATA_DIR));
+    let dirs = recorded.into_iter().chain([Path::new(DATA_DIR)]);
+    let mut failures = Failures::new();
+    for dir in dirs.filter(|dir| !done.contains(dir)) {
+        let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
+        let released = store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release(owner)));
+        for ip in failures.keep(released.and_then(|released| released)).unwrap_or_default() {
+            log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
+        }
+    }
+    failures.into_result()
+}
+
 /// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
 pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     if let Some(record) = Record::of(owner) {

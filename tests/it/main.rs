@@ -41,6 +41,7 @@
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `sanity` | `cni-sanity` on correct plugins, and on mutants with one defect each |
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
+//! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
 //! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
@@ -86,6 +87,7 @@ mod detached;
 mod dhcp;
 mod doctor;
 mod dummy;
+mod edited;
 mod examples;
 mod faults;
 mod firewall;

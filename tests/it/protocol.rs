@@ -126,8 +126,11 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         let error = node.call(plugin, "ADD").netns(&own).conf(&conf).error();
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
         assert_eq!(error.brief(), (8, msg), "{plugin}");
-        let error = node.call(plugin, "DEL").netns(&own).conf(&conf).error();
-        assert_eq!(error.brief(), (8, msg), "{plugin}");
+        // The number of a process that has ended may be another process's now: the container is gone.
+        let outcome = node.call(plugin, "DEL").netns(&own).conf(&conf).run();
+        assert_eq!(outcome.status, Some(0), "{plugin} {outcome:?}");
+        let warning = "is this plugin's own namespace: that of the container is gone";
+        assert!(outcome.stderr.contains(warning), "{outcome:?}");
         crate::node::assert_unchanged(&before, &node.snapshot());
     }
     // `CNI_NETNS_OVERRIDE` permits it.

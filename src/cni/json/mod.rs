@@ -11,6 +11,7 @@
 pub mod decode;
 pub mod keys;
 pub mod place;
+pub mod sound;
 #[cfg(test)]
 mod tests;
 

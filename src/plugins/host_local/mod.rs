@@ -139,7 +139,8 @@ impl Plugin for HostLocal {
         } else {
             resolv::read(Path::new(&plan.ipam.resolv_conf))?
         };
-        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
+        let mut store =
+            LeaseStore::open(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.options(cx)?)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.end())?;
         if cx.end().is_none() {
@@ -152,7 +153,7 @@ impl Plugin for HostLocal {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let store = conf.store(cx, conf.options()?)?;
+        let store = conf.store(cx)?;
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
@@ -165,20 +166,16 @@ impl Plugin for HostLocal {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let options = failures.keep(conf.options()).unwrap_or_default();
         failures.keep(
-            conf.store(cx, options)
+            conf.store(cx)
                 .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(owner))),
         );
-        // Invalid ranges are reported after the release.
-        failures.keep(
-            conf.ipam().and_then(|ipam| range_sets(cx, conf, &ipam, conf.runtime()?.ip_ranges)),
-        );
+        failures.keep(reclaim::leases_of(owner, &[&conf.data_dir(cx)?]));
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let Some(mut store) = conf.store(cx)? else { return Ok(()) };
         let is_listed = |lease: &Lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
@@ -200,7 +197,7 @@ impl Plugin for HostLocal {
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let Some(mut store) = conf.store(cx)? else { return Ok(()) };
         let mut failures = Failures::new();
         reclaim::in_store(&mut store, None, &mut failures)?;
         failures.into_result()
@@ -209,7 +206,7 @@ impl Plugin for HostLocal {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
         let listing =
-            Listing::open_writable(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)
+            Listing::open_writable(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.options(cx)?)
                 .or_unavailable()?;
         match plan.sets.iter().find(|set| allocate::is_exhausted(&listing, set)) {
             None => Ok(()),
@@ -233,14 +230,14 @@ impl Conf {
         Json::decode_or_default(self.runtime_config.as_ref())
     }
 
-    fn data_dir(&self) -> Result<PathBuf> {
-        let location: Location = Json::decode_or_default(self.ipam.as_ref())?;
+    fn data_dir(&self, cx: &Cx<'_>) -> Result<PathBuf> {
+        let location: Location = cx.decode(self.ipam.as_ref())?;
         let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         Ok(given.unwrap_or_else(|| DATA_DIR.into()))
     }
 
-    fn options(&self) -> Result<LeaseOptions> {
-        let StoreConf { reuse_delay, lock_timeout } = Json::decode_or_default(self.ipam.as_ref())?;
+    fn options(&self, cx: &Cx<'_>) -> Result<LeaseOptions> {
+        let StoreConf { reuse_delay, lock_timeout } = cx.decode(self.ipam.as_ref())?;
         let seconds = |number: u32| Duration::from_secs(number.into());
         let default = LeaseOptions::default();
         Ok(LeaseOptions {
@@ -250,8 +247,8 @@ impl Conf {
     }
 
     /// The lease store of the network, if it exists.
-    fn store(&self, cx: &Cx<'_>, options: LeaseOptions) -> Result<Option<LeaseStore>> {
-        LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), options)
+    fn store(&self, cx: &Cx<'_>) -> Result<Option<LeaseStore>> {
+        LeaseStore::open_existing(&self.data_dir(cx)?, cx.net.name.as_str(), self.options(cx)?)
     }
 }
 
@@ -265,7 +262,7 @@ struct Plan {
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         let ipam: Ipam = conf.ipam()?;
-        let dir = conf.data_dir()?;
+        let dir = conf.data_dir(cx)?;
         if dir.is_relative() {
             let msg = format!("dataDir \"{}\" is not an absolute path", dir.display());
             let why = "it would be another folder for each working directory of the runtime";
