@@ -217,15 +217,30 @@ pub fn prepare_ipv6(
 pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
-            let e = Error::from(e)
-                .context(format_args!("failed to add route '{}'", describe(&route, &link.name)));
+            let error = Error::from(e);
+            if let Some(family) = family_without_address(&route, result) {
+                let (name, dst) = (&link.name, route.dst);
+                let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
+                return error.context(what).with_details(format!(
+                    "remove the route from \"routes\", or add {family} addresses"
+                ));
+            }
+            let what = format_args!("failed to add route '{}'", describe(&route, &link.name));
+            let error = error.context(what);
             match remedy(&route, result) {
-                Some(remedy) => e.with_details(remedy),
-                None => e,
+                Some(remedy) => error.with_details(remedy),
+                None => error,
             }
         })?;
     }
     Ok(())
+}
+
+/// The family of a route if the interface has no address of it.
+fn family_without_address(route: &Route, result: &CniResult) -> Option<&'static str> {
+    let is_v4 = route.dst.addr().is_ipv4();
+    let has_one = result.ips.iter().any(|ip| ip.address.addr().is_ipv4() == is_v4);
+    (!has_one).then_some(if is_v4 { "IPv4" } else { "IPv6" })
 }
 
 /// The remedy for a route whose gateway the kernel refused.

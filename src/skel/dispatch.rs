@@ -126,7 +126,9 @@ fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, C
     let version = match verb {
         Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, supported)?,
         Verb::Gc | Verb::Status => ladder(verb, SpecVersion::V1_1_0, &net.cni_version, supported)?,
-        Verb::Del => member(&net.cni_version, supported).unwrap_or_else(newest),
+        Verb::Del => {
+            member(&net.cni_version, supported).unwrap_or_else(|error| newest(call, &error))
+        }
         _ => member(&net.cni_version, supported)?,
     };
     // A plugin that calls this one has warned of these keys.
@@ -137,8 +139,11 @@ fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, C
 }
 
 /// The version of a DEL whose configuration has one that no plugin supports: ADD was called with another.
-fn newest(error: Error) -> SpecVersion {
-    log::warn(format_args!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
+fn newest(call: &Call<'_>, error: &Error) -> SpecVersion {
+    // A plugin that calls this one has warned already.
+    if call.caller == Caller::Runtime {
+        log::warn(format_args!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
+    }
     SpecVersion::NEWEST
 }
 

@@ -88,8 +88,8 @@ mod tests {
     }
 
     fn read(text: &str) -> (Conf, Vec<String>) {
-        let reported = RefCell::default();
-        let report = |error: Error| RefCell::borrow_mut(&reported).push(error.details().to_owned());
+        let reported = RefCell::new(Vec::new());
+        let report = |error: Error| reported.borrow_mut().push(error.details().to_owned());
         let conf = Json::parse(text.as_bytes()).unwrap().decode_sound(&report).unwrap();
         (conf, reported.into_inner())
     }

@@ -26,11 +26,13 @@ use self::range::{Range, RangeConf, RangeSet};
 use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, Dns, Route, ip};
+use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
 use crate::error::{Code, Context, Error, Result};
 use crate::leases::{DATA_DIR, Lease, LeaseOptions, LeaseStore, Listing};
 use crate::log;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, reclaim};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, addressing, reclaim,
+};
 use crate::sort::sort_by_key;
 
 /// The plugin.
@@ -115,7 +117,13 @@ impl Plugin for HostLocal {
     }
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
-        for range in Plan::resolve(cx, conf)?.sets.iter().flat_map(RangeSet::ranges) {
+        let Plan { ipam, sets, warnings, .. } = Plan::before_add(cx, conf)?;
+        remarks.warnings.extend(warnings);
+        let first = |set: &RangeSet| set.ranges().first().map(|range| range.subnet);
+        let of = |address| IpConfig { address, gateway: None, interface: None };
+        let ips: Vec<IpConfig> = sets.iter().filter_map(first).map(of).collect();
+        remarks.warnings.extend(addressing::routes(&ips, &ipam.routes));
+        for range in sets.iter().flat_map(RangeSet::ranges) {
             let Range { subnet, gateway, .. } = range;
             remarks.subnets.push(*subnet);
             if !subnet.contains(gateway) {
@@ -129,6 +137,7 @@ impl Plugin for HostLocal {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
+        plan.warnings.iter().for_each(log::warn);
         for Range { subnet, gateway, .. } in plan.sets.iter().flat_map(RangeSet::ranges) {
             if gateway.is_ipv4() != subnet.addr().is_ipv4() {
                 log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
@@ -204,7 +213,7 @@ impl Plugin for HostLocal {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let plan = Plan::resolve(cx, conf)?;
+        let plan = Plan::before_add(cx, conf)?;
         let listing =
             Listing::open_writable(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.options(cx)?)
                 .or_unavailable()?;
@@ -257,10 +266,21 @@ struct Plan {
     ipam: Ipam,
     sets: Vec<RangeSet>,
     requested: Vec<IpAddr>,
+    /// Addresses of the ranges that no host can have.
+    warnings: Vec<Error>,
 }
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, false)
+    }
+
+    /// The plan before the runtime has supplied ranges.
+    fn before_add(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, cx.net.wants("ipRanges"))
+    }
+
+    fn of(cx: &Cx<'_>, conf: &Conf, is_supplied: bool) -> Result<Plan> {
         let ipam: Ipam = conf.ipam()?;
         let dir = conf.data_dir(cx)?;
         if dir.is_relative() {
@@ -272,23 +292,27 @@ impl Plan {
         let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
-        let sets = range_sets(cx, conf, &ipam, runtime.ip_ranges)?;
-        Ok(Plan { ipam, sets, requested })
+        let confs = range_confs(conf, &ipam, runtime.ip_ranges)?;
+        let warnings = confs.iter().flatten().flat_map(RangeConf::warnings).collect();
+        let sets = if is_supplied && confs.is_empty() {
+            Vec::new()
+        } else {
+            RangeSet::resolve_all(&confs)?
+        };
+        cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
+        range::check_overlaps(&sets)?;
+        Ok(Plan { ipam, sets, requested, warnings })
     }
 }
 
 /// The range sets of the runtime, the single range without `ranges`, then `ranges`.
-fn range_sets(
-    cx: &Cx<'_>,
+fn range_confs(
     conf: &Conf,
     ipam: &Ipam,
     mut confs: Vec<Vec<RangeConf>>,
-) -> Result<Vec<RangeSet>> {
+) -> Result<Vec<Vec<RangeConf>>> {
     let single: RangeConf = conf.ipam()?;
     confs.extend(single.subnet.is_some().then(|| vec![single]));
     confs.extend(ipam.ranges.iter().cloned());
-    let sets = RangeSet::resolve_all(&confs)?;
-    cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
-    range::check_overlaps(&sets)?;
-    Ok(sets)
+    Ok(confs)
 }

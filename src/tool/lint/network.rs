@@ -254,9 +254,6 @@ impl Network<'_> {
 
     /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
     fn values(&mut self, part: &Part<'_>, plugin: OwnPlugin, ipam: Option<OwnPlugin>) -> bool {
-        // The runtime may supply the addresses that the configuration lacks.
-        let supplied = |name: &&str| part.conf.capabilities.get(*name) == Some(&true);
-        let ipam = ipam.filter(|_| !["ips", "ipRanges"].iter().any(supplied));
         let request = part.request(&part.list.cni_version);
         let mut is_sound = true;
         for lint in [Some(plugin), ipam].into_iter().flatten() {

@@ -111,13 +111,13 @@ fn texts_that_are_no_addresses_are_quoted() {
 fn runtime_ranges_come_first_then_the_single_one_then_the_list() {
     let node = Node::new();
     let ipam = json!({"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.50", "gateway": "10.2.0.9",
-                      "ranges": [[{"subnet": "10.3.0.0/24", "rangeStart": "10.3.0.0"}]]});
+                      "ranges": [[{"subnet": "10.3.0.0/24", "rangeStart": "10.3.0.5"}]]});
     let net = net(&node, "1.1.0", &ipam)
         .with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
     let result = net.call("ADD", "c1").netns("/x").result();
     let ips = json!([{"address": "10.1.0.2/24", "gateway": "10.1.0.1"},
                      {"address": "10.2.0.50/24", "gateway": "10.2.0.9"},
-                     {"address": "10.3.0.0/24", "gateway": "10.3.0.1"}]);
+                     {"address": "10.3.0.5/24", "gateway": "10.3.0.1"}]);
     assert_eq!(result["ips"], ips);
 }
 
@@ -135,8 +135,7 @@ fn a_family_twice_needs_0_3_0_and_del_releases() {
         refused(&old, "c1", 7, &msg);
         // A lease from when the network had a later version.
         add(&old.with(&json!({"cniVersion": "0.4.0"})), "c1");
-        let error = old.call("DEL", "c1").error();
-        assert_eq!(error.brief(), (7, msg.as_str()));
+        old.call("DEL", "c1").ok();
         assert_eq!(old.leases(), [""; 0]);
         let mixed = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]});
         assert_eq!(add(&net(&node, version, &mixed), "c1").len(), 2);
@@ -149,8 +148,7 @@ fn del_with_a_broken_configuration_releases_the_address() {
     let fine = one_set(&node, &["10.1.2.0/24"]);
     for ipam in [json!({"subnet": "x"}), json!({"ranges": []}), json!({"subnet": "10.1.2.0/31"})] {
         add(&fine, "c1");
-        let error = net(&node, "1.1.0", &ipam).call("DEL", "c1").error();
-        assert!(!error.msg.is_empty(), "it is told all the same");
+        net(&node, "1.1.0", &ipam).call("DEL", "c1").ok();
         assert_eq!(fine.leases(), [""; 0]);
     }
 }
