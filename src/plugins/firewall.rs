@@ -58,6 +58,15 @@ impl Conf {
         Policy::parse(&self.ingress_policy)
     }
 
+    /// The warning of a chain of iptables that nftables does not go through.
+    fn unused_chain(&self) -> Option<Error> {
+        let name = &self.iptables_admin_chain_name;
+        let msg =
+            format!("\"iptablesAdminChainName\": nftables does not go through the chain {name}");
+        let remedy = "write the rules into the chain \"admin\" of the table inet cnibox_firewall, or choose the back end \"iptables\"";
+        (!name.is_empty()).then(|| Error::config(msg).with_details(remedy))
+    }
+
     fn admin(&self) -> &str {
         let name = self.iptables_admin_chain_name.as_str();
         if name.is_empty() { DEFAULT_ADMIN } else { name }
@@ -71,7 +80,10 @@ impl Plugin for Firewall {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+    fn examine(_: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        if conf.backend == "nftables" {
+            remarks.warnings.extend(conf.unused_chain());
+        }
         conf.policy().map(drop)
     }
 
@@ -83,6 +95,9 @@ impl Plugin for Firewall {
         let filter = PacketFilter::new();
         let Backends { mut zone, kernel } =
             Backends::choose(conf, policy, || Backend::choose(None, &filter))?;
+        if kernel == Some(Nftables) {
+            conf.unused_chain().iter().for_each(log::warn);
+        }
         let admin = zone.is_none().then(|| conf.admin());
         let (ips, ports) = (ips(prev), ports(prev));
         let mut undo = Rollback::new();

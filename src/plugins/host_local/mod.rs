@@ -119,6 +119,7 @@ impl Plugin for HostLocal {
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
         let Plan { ipam, sets, warnings, .. } = Plan::before_add(cx, conf)?;
         remarks.warnings.extend(warnings);
+        remarks.warnings.extend(conf.beside_ranges()?);
         let first = |set: &RangeSet| set.ranges().first().map(|range| range.subnet);
         let of = |address| IpConfig { address, gateway: None, interface: None };
         let ips: Vec<IpConfig> = sets.iter().filter_map(first).map(of).collect();
@@ -229,6 +230,17 @@ impl Plugin for HostLocal {
 }
 
 impl Conf {
+    /// The warning of keys of a range that stand beside `ranges`, without `subnet`.
+    fn beside_ranges(&self) -> Result<Option<Error>> {
+        let RangeConf { subnet, range_start, range_end, gateway } = self.ipam()?;
+        let keys = [("rangeStart", range_start), ("rangeEnd", range_end), ("gateway", gateway)];
+        let given = keys.iter().find(|(_, value)| subnet.is_none() && value.is_some());
+        Ok(given.map(|(key, _)| {
+            Error::config(format!("\"{key}\" beside \"ranges\" is not read"))
+                .with_details(format!("in \"{key}\": move it into an object of \"ranges\""))
+        }))
+    }
+
     /// Decodes keys of `ipam`.
     fn ipam<T: DeserializeOwned>(&self) -> Result<T> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
