@@ -11,6 +11,7 @@
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `conflist` | the calls of a runtime for a list of plugins |
+//! | `conflists` | configurations of other projects, without false alarms of `cnibox lint` |
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
@@ -82,6 +83,7 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod conflist;
+mod conflists;
 mod delegation;
 mod detached;
 mod dhcp;

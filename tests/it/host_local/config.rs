@@ -184,3 +184,36 @@ fn a_gateway_outside_its_subnet_is_taken() {
         assert_eq!(outcome.stderr.contains("another family"), warns, "{outcome:?}");
     }
 }
+
+/// A STATUS has no `runtimeConfig`: the ranges come with ADD.
+#[test]
+fn ranges_of_the_runtime_are_awaited_by_status() {
+    let node = Node::new();
+    let awaiting =
+        net(&node, "1.1.0", &json!({})).with(&json!({"capabilities": {"ipRanges": true}}));
+    awaiting.call("STATUS", "").ok();
+    assert_eq!(awaiting.call("ADD", "c1").netns("/x").error().code, 7);
+    let given =
+        awaiting.with(&json!({"runtimeConfig": {"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}}));
+    assert_eq!(add(&given, "c1"), ["10.1.0.2/24"]);
+    let none = net(&node, "1.1.0", &json!({}));
+    assert_eq!(none.call("STATUS", "").error().code, 7);
+}
+
+/// The network and the broadcast address of a subnet are left out, with a warning.
+#[test]
+fn addresses_that_no_host_can_have_are_not_leased() {
+    for (start, end, given) in
+        [("10.1.2.254", "10.1.2.255", "10.1.2.254/24"), ("10.1.2.0", "10.1.2.1", "10.1.2.1/24")]
+    {
+        let node = Node::new();
+        let range = json!({"subnet": "10.1.2.0/24", "gateway": "10.1.2.9", "rangeStart": start, "rangeEnd": end});
+        let net = net(&node, "1.1.0", &json!({"ranges": [[range]]}));
+        let outcome = net.call("ADD", "c1").netns("/x").run();
+        assert!(outcome.stdout.contains(given), "{outcome:?}");
+        assert!(outcome.stderr.contains("which no host can have"), "{outcome:?}");
+        let error = net.call("ADD", "c2").netns("/x").error();
+        assert!(error.msg.contains("no IP addresses available"), "{error:?}");
+        assert_eq!(net.call("STATUS", "").error().code, 50);
+    }
+}
