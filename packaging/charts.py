@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """charts.py [--check | JSON FOLDER]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
 footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, the badges of README.md, and the
-table of docs/performance.md.
+tables of docs/performance.md, from bench.json and nftables.json.
 
 --check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
 which it has the rows into FOLDER."""
@@ -23,6 +23,9 @@ CHAINS = [
     ("chain", "loopback, bridge with ipMasq, portmap"),
     ("seven", "the same, bandwidth, firewall, tuning, sbr"),
 ]
+
+# What `make bench` calls the default back end.
+BACKENDS = {"default": "as installed on Debian"}
 
 # Both themes: an SVG in <img> is a separate document with its own media queries.
 STYLE = """
@@ -195,8 +198,9 @@ def growth(bench):
 
 
 def kernel(bench):
-    machine = bench.data["machine"]
-    return f"Linux {machine['kernel']}, {machine['processors']} processors, {bench.data['options']['backend']}."
+    machine, backend = bench.data["machine"], bench.data["options"]["backend"]
+    backend = BACKENDS.get(backend, backend)
+    return f"Linux {machine['kernel']}, {machine['processors']} processors, {backend}."
 
 
 PICTURES = {"times.svg": times, "footprint.svg": footprint, "crowd.svg": crowd, "growth.svg": growth}
@@ -277,10 +281,12 @@ def main(*args):
     files[IMAGES + "footprint.svg"] = footprint(bench)
     for name in ("crowd", "growth"):
         files[f"{IMAGES}{name}.svg"] = PICTURES[name + ".svg"](Bench(json.loads(read(f"{IMAGES}{name}.json"))))
-    before, after = "<!-- charts.py -->\n", "\n<!-- end -->"
     page = read(TABLE)
-    start, end = page.index(before) + len(before), page.index(after)
-    files[TABLE] = page[:start] + table(bench) + page[end:]
+    for name in ("bench", "nftables"):
+        before, after = f"<!-- charts.py {name}.json -->\n", "\n<!-- end -->"
+        start = page.index(before) + len(before)
+        page = page[:start] + table(Bench(json.loads(read(f"{IMAGES}{name}.json")))) + page[page.index(after, start):]
+    files[TABLE] = page
     stale = [path for path, text in files.items() if not os.path.exists(os.path.join(ROOT, path)) or read(path) != text]
     if args == ("--check",):
         return f"differs from the output of packaging/charts.py: {', '.join(stale)}" if stale else 0

@@ -121,16 +121,14 @@ impl Case {
 
     /// The configuration of one plugin.
     pub(crate) fn conf(&self, plugin: &str, data: &Path, backend: Backend) -> Value {
-        let backend = backend.name();
         let mut conf = match plugin {
             "loopback" => json!({"name": "cni-loopback"}),
-            "portmap" => json!({"backend": backend, "capabilities": {"portMappings": true}}),
-            "firewall" => json!({"backend": backend}),
+            "portmap" => json!({"capabilities": {"portMappings": true}}),
             "bandwidth" => json!({"ingressRate": 8_000_000, "ingressBurst": 800_000,
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
             "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
                 "sysctl": {"net.core.somaxconn": "500"}}),
-            "sbr" => json!({}),
+            "sbr" | "firewall" => json!({}),
             "flannel" => {
                 json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": data.join("flannel"),
                 "delegate": {"bridge": BRIDGE, "isDefaultGateway": true},
@@ -138,9 +136,12 @@ impl Case {
             }
             _ => self.interface(data),
         };
-        if plugin == self.plugin && self.masq {
+        let is_masquerading = plugin == self.plugin && self.masq;
+        if is_masquerading {
             conf["ipMasq"] = json!(true);
-            conf["ipMasqBackend"] = json!(backend);
+        }
+        if let Some(backend) = backend.key().filter(|_| self.filters().any(|name| name == plugin)) {
+            conf[if is_masquerading { "ipMasqBackend" } else { "backend" }] = json!(backend);
         }
         if conf["name"].is_null() {
             conf["name"] = json!(NETWORK);

@@ -10,6 +10,8 @@ use crate::world::feed;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
+    /// None is configured: each plugin chooses.
+    Default,
     Nftables,
     Iptables,
 }
@@ -17,25 +19,32 @@ pub(crate) enum Backend {
 impl Backend {
     pub(crate) fn parse(text: Option<&str>) -> Result<Backend> {
         match text.unwrap_or_default() {
+            "default" => Ok(Backend::Default),
             "nftables" => Ok(Backend::Nftables),
             "iptables" => Ok(Backend::Iptables),
-            other => Err(format!("--backend \"{other}\": nftables or iptables").into()),
+            other => Err(format!("--backend \"{other}\": default, nftables or iptables").into()),
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Backend::Default => "default",
             Backend::Nftables => "nftables",
             Backend::Iptables => "iptables",
         }
+    }
+
+    /// The value of the plugins' keys, if they are configured.
+    pub(crate) fn key(self) -> Option<&'static str> {
+        (self != Backend::Default).then(|| self.name())
     }
 
     /// The back end that a plugin uses when `self` is requested: iptables if the plugin has no
     /// other.
     pub(crate) fn of(self, folder: &Path, plugin: &str) -> Backend {
         match self {
-            Backend::Nftables if knows_nftables(folder, plugin) => Backend::Nftables,
-            _ => Backend::Iptables,
+            Backend::Nftables if !knows_nftables(folder, plugin) => Backend::Iptables,
+            _ => self,
         }
     }
 }
@@ -71,7 +80,7 @@ pub(crate) fn load_foreign(backend: Backend, rules: usize) -> Result<()> {
             let start = "table inet foreign {\nchain foreign {".to_owned();
             ("nft", [start].into_iter().chain(numbers.map(rule)).chain(["}\n}".into()]).collect())
         }
-        Backend::Iptables => {
+        Backend::Default | Backend::Iptables => {
             let rule = |i| format!("-A FOREIGN -d {} -p tcp --dport 80 -j ACCEPT", address(i));
             let start = "*nat\n:FOREIGN - [0:0]".to_owned();
             let rules = [start].into_iter().chain(numbers.map(rule));

@@ -67,14 +67,15 @@ const OPTIONS: &[Opt] = &[
     opt(
         "--backend",
         "B",
-        "what ipMasq, portmap and firewall use: nftables or iptables (nftables; a peer's\n\
-         plugin that does not know it uses iptables, and the heading says so)",
+        "what ipMasq, portmap and firewall use: nftables, iptables, or default, which\n\
+         configures nothing (default; a peer's plugin that does not know nftables uses\n\
+         iptables, and the heading says so)",
     ),
     opt(
         "--foreign",
         "N",
         "rules of others in the packet filter of each host, loaded with nft or\n\
-         iptables-restore as --backend says (0)",
+         iptables-restore (default, iptables) (0)",
     ),
     opt(
         "--quick",
@@ -136,7 +137,7 @@ impl Options {
                 .map_or_else(|| Ok(vec![choose(16, 4)]), |text| numbers("--parallel", text))?,
             batch: number("--batch", choose(160, 8))?.max(1),
             batches: choose(3, 1),
-            backend: Backend::parse(line.last("--backend").or(Some("nftables")))?,
+            backend: Backend::parse(line.last("--backend").or(Some("default")))?,
             foreign: number("--foreign", 0)?,
             json: line.last("--json").map(PathBuf::from),
             peer_name: line.last("--peer-name").unwrap_or("reference").to_owned(),

@@ -143,13 +143,19 @@ impl Record {
         read(ATTACHMENTS, instance, here())
     }
 
-    /// The records of the attachments that were given this address, but for the attachment `except`. One system call if
-    /// there is none.
-    pub fn sharing(ip: IpAddr, except: Owner<'_>) -> Vec<Record> {
+    /// The records of the attachments that were given this address. One system call if there is none.
+    pub fn of_address(ip: IpAddr) -> Vec<Record> {
         let entries = fs::read_dir(by_address(ip)).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let records = names.filter_map(|instance| Record::read(&instance));
-        records.filter(|record| record.ips.contains(&ip) && record.owner() != except).collect()
+        records.filter(|record| record.ips.contains(&ip)).collect()
+    }
+
+    /// As [`Record::of_address`], but for the attachment `except`.
+    pub fn sharing(ip: IpAddr, except: Owner<'_>) -> Vec<Record> {
+        let mut others = Record::of_address(ip);
+        others.retain(|record| record.owner() != except);
+        others
     }
 
     /// All records of `network`, or of all networks.

@@ -76,13 +76,13 @@ impl Backend {
     /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never used, is
     /// tried, which starts a process.
     pub fn usual(filter: &PacketFilter) -> Backend {
-        let works = |programs: Programs| {
+        let works = |programs: &Programs| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
                 return filter.has_iptables_matches();
             }
             filter.has_iptables() || probe()
         };
-        let is_usable = Programs::find(Family::V4, Flavour::Default).is_some_and(works);
+        let is_usable = filter.programs(Family::V4).is_some_and(works);
         if is_usable || !filter.has_nf_tables() { Backend::Iptables } else { Backend::Nftables }
     }
 
@@ -121,6 +121,8 @@ pub struct PacketFilter {
     nft: OnceCell<Nft>,
     /// Whether the kernel has `nf_tables`.
     present: OnceCell<bool>,
+    /// The node's default programs of iptables for IPv4 and IPv6.
+    programs: [OnceCell<Option<Programs>>; 2],
     /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
     legacy: [OnceCell<String>; 2],
 }
@@ -172,8 +174,7 @@ impl PacketFilter {
     }
 
     fn require_iptables(&self) -> Result<()> {
-        let programs = Programs::find(Family::V4, Flavour::Default)
-            .ok_or_else(|| iptables::not_found(Family::V4))?;
+        let programs = self.programs(Family::V4).ok_or_else(|| iptables::not_found(Family::V4))?;
         let error = if programs.are_on_nf_tables() && self.has_nf_tables() {
             if self.has_iptables_matches() {
                 return Ok(());
@@ -197,7 +198,19 @@ impl PacketFilter {
 
     /// The tables of a flavour of iptables, if they can be changed.
     pub fn find_iptables(&self, family: Family, flavour: Flavour) -> Result<Option<Iptables<'_>>> {
-        Iptables::of(family, flavour, &|| self.nft_if_present())
+        let is_on_nf_tables = match flavour {
+            Flavour::Default => self.programs(family).is_some_and(Programs::are_on_nf_tables),
+            Flavour::Nft => true,
+            Flavour::Legacy => false,
+        };
+        let nft = if is_on_nf_tables { self.nft_if_present()? } else { None };
+        Ok(Iptables::of(family, flavour, nft))
+    }
+
+    /// The node's default programs.
+    fn programs(&self, family: Family) -> Option<&Programs> {
+        let programs = &self.programs[usize::from(family == Family::V6)];
+        programs.get_or_init(|| Programs::find(family, Flavour::Default)).as_ref()
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI plugin. Of

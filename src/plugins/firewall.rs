@@ -1,12 +1,12 @@
 //! firewall: accepts forwarded traffic of the container, and isolates bridges.
 //!
 //! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
-//! `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs, else iptables if it works and can print
-//! its tables, else nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
+//! `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld if it runs, else iptables if it works, else
+//! nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
 //! `firewalldZone`.
 //!
 //! State on the host while the container lives: its addresses in the chosen back end (`netfilter/filter/`). Permanently:
-//! the back end's tables or chains; and the policy of its bridge until a GC without valid attachments of the network.
+//! the back end's tables or chains; and the policy of its bridge until a GC finds it without use.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

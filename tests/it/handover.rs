@@ -158,6 +158,8 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
         "cniVersion": "1.0.0", "name": "net", "type": "portmap", "backend": "iptables"});
     let mut other = keys.clone();
     other["prevResult"]["interfaces"][2]["name"] = json!("eth1");
+    other["prevResult"]["ips"][0]["address"] = json!("10.1.2.9/24");
+    other["prevResult"]["ips"][1]["address"] = json!("2001:db8:1::9/64");
     let on = |verb: &str| {
         pod.node.call("portmap", verb).id("c1").netns(&pod.container.path()).conf(&other)
     };
@@ -183,7 +185,11 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
 #[test]
 fn the_notes_of_owners_go_without_iptables() {
     let pod = Pod::new("iptables");
-    assert!(pod.ruleset().contains("CNIBOX-FIREWALL"));
+    // As of release 0.2.0.
+    for chain in ["CNIBOX-FIREWALL", "CNIBOX-FW-cni0"] {
+        pod.node.sh(&format!("iptables -N {chain}"));
+    }
+    pod.node.sh("iptables -A CNIBOX-FIREWALL -s 10.1.2.2 -m comment --comment owner");
     let dir = pod.node.path("plugins");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("firewall"), "the reference").unwrap();

@@ -1,15 +1,8 @@
 //! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
 //! implementation can delete the rules of the other.
 //!
-//! Those rules do not identify their owner. Additional chains that no rule jumps to record the owners:
-//!
-//! | chain | rules |
-//! | --- | --- |
-//! | `CNIBOX-FIREWALL` | `-s <address>` with the attachment's comment, for each address |
-//! | `CNIBOX-FW-<bridge>` | the comment of the network whose policy the bridge has |
-//!
-//! A recorded owner is valid unless a lease assigns the address to another container: the reference ignores these
-//! chains, and leaves the owner of an address that it deletes.
+//! Those rules do not identify their owner, which the records of attachments do, and leases. Up to release 0.2.0 chains that no
+//! rule jumps to did: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a bridge's policy. GC removes them.
 //!
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
@@ -25,19 +18,18 @@ use nix::errno::Errno;
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
     BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules,
-    bridge_rules, is_about, marker, owner_rule, published_rule, stage_ends, to_chains,
-    to_cni_forward, to_stage_1, translated_rule,
+    bridge_rules, is_about, published_rule, stage_ends, to_chains, to_cni_forward, to_stage_1,
+    translated_rule,
 };
-use super::{KEPT, Pod, Policy, missing, nft};
+use super::{KEPT, Pod, Policy, missing, nft, unused_links};
 use crate::attachment::{Keepsake, Record};
-use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, program};
-use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
-use crate::netfilter::shared::{instance, is_of_dead, others};
+use crate::netfilter::names::Owner;
+use crate::netfilter::shared::others;
 use crate::netlink::nftables::Nft;
 
 const FILTER: &str = "filter";
@@ -55,8 +47,13 @@ fn is_in(pod: &Pod, family: Family) -> bool {
     pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty()
 }
 
-/// Creates the rules, one family after the other.
-pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+/// Creates the rules, one family after the other, in place of those of the attachment's `former` addresses.
+pub(super) fn add(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    pod: &Pod,
+    former: &[IpAddr],
+) -> Result<()> {
     if let Some(nft) = filter.nft_if_present()?.filter(|_| !pod.ports.is_empty()) {
         isolate(nft, owner, pod)?;
     }
@@ -68,6 +65,7 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
             if witness.iter().any(|rule| !table.has(rule)) {
                 RECORDS.restore(table, family, Some(owner));
             }
+            remove(table, &free(former, family, owner));
             create(table, owner, pod, family);
         };
         with_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
@@ -79,9 +77,11 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
 
 /// Calls a function with all chains that the rules of an attachment are in.
 fn with_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(Scope<'_>) -> T) -> T {
-    let marker = marker(bridge.unwrap_or_default());
-    let mut chains = vec![FORWARD, CNI_FORWARD, STAGE_1, STAGE_2, OWNERS, &marker];
+    let mut chains = vec![FORWARD, CNI_FORWARD];
     chains.extend(admin);
+    if bridge.is_some() {
+        chains.extend([STAGE_1, STAGE_2]);
+    }
     call(Scope::of(&chains))
 }
 
@@ -133,19 +133,9 @@ fn ips_of(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
 fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
     if let Some(admin) = &pod.admin {
         shared(table, admin);
-        table.ensure_chain(OWNERS);
-        let (ips, owns) = (ips_of(&pod.ips, family), owner.matcher());
-        let own = table.rules_of(OWNERS).filter(|rule| owns(rule.value("--comment")));
-        let former: Vec<_> = own.filter_map(address).filter(|ip| !ips.contains(ip)).collect();
-        remove(table, &former);
-        for ip in ips {
-            table.del_rules(|rule| {
-                let label = rule.value("--comment").unwrap_or_default();
-                is_owner_of(rule, ip) && (is_of_dead(Some(label)) || is_leased_to_other(ip, label))
-            });
-            let [of_owner, to, from, published] = rules_of(ip, owner);
-            let published = pod.published.then_some(published);
-            for rule in [of_owner, to, from].into_iter().chain(published) {
+        for ip in ips_of(&pod.ips, family) {
+            let published = pod.published.then(|| published_rule(ip));
+            for rule in address_rules(ip).into_iter().chain(published) {
                 table.append_unique(rule);
             }
         }
@@ -153,40 +143,31 @@ fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
     plan_policy(table, owner.network, pod);
 }
 
-/// All rules of an address.
-fn rules_of(ip: IpAddr, owner: Owner<'_>) -> [Rule; 4] {
-    let [to, from] = address_rules(ip);
-    [owner_rule(ip, owner), to, from, published_rule(ip)]
-}
-
-fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
-    rule.chain == OWNERS && rule.value("-s") == Some(&host_net(ip).to_string())
-}
-
 /// Changes the policy of the bridge, unless it belongs to another network.
 fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
     let Some(bridge) = &pod.bridge else { return };
-    let marker = marker(bridge);
-    let is_foreign = table.rules_of(&marker).any(|rule| !is_of(rule, network));
     let mut rules = bridge_rules(bridge, pod.policy);
     rules.extend(translated_rule(bridge, pod.policy));
-    if !is_foreign && (table.has_chain(&marker) || pod.policy != Policy::Open) {
-        table.del_rules(|rule| is_about(rule, bridge) && !rules.contains(rule));
+    let is_former = |rule: &Rule| is_about(rule, bridge) && !rules.contains(rule);
+    if table.rules.iter().any(is_former) && !has_policy_of_other(bridge, network) {
+        table.del_rules(is_former);
     }
     if pod.policy == Policy::Open {
-        if !is_foreign {
-            table.del_chain(&marker);
-        }
         return;
-    }
-    table.ensure_chain(&marker);
-    if !is_foreign {
-        table.append_unique(Rule::new(&marker).comment(&network_label(network)));
     }
     create_policy(table, bridge, pod.policy);
     if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| pod.published) {
         table.insert_unique(0, rule);
     }
+}
+
+/// Whether a living attachment of another network has a policy for the bridge.
+fn has_policy_of_other(bridge: &str, network: &str) -> bool {
+    KEPT.living::<Pod>().iter().any(|kept| {
+        let pod = &kept.content;
+        let is_for = pod.bridge.as_deref() == Some(bridge) && pod.policy != Policy::Open;
+        is_for && pod.backend == Backend::Iptables && kept.owner().network != network
+    })
 }
 
 fn create_policy(table: &mut Table, bridge: &str, policy: Policy) {
@@ -254,118 +235,71 @@ pub(super) fn del(
     ips: &[IpAddr],
     own: Option<&str>,
 ) -> Result<()> {
-    let marker = own.map(marker);
-    let mut chains = vec![CNI_FORWARD, OWNERS];
-    chains.extend(marker.iter().flat_map(|marker| [STAGE_1, STAGE_2, marker.as_str()]));
+    let mut chains = vec![CNI_FORWARD];
+    chains.extend(own.iter().flat_map(|_| [STAGE_1, STAGE_2]));
     filter.delete_with_iptables(FILTER, &CHAINS, Scope::of(&chains), &|table, family| {
-        let (mut ips, owns) = (ips_of(ips, family), owner.matcher());
-        let is_own = |rule: &Rule| owns(rule.value("--comment"));
-        ips.extend(table.rules_of(OWNERS).filter(|rule| is_own(rule)).filter_map(address));
-        let others = table.rules_of(OWNERS).filter(|rule| !is_own(rule)).filter_map(address);
-        let others: HashSet<IpAddr> = others.collect();
-        ips.retain(|ip| !others.contains(ip) && !is_of_other(*ip, &owner.label()));
-        remove(table, &ips);
-        table.del_rules(|rule| rule.chain == OWNERS && is_own(rule));
+        remove(table, &free(ips, family, owner));
         if let Some(link) = own {
-            remove_policy(table, link);
+            table.del_rules(|rule| is_about(rule, link));
         }
     })
 }
 
-fn remove_policy(table: &mut Table, link: &str) {
-    table.del_rules(|rule| is_about(rule, link) || rule.chain == marker(link));
-    table.del_chain(&marker(link));
+/// The addresses of the family that no other attachment than the owner has.
+fn free(ips: &[IpAddr], family: Family, owner: Owner<'_>) -> Vec<IpAddr> {
+    let mut ips = ips_of(ips, family);
+    ips.retain(|ip| !is_of_other(*ip, owner));
+    ips
 }
 
-/// Whether another attachment than the owner in this label has the address: by its record, or by a lease of another
-/// container.
-fn is_of_other(ip: IpAddr, label: &str) -> bool {
-    let Some((id, ifname, network)) = identity(label) else { return false };
-    let others = others::<Pod>(KEPT, ip, Owner { network, ifname, id });
+/// Whether another attachment than the owner has the address: by its record, or by a lease of another container.
+fn is_of_other(ip: IpAddr, owner: Owner<'_>) -> bool {
+    let others = others::<Pod>(KEPT, ip, owner);
     others.iter().any(|(_, pod)| pod.backend == Backend::Iptables && pod.admin.is_some())
-        || is_leased_to_other(ip, label)
+        || is_leased_to_other(ip, owner)
 }
 
-/// Whether a lease assigns the address to another container than the owner in this label.
-fn is_leased_to_other(ip: IpAddr, label: &str) -> bool {
-    let Some((id, _, network)) = identity(label) else { return false };
-    let record = instance(Some(label)).and_then(Record::read).unwrap_or_default();
-    let network = if record.network.is_empty() { network } else { &record.network };
-    let dir = record.data_dir.as_deref().unwrap_or(Path::new(leases::DATA_DIR));
-    leases::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
+fn is_leased_to_other(ip: IpAddr, owner: Owner<'_>) -> bool {
+    let dir = Record::of(owner).and_then(|record| record.data_dir);
+    let dir = dir.as_deref().unwrap_or(Path::new(leases::DATA_DIR));
+    leases::lease_of(dir, owner.network, ip).is_some_and(|lease| lease.id != owner.id)
 }
 
-/// Removes the rules of the network's attachments that are not `valid`, and the policies of links that are not among `links`.
-pub(super) fn gc(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[Owner<'_>],
-    links: &HashSet<String>,
-) -> Result<()> {
-    let has_stale = stale(network, valid);
-    let is_stale = |rule: &Rule| has_stale(rule.value("--comment"));
-    let policies = if valid.is_empty() { policies() } else { Vec::new() };
+/// Removes the rules of `stale` attachments, and the policies of links that are not in use.
+pub(super) fn gc(filter: &PacketFilter, stale: &[Keepsake<Pod>]) -> Result<()> {
     filter.delete_with_iptables(FILTER, &CHAINS, Scope::All, &|table, family| {
-        let free = |rule: &Rule| {
-            let comment = rule.value("--comment").unwrap_or_default();
-            address(rule).filter(|ip| !is_of_other(*ip, comment))
-        };
-        let stale = table.rules_of(OWNERS).filter(|rule| is_stale(rule));
-        let mut ips: Vec<IpAddr> = stale.filter_map(free).collect();
-        let kept = table.rules_of(OWNERS).filter(|rule| !is_stale(rule)).filter_map(address);
-        let kept: HashSet<IpAddr> = kept.collect();
-        ips.retain(|ip| !kept.contains(ip));
-        remove(table, &ips);
-        table.del_rules(|rule| rule.chain == OWNERS && is_stale(rule));
+        for kept in stale {
+            remove(table, &free(&kept.content.ips, family, kept.owner()));
+        }
         table.del_duplicates(&to_cni_forward());
         table.del_duplicates(&to_stage_1());
-        for link in links_of_policies(table).difference(links) {
-            remove_policy(table, link);
+        for link in unused_links(links_of_policies(table)) {
+            table.del_rules(|rule| is_about(rule, &link));
         }
-        for chain in table.chains.clone() {
-            let Some(bridge) = chain.strip_prefix(BRIDGE_OWNER) else { continue };
-            if valid.is_empty() && table.rules_of(&chain).all(|rule| is_of(rule, network)) {
-                table.del_rules(|rule| is_about(rule, bridge));
-                table.del_chain(&chain);
-                let mut heirs = policies.iter().filter(|kept| is_in(&kept.content, family));
-                let is_for = |pod: &Pod| pod.bridge.as_deref() == Some(bridge);
-                if let Some(heir) = heirs.find(|kept| is_for(&kept.content)) {
-                    plan_policy(table, heir.owner().network, &heir.content);
-                }
-            }
-        }
+        remove_notes(table);
     })
+}
+
+/// Removes the chains in which release 0.2.0 recorded owners.
+fn remove_notes(table: &mut Table) {
+    let is_note = |chain: &&String| *chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
+    for chain in table.chains.clone().iter().filter(is_note) {
+        table.del_chain(chain);
+    }
 }
 
 /// The links that have a policy.
 fn links_of_policies(table: &Table) -> HashSet<String> {
     let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of(stage));
     let names = stages.flat_map(|rule| [rule.value("-i"), rule.value("-o")]);
-    let marked = table.chains.iter().filter_map(|chain| chain.strip_prefix(BRIDGE_OWNER));
-    names.flatten().chain(marked).map(str::to_owned).collect()
-}
-
-/// The records of living attachments to bridges with a policy.
-fn policies() -> Vec<Keepsake<Pod>> {
-    let mut policies = KEPT.living::<Pod>();
-    policies.retain(|kept| kept.content.policy != Policy::Open);
-    policies
-}
-
-/// Whether the comment of a rule names the network.
-fn is_of(rule: &Rule, network: &str) -> bool {
-    rule.value("--comment").is_some_and(|comment| comment.starts_with(&network_hash(network)))
-}
-
-fn address(rule: &Rule) -> Option<IpAddr> {
-    rule.value("-s")?.split('/').next()?.parse().ok()
+    names.flatten().map(str::to_owned).collect()
 }
 
 fn remove(table: &mut Table, ips: &[IpAddr]) {
     for ip in ips {
         let ([to, from], published) = (address_rules(*ip), published_rule(*ip));
         let rules = [to, from, published];
-        table.del_rules(|rule| is_owner_of(rule, *ip) || rules.contains(rule));
+        table.del_rules(|rule| rules.contains(rule));
     }
 }
 
@@ -393,22 +327,15 @@ pub(super) fn create_ownerless(
     Ok(())
 }
 
-/// Removes the rules that the reference does not have and would not delete, and the chains that record owners; the
-/// other rules remain.
+/// Removes the rules that the reference does not have and would not delete, and the chains in which release 0.2.0 recorded
+/// owners; the other rules remain.
 pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
     let is_addition = |rule: &Rule| rule.value("--comment") == Some(PUBLISHED);
-    let is_record = |chain: &&String| *chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
-    filter.delete_with_iptables(
-        FILTER,
-        &[CNI_FORWARD, STAGE_1, OWNERS],
-        Scope::All,
-        &|table, _| {
-            table.del_rules(is_addition);
-            for chain in table.chains.clone().iter().filter(is_record) {
-                table.del_chain(chain);
-            }
-        },
-    )?;
+    let chains = [CNI_FORWARD, STAGE_1, OWNERS];
+    filter.delete_with_iptables(FILTER, &chains, Scope::All, &|table, _| {
+        table.del_rules(is_addition);
+        remove_notes(table);
+    })?;
     // Of iptables-legacy only the programs can tell.
     for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
         filter.find_iptables(family, Flavour::Legacy)?.ok_or_else(|| {

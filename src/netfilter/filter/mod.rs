@@ -21,7 +21,7 @@ use super::layout::{Feature, HandedOver};
 use super::{Backend, Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
-use crate::netlink::Netlink;
+use crate::netlink::{Link, Netlink};
 
 /// The records of attachments.
 pub const KEPT: Kept = Kept("firewall");
@@ -93,10 +93,12 @@ impl Policy {
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`del`] removes the rest.
 pub fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    let mut former = KEPT.read::<Pod>(owner).map(|pod| pod.ips).unwrap_or_default();
+    former.retain(|ip| !pod.ips.contains(ip));
     KEPT.keep(owner, pod);
     match pod.backend {
         Backend::Nftables => Ok(nft::add(filter.nft()?, owner, pod)?),
-        Backend::Iptables => iptables::add(filter, owner, pod),
+        Backend::Iptables => iptables::add(filter, owner, pod, &former),
     }
 }
 
@@ -115,17 +117,19 @@ pub fn is_on_nft(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Res
     Ok(nft::has(filter.nft()?, owner, ips)?)
 }
 
-/// Removes the attachment's rules from both back ends. Without `ports` the sets of `nf_tables` are searched, also for
-/// other addresses. Continues after an error; the errors are joined.
+/// Removes the attachment's rules from both back ends: those of the addresses `ips`, and of its record. Without `ports` the
+/// sets of `nf_tables` are searched, also for other addresses. Continues after an error; the errors are joined.
 pub fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
     ips: &[IpAddr],
     ports: Option<&[String]>,
 ) -> Result<()> {
-    let own = own_link(owner);
-    let own = own.as_deref();
-    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, ips, own)];
+    let pod = KEPT.read::<Pod>(owner);
+    let own = pod.as_ref().and_then(own_link);
+    let recorded = pod.iter().flat_map(|pod| &pod.ips);
+    let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
+    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, &all_ips, own)];
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
         outcomes.push(nft::del(nft, owner, ips, ports, own).map_err(Error::from));
@@ -135,28 +139,42 @@ pub fn del(
 
 /// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which goes with
 /// the container.
-fn own_link(owner: Owner<'_>) -> Option<String> {
-    let pod = KEPT.read::<Pod>(owner)?;
-    let link = pod.bridge.filter(|_| pod.policy != Policy::Open && pod.ports.is_empty())?;
-    let found = Netlink::open().and_then(|host| host.link(&link)).ok()?;
+fn own_link(pod: &Pod) -> Option<&str> {
+    let has_policy = pod.policy != Policy::Open && pod.ports.is_empty();
+    let link = pod.bridge.as_deref().filter(|_| has_policy)?;
+    let found = Netlink::open().and_then(|host| host.link(link)).ok()?;
     found.is_none_or(|found| found.kind.as_deref() == Some("veth")).then_some(link)
 }
 
-/// The links of the host and those of attachments that have not ended. No policy of another link has an effect.
-fn known_links() -> Result<HashSet<String>> {
-    let links = Netlink::open()?.dump_links()?.into_iter().map(|link| link.name);
-    let recorded = KEPT.living::<Pod>().into_iter().filter_map(|kept| kept.content.bridge);
-    Ok(links.chain(recorded).collect())
+/// Those of the links whose policy has no effect: links that do not exist, and bridges without ports, except for those of
+/// living attachments. To be called after the policies are read: ADD writes its record before its policy.
+fn unused_links(mut policies: HashSet<String>) -> HashSet<String> {
+    if policies.is_empty() {
+        return policies;
+    }
+    let Ok(links) = Netlink::open().and_then(|host| host.dump_links()) else {
+        return HashSet::new();
+    };
+    let masters: HashSet<_> = links.iter().filter_map(|link| link.master).collect();
+    let is_used =
+        |link: &&Link| link.kind.as_deref() != Some("bridge") || masters.contains(&link.index);
+    for link in links.iter().filter(is_used) {
+        policies.remove(&link.name);
+    }
+    for bridge in KEPT.living::<Pod>().into_iter().filter_map(|kept| kept.content.bridge) {
+        policies.remove(&bridge);
+    }
+    policies
 }
 
-/// Removes the rules of the network's attachments that are not among `valid`, if none is valid its policies, and those of links
-/// that do not exist any more.
+/// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in use;
+/// with `nf_tables`, if none is valid, those of the network.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let removed = KEPT.remove_stale(network, valid);
-    let links = known_links()?;
-    let mut outcomes = vec![removed, iptables::gc(filter, network, valid, &links)];
+    let mut stale: Vec<_> = KEPT.all::<Pod>().collect();
+    stale.retain(|kept| kept.owner().network == network && !valid.contains(&kept.owner()));
+    let mut outcomes = vec![KEPT.remove_stale(network, valid), iptables::gc(filter, &stale)];
     if let Some(nft) = filter.nft_if_present()? {
-        outcomes.push(nft::gc(nft, network, valid, &links).map_err(Error::from));
+        outcomes.push(nft::gc(nft, network, valid).map_err(Error::from));
     }
     all(outcomes)
 }

@@ -38,10 +38,9 @@
 //! Dropping frames between ports needs no `br_netfilter`, and applies to all protocols, with the back end iptables as
 //! well. Frames between a container and the bridge itself, such as ARP, are not forwarded and so not dropped.
 
-use std::collections::HashSet;
 use std::net::IpAddr;
 
-use super::{KEPT, Pod, Policy, missing};
+use super::{KEPT, Pod, Policy, missing, unused_links};
 use crate::error;
 use crate::netfilter::backend::Backend;
 use crate::netfilter::layout::{self, Change, Layout};
@@ -262,24 +261,21 @@ pub(super) fn del(
     layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
 }
 
-/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not among
-/// `links`.
-pub(super) fn gc(
-    nft: &Nft,
-    network: &str,
-    valid: &[Owner<'_>],
-    links: &HashSet<String>,
-) -> Result<()> {
+/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not in
+/// use.
+pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let (hash, is_stale) = (network_hash(network), stale(network, valid));
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
     let sets: Vec<_> = layouts().into_iter().flat_map(|layout| layout.sets).collect();
-    let is_left = |element: &Element| match element.key.0.first() {
-        Some(Value::IfName(link)) => element.set != PORTS && !links.contains(link),
-        _ => false,
+    let link = |element: &Element| match element.key.0.first() {
+        Some(Value::IfName(link)) if element.set != PORTS => Some(link.clone()),
+        _ => None,
     };
     let find = |nft: &Nft| {
         let mut found = nft.find(&sets, &[])?;
+        let unused = unused_links(found.iter().filter_map(link).collect());
+        let is_left = |element: &Element| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };

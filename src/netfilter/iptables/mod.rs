@@ -94,9 +94,11 @@ impl<'a> Scope<'a> {
 /// The programs for one family.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    list: Option<PathBuf>,
+    /// The name of the program that lists chains.
+    list: String,
     save: PathBuf,
     restore: PathBuf,
+    is_on_nf_tables: bool,
 }
 
 impl Programs {
@@ -107,16 +109,18 @@ impl Programs {
             Flavour::Nft => "-nft",
             Flavour::Legacy => "-legacy",
         };
-        let find = |suffix| cmd::find(&format!("{}{flavour}{suffix}", program(family)));
-        let (list, save, restore) = (find(""), find("-save")?, find("-restore")?);
-        Some(Programs { list, save, restore })
+        let list = format!("{}{flavour}", program(family));
+        let find = |suffix| cmd::find(&format!("{list}{suffix}"));
+        let (save, restore) = (find("-save")?, find("-restore")?);
+        let target = fs::canonicalize(&restore).ok();
+        let target = target.as_deref().and_then(Path::file_name).unwrap_or_default();
+        let is_on_nf_tables = target.to_string_lossy().contains("nft");
+        Some(Programs { list, save, restore, is_on_nf_tables })
     }
 
     /// Whether the programs are links to iptables on top of `nf_tables`.
     pub fn are_on_nf_tables(&self) -> bool {
-        let target = fs::canonicalize(&self.restore).ok();
-        let name = target.as_deref().and_then(Path::file_name).unwrap_or_default();
-        name.to_string_lossy().contains("nft")
+        self.is_on_nf_tables
     }
 
     /// Reads a table. Reading a legacy table creates it.
@@ -141,7 +145,7 @@ impl Programs {
     /// failure, so the line with the policy is required.
     pub fn list(&self, table: &str, chain: &str) -> Option<Vec<String>> {
         // `new` would start `iptables --version`, and `has_wait` wait without a timeout.
-        let cmd = self.list.as_deref().and_then(Path::to_str)?.to_owned().leak();
+        let cmd = cmd::find(&self.list)?.to_str()?.to_owned().leak();
         let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
         netns::at_home().ok()?;
         let policy = format!("-P {chain} ");
@@ -190,22 +194,10 @@ pub struct Iptables<'n> {
 }
 
 impl<'n> Iptables<'n> {
-    /// The tables of a flavour, over netlink if that is possible; `None` if programs are required that are not installed.
-    pub(super) fn of(
-        family: Family,
-        flavour: Flavour,
-        nft: &dyn Fn() -> Result<Option<&'n Nft>>,
-    ) -> Result<Option<Iptables<'n>>> {
-        let is_on_nf_tables = match flavour {
-            Flavour::Default => {
-                Programs::find(family, flavour).is_some_and(|found| found.are_on_nf_tables())
-            }
-            Flavour::Nft => true,
-            Flavour::Legacy => false,
-        };
-        let nft = if is_on_nf_tables { nft()? } else { None };
+    /// The tables of a flavour, over the socket if there is one; `None` if programs are required that are not installed.
+    pub(super) fn of(family: Family, flavour: Flavour, nft: Option<&'n Nft>) -> Option<Self> {
         let tables = Iptables { family, flavour, nft };
-        Ok((nft.is_some() || tables.programs().is_ok()).then_some(tables))
+        (nft.is_some() || tables.programs().is_ok()).then_some(tables)
     }
 
     /// The programs of the flavour, else the default ones.

@@ -24,7 +24,7 @@ fn add_check_del_del_in_every_version() {
 
                 assert_eq!(net.add(&container), prev(version, &IPS), "{what}");
                 let full = rules(&node);
-                assert!(full != base && full.contains("id: c1"), "{what}: {full}");
+                assert!(full != base && full.contains("10.1.2.2"), "{what}: {full}");
                 let checks = || net.on("CHECK", &container);
                 checks().ok();
                 assert_same(&full, &rules(&node));
@@ -90,7 +90,6 @@ fn an_address_of_two_containers_stays_as_long_as_one_has_it() {
                     call("ADD", "c1").result();
                     let alone = rules(&node);
                     call("ADD", "c2").result();
-                    assert!(rules(&node).contains("id: c1"), "{}", rules(&node));
                     call("CHECK", "c1").ok();
                     call("CHECK", "c2").ok();
                     let of_first = |keys| net.with(&json!({"name": first})).with(&keys);

@@ -32,13 +32,15 @@ fn path(node: &Node, flavour: &str) -> String {
     format!("{}:/usr/bin:/bin", dir.display())
 }
 
+/// Chains and rules, except for the only rules that the reference does not have.
 fn saved(node: &Node, flavour: &str) -> String {
     let text = ["iptables", "ip6tables"]
         .map(|family| node.sh(&format!("{family}-{flavour}-save -t filter 2>/dev/null")))
         .concat();
-    let is_own = |line: &&str| line.contains("CNIBOX") || line.contains("cnibox: ");
-    let lines = text.lines().filter(|line| line.starts_with("-A") && !is_own(line));
-    lines.collect::<Vec<_>>().join("\n")
+    let is_own = |line: &&str| line.contains("\"cnibox: published ports\"");
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !is_own(line));
+    let counters = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
+    lines.map(counters).collect::<Vec<_>>().join("\n")
 }
 
 /// Creates calls of a verb, by cnibox if the second argument is true, by the reference otherwise.
@@ -136,6 +138,8 @@ fn isolation_has_the_chains_and_rules_of_the_reference() {
             format!("-A CNI-ISOLATION-STAGE-2 -o br0 {any} -j DROP"),
             format!("-A CNI-ISOLATION-STAGE-2 {any} -j RETURN"),
         ];
-        assert_eq!(saved(&node, flavour).lines().collect::<Vec<_>>(), expected, "{flavour}");
+        let saved = saved(&node, flavour);
+        let rules = saved.lines().filter(|line| line.starts_with("-A"));
+        assert_eq!(rules.collect::<Vec<_>>(), expected, "{flavour}");
     }
 }

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use super::super::Policy;
 use crate::cni::ip::host_net;
 use crate::netfilter::iptables::Rule;
-use crate::netfilter::names::Owner;
 
 pub(super) const FORWARD: &str = "FORWARD";
 pub(super) const CNI_FORWARD: &str = "CNI-FORWARD";
@@ -57,10 +56,6 @@ pub(super) fn published_rule(ip: IpAddr) -> Rule {
     rule.with(&TRANSLATED).comment(PUBLISHED).target("ACCEPT")
 }
 
-pub(super) fn owner_rule(ip: IpAddr, owner: Owner<'_>) -> Rule {
-    Rule::new(OWNERS).with(&["-s", &host_net(ip).to_string()]).comment(&owner.label())
-}
-
 /// The rules for a bridge that are inserted at the beginning of their chains, in this order.
 pub(super) fn bridge_rules(bridge: &str, policy: Policy) -> Vec<Rule> {
     if policy == Policy::Open {
@@ -97,11 +92,6 @@ pub(super) fn to_stage_1() -> Rule {
 
 pub(super) fn stage_ends() -> [Rule; 2] {
     [STAGE_1, STAGE_2].map(|stage| jump(stage, ANY_POLICY, "RETURN"))
-}
-
-/// The chain whose comment names the network of a bridge's policy.
-pub(super) fn marker(bridge: &str) -> String {
-    format!("{BRIDGE_OWNER}{bridge}")
 }
 
 /// Whether a rule is part of a bridge's policy.

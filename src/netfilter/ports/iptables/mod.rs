@@ -2,8 +2,8 @@
 //! rules are the reference plugin's (`rules.rs`).
 //!
 //! The reference has one chain for all interfaces of a container in a network. Here a second interface gets its own
-//! chain, and a comment at the end of a chain names its interface. The owner of a chain is identified by the
-//! comments of its entries, not by the chain's name.
+//! chain. The container of a chain is identified by the comments of its entries, not by the chain's name; the
+//! interface by the record of the attachment that has the address of the chain's rules.
 
 mod rules;
 
@@ -13,10 +13,11 @@ use std::net::{IpAddr, SocketAddr};
 
 pub use self::rules::Options;
 use self::rules::{
-    MASQ, POSTROUTING, SETMARK, TOP, Wanted, entries, entries_ahead, entry_comment, interface,
-    marker, parse_comment, rules, shared_rules,
+    MASQ, POSTROUTING, SETMARK, TOP, Wanted, entries, entries_ahead, entry_comment, parse_comment,
+    rules, shared_rules,
 };
 use super::{Forward, Holder, KEPT, Mapping, Taken, host_port};
+use crate::attachment::Record;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
@@ -115,12 +116,27 @@ fn create(table: &mut Table, wanted: Wanted<'_>) {
 fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
     table.ensure_chain(chain);
     table.append_all_unique(rules(wanted, chain));
-    table.append_unique(marker(chain, wanted.owner.ifname));
     // After those of others: of several networks of a container the first one serves the port.
     let ahead = table.rules_of(TOP).take_while(|rule| rule.value("-d").is_some()).count();
     for entry in entries_ahead(wanted, chain) {
-        table.insert_unique(ahead, entry);
+        if is_overtaken(table, &entry, wanted, chain) {
+            table.insert_unique(ahead, entry);
+        }
     }
+}
+
+/// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is for a
+/// single address of the host.
+fn is_overtaken(table: &Table, entry: &Rule, wanted: Wanted<'_>, chain: &str) -> bool {
+    let proto = entry.value("-p").unwrap_or_default();
+    let ports = entry.value("--dports").unwrap_or_default().split(',');
+    let ports = ports.filter_map(|port| Some((proto.to_owned(), port.parse().ok()?))).collect();
+    let is_of_container = |rule: &Rule| {
+        let named = rule.value("--comment").and_then(parse_comment);
+        named.is_some_and(|(_, id)| id == wanted.owner.id)
+    };
+    let mut earlier = table.rules_of(TOP).take_while(|rule| !rule.goes_to(chain));
+    earlier.any(|rule| may_be_of(rule, &ports) && !is_of_container(rule))
 }
 
 fn undo(filter: &PacketFilter, family: Family, owner: Owner<'_>) {
@@ -148,23 +164,36 @@ fn shared(table: &mut Table, wanted: Wanted<'_>) {
     }
 }
 
-/// The attachment's chain, by the comments of entries and of the chain's interface. If there is none, the container's
-/// chain by the reference's name, unless another interface or another container uses it: the name is a hash of
-/// network and container joined, so two containers may have the same name.
+/// The attachment's chain: that of its interface, or the container's, found by the comments of entries, or by the reference's
+/// name, unless another interface or another container uses that: the name is a hash of network and container joined, so
+/// two containers may have the same name.
 fn chain_of(table: &Table, owner: Owner<'_>) -> String {
     let (common, own) = chains(owner);
-    let comment = entry_comment(owner);
-    let is_of_other_interface = |chain: &str| {
-        let own_marker = marker(chain, owner.ifname);
-        table.rules_of(chain).any(|rule| interface(rule).is_some() && *rule != own_marker)
-    };
-    let is_own =
-        |chain: &&str| !is_of_other_interface(chain) && !is_of_other(table, chain, &comment);
-    let entries = table.rules.iter().filter(|rule| is_entry(rule, &comment));
-    if let Some(chain) = entries.filter_map(|entry| entry.value("-j")).find(is_own) {
-        return chain.to_owned();
+    if table.has_chain(&own) {
+        return own;
     }
-    if table.has_chain(&own) || !is_own(&common.as_str()) { own } else { common }
+    let comment = entry_comment(owner);
+    let is_own = |chain: &&str| {
+        let interface = interface(table, chain, owner.network, owner.id);
+        interface.is_none_or(|ifname| ifname == owner.ifname)
+            && !is_of_other(table, chain, &comment)
+    };
+    let entries = table.rules.iter().filter(|rule| is_entry(rule, &comment));
+    let common = entries.filter_map(|entry| entry.value("-j")).find(is_own).unwrap_or(&common);
+    if is_own(&common) { common.to_owned() } else { own }
+}
+
+/// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
+fn interface(table: &Table, chain: &str, network: &str, id: &str) -> Option<String> {
+    let addrs: BTreeSet<IpAddr> = table.rules_of(chain).filter_map(target).collect();
+    let records = addrs.into_iter().flat_map(Record::of_address);
+    let mut of_container = records.filter(|record| record.network == network && record.id == id);
+    of_container.next().map(|record| record.ifname)
+}
+
+/// The address that the rule of a mapping translates to.
+fn target(rule: &Rule) -> Option<IpAddr> {
+    rule.value("--to-destination")?.parse().ok().map(|to: SocketAddr| to.ip())
 }
 
 fn is_entry(rule: &Rule, comment: &str) -> bool {
@@ -234,7 +263,7 @@ fn taken_port(table: &Table, wanted: Wanted<'_>) -> Option<Taken> {
         let by = Holder {
             network: network.to_owned(),
             id: id.to_owned(),
-            ifname: table.rules_of(chain).find_map(interface).map(ToOwned::to_owned),
+            ifname: interface(table, chain, network, id),
             comment: format!("chain {chain}"),
             ..Holder::default()
         };
@@ -266,10 +295,7 @@ pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<BTreeSet<Ip
 fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
     let (chain, comment) = (chain_of(table, owner), entry_comment(owner));
     let udp = table.rules_of(&chain).filter(|rule| rule.value("-p") == Some("udp"));
-    let to = udp.filter_map(|rule| rule.value("--to-destination")?.parse().ok());
-    let servers = to.map(|to: SocketAddr| to.ip()).collect();
-    // By its arguments, which contain the interface: the chain may belong to another interface by now.
-    table.del_rules(|rule| *rule == marker(&chain, owner.ifname));
+    let servers = udp.filter_map(target).collect();
     remove_chain(table, &chain, &comment);
     // A chain that the reference created for two containers.
     let (common, _) = chains(owner);
@@ -304,14 +330,15 @@ pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) 
     Ok(())
 }
 
-/// The first missing rule of the attachment, or of those that all share. If the reference created the rules, only
-/// its own are required.
+/// The first missing rule of the attachment, or of those that all share. Of an attachment without a record, which the reference
+/// has made, only the reference's rules are required.
 fn missing(table: &Table, wanted: Wanted<'_>) -> Option<Rule> {
     let chain = chain_of(table, wanted.owner);
     let mut all = shared_rules(wanted);
     all.extend(rules(wanted, &chain));
-    if table.has(&marker(&chain, wanted.owner.ifname)) {
-        all.extend(entries_ahead(wanted, &chain));
+    if KEPT.exists(&wanted.owner.instance()) {
+        let ahead = entries_ahead(wanted, &chain).into_iter();
+        all.extend(ahead.filter(|entry| is_overtaken(table, entry, wanted, &chain)));
     }
     let present: HashSet<&Rule> = table.rules.iter().collect();
     all.into_iter().find(|rule| {
@@ -340,10 +367,9 @@ pub(super) fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>])
 fn stale(table: &Table, network: &str, valid: &[Owner<'_>]) -> BTreeSet<(String, String)> {
     let mut stale = BTreeSet::new();
     for (entry, chain, of, id) in container_entries(table) {
-        // The reference's rules do not name the interface.
-        let ifname = table.rules_of(chain).find_map(interface);
+        let ifname = interface(table, chain, network, id);
         let is_valid = |owner: &Owner<'_>| {
-            owner.id == id && ifname.is_none_or(|ifname| owner.ifname == ifname)
+            owner.id == id && ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname)
         };
         if of == network && !valid.iter().any(is_valid) {
             let comment = entry.value("--comment").unwrap_or_default();
@@ -392,8 +418,7 @@ fn join(table: &mut Table) -> usize {
         } else {
             table.append_unique(moved);
         }
-        table.del_rules(|rule| rule.chain == common && interface(rule).is_some());
-        for rule in before.rules_of(chain).filter(|rule| interface(rule).is_none()) {
+        for rule in before.rules_of(chain) {
             table.append_unique(Rule { chain: common.clone(), ..rule.clone() });
         }
         joined.insert(chain);

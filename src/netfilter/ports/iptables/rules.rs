@@ -1,10 +1,7 @@
 //! A container's iptables rules in the words of the reference plugin, so that the CHECK of either implementation
-//! accepts the rules of the other. What the reference does not have is expressed by additional rules, which its
-//! CHECK ignores and its DEL deletes with the chain:
-//!
-//! - at the end of the chain a comment that names the interface, without a target;
-//! - for mappings of a single address of the host, entries before all others, so that they take precedence over a
-//!   mapping of every address, whichever program created that, and when.
+//! accepts the rules of the other. Only a mapping of a single address of the host whose port another container
+//! maps at every address gets an additional entry, before all others: it takes precedence, whichever program created
+//! the other mapping. The reference's CHECK ignores the entry, and its DEL deletes it with the chain.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -27,8 +24,6 @@ pub(super) const POSTROUTING: &str = "POSTROUTING";
 
 /// The maximum number of ports in a rule: `XT_MULTI_PORTS`.
 const MULTIPORT: usize = 15;
-/// The prefix of the comment that names an interface.
-const INTERFACE: &str = "if: ";
 
 /// Options of the back end iptables.
 #[derive(Clone, Serialize, Deserialize)]
@@ -99,16 +94,6 @@ pub(super) fn entries() -> [Rule; 2] {
     ["PREROUTING", "OUTPUT"].map(|chain| Rule::new(chain).with(&is_local).target(TOP))
 }
 
-/// The rule that names the interface of a chain.
-pub(super) fn marker(chain: &str, ifname: &str) -> Rule {
-    Rule::new(chain).comment(&format!("{INTERFACE}{ifname}"))
-}
-
-/// The interface that a rule names.
-pub(super) fn interface(rule: &Rule) -> Option<&str> {
-    rule.value("--comment")?.strip_prefix(INTERFACE)
-}
-
 /// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
 pub(super) fn entry_comment(owner: Owner<'_>) -> String {
     let mut text = format!("dnat {}", owner.rule_name());
@@ -127,7 +112,12 @@ pub(super) fn rules(wanted: Wanted<'_>, chain: &str) -> Vec<Rule> {
     let conditional = |entry: Rule| entry.with(wanted.conditions()).target(chain);
     let mut mappings: Vec<&Mapping> = wanted.mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
-    sort_by_key(&mut mappings, |mapping| mapping.address().is_none());
+    sort_by_key(&mut mappings, |mapping| {
+        let is_narrower = |m: &Mapping| {
+            m.address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
+        };
+        mapping.address().is_none() && wanted.mappings().any(is_narrower)
+    });
     let of_mappings = mappings.into_iter().flat_map(|mapping| rules_of(wanted, mapping, chain));
     entries.into_iter().map(conditional).chain(of_mappings).collect()
 }
