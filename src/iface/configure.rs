@@ -195,15 +195,16 @@ pub fn prepare_ipv6(
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
-        if let Err(error) = sysctl::write(key, value) {
+        if let Err(error) = sysctl::ensure(key, value) {
             log::debug(error);
         }
     };
     inside.netns.run(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
-        for (name, value) in [("disable_ipv6", "0"), ("keep_addr_on_down", "1")] {
-            // `ensure`: a parameter with the right value need not be writable.
-            sysctl::ensure(&key(ifname, name), value).context(|| "configure the interface")?;
+        // `ensure`: a parameter with the right value need not be writable.
+        sysctl::ensure(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
+        if let Err(error) = sysctl::ensure(&key(ifname, "keep_addr_on_down"), "1") {
+            log::warn(format_args!("{error}; IPv6 addresses go if the interface is set down"));
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);

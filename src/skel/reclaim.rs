@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
+use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record, unrecorded};
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Context, Error, Result};
 use crate::iface::peer;
@@ -92,7 +92,7 @@ impl<'a> Cx<'a> {
             record.write()
         };
         if let Err(e) = write() {
-            log::warn(format_args!(
+            unrecorded(format_args!(
                 "{e}; if the container dies without a DEL, its state is not reclaimed"
             ));
         }

@@ -135,7 +135,11 @@ impl Parameter {
 }
 
 impl Found<'_> {
+    /// Sets the value. The right value is not written: the parameter need not be writable then.
     pub(super) fn write(&self) -> Result<()> {
+        if self.former.as_deref() == Some(self.value) {
+            return Ok(());
+        }
         sysctl::write(self.key, self.value)
     }
 

@@ -5,6 +5,7 @@
 
 mod keys;
 mod network;
+mod routes;
 mod together;
 
 use std::collections::HashMap;

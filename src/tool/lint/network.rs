@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
-use super::{Finding, Severity, Subject, keys, together};
+use super::{Finding, Severity, Subject, keys, routes, together};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
@@ -183,6 +183,11 @@ impl Network<'_> {
         let is_sound = self.values(part, plugin, ipam);
         for (key, error) in together::examine(part.conf, before, &self.subnets) {
             self.report(Severity::Warning, part, key, error);
+        }
+        if self.cni_path.is_some() {
+            for error in routes::elsewhere(part.conf, &self.subnets) {
+                self.report(Severity::Warning, part, "ipam", error);
+            }
         }
         if is_sound && self.cni_path.is_some() {
             self.status(part, plugin.run);
