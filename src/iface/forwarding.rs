@@ -50,12 +50,13 @@ pub fn repair(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut Repairs
 }
 
 /// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the node
-/// loses the routes that its routers advertise, or never gets them. `own` is the link of the containers. Ends of veth pairs are
-/// those of containers.
+/// loses the routes that its routers advertise, or never gets them. `own` is the link of the containers; others of
+/// containers have random names, or are ports.
 fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     let links = host.dump_links()?.into_iter();
     let is_foreign = |link: &Link| {
-        link.index != own.index && !link.loopback && link.kind.as_deref() != Some("veth")
+        let is_containers = link.name.starts_with("veth") || link.master.is_some();
+        link.index != own.index && !link.loopback && !is_containers
     };
     let accepting = links.filter(|link| link.accept_ra == Some(1) && is_foreign(link));
     let names = accepting.map(|link| link.name);

@@ -493,13 +493,13 @@ fn keys_at_another_level_are_told_where_they_are_read() {
     let node = Node::new();
     for (plugins, status, key, said) in [
         (
-            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "capabilities": {"snat": true}}]),
+            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "capabilities": {"portMappings": true, "snat": true}}]),
             WARNINGS,
             "capabilities",
             r#"warning: plugin 1 "portmap": unused capability "snat"; "snat" is a key of the plugin: write it beside "capabilities""#,
         ),
         (
-            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "noSnat": true}]),
+            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "noSnat": true, "capabilities": {"portMappings": true}}]),
             WARNINGS,
             "noSnat",
             r#"warning: plugin 1 "portmap": unknown key "noSnat"; write "snat": false"#,

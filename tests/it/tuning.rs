@@ -310,8 +310,8 @@ fn refusals_change_nothing() {
         ),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
-            999,
-            "tune \"eth0\": set mtu 20: change \"eth0\": mtu less than device minimum: invalid argument",
+            7,
+            "mtu 20 takes the address 2001:db8:1::2/64 off \"eth0\"",
         ),
         (
             json!({"mac": "01:00:00:00:00:01"}),

@@ -155,7 +155,7 @@ fn a_port_in_two_spellings_is_one_mapping() {
             let list = json!([mapping(8080, 80, "tcp"), with(81)]);
             let call = ports.net(&list, &json!({"prevResult": pod.prev})).call("ADD", pod.id);
             let error = call.netns(&pod.container.path()).error();
-            let msg = "host port 8080/tcp is mapped to two container ports";
+            let msg = "failed to parse config: host port 8080/tcp is mapped to two container ports";
             assert_eq!(error.brief(), (7, msg), "{rules:?} {other}");
         }
     }
