@@ -75,7 +75,7 @@ impl NetConf {
     }
 
     /// Decodes the remaining common keys; code 6 if one is of the wrong type, or, with `report`, as if it were absent.
-    pub fn read_common(&mut self, report: Option<&dyn Fn(Error)>) -> Result<()> {
+    pub fn read_common(&mut self, report: Option<&dyn Fn(&Error)>) -> Result<()> {
         let common = match report {
             None => self.json.decode(),
             Some(report) => self.json.decode_sound(report),

@@ -19,7 +19,7 @@ pub(super) fn removes(call: &Call<'_>) -> bool {
 }
 
 /// Warns of a key that counts as absent because it does not decode.
-pub(super) fn absent(error: Error) {
+pub(super) fn absent(error: &Error) {
     log::warn(format_args!("a key counts as absent: {error}"));
 }
 

@@ -119,7 +119,7 @@ fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, C
     if verb == Verb::Del
         && let Err(error) = net.read_version()
     {
-        absent(error);
+        absent(&error);
     } else {
         net.read_version()?;
     }
@@ -132,7 +132,8 @@ fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, C
         _ => member(&net.cni_version, supported)?,
     };
     // A plugin that calls this one has warned of these keys.
-    let report = if call.caller == Caller::Runtime { absent } else { |error| log::debug(error) };
+    let report =
+        if call.caller == Caller::Runtime { absent } else { |error: &Error| log::debug(error) };
     net.read_common(removes(call).then_some(&report))?;
     log::set_network(net.name.as_str());
     Ok((verb, Cx::new(call, net, version)))

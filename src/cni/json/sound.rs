@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 impl Json {
     /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent, and `report` gets its
     /// error.
-    pub fn decode_sound<T: DeserializeOwned>(&self, report: &dyn Fn(Error)) -> Result<T> {
+    pub fn decode_sound<T: DeserializeOwned>(&self, report: &dyn Fn(&Error)) -> Result<T> {
         let mut error = match T::deserialize(self) {
             Ok(value) => return Ok(value),
             Err(error) => error,
@@ -19,7 +19,7 @@ impl Json {
         let mut rest = self.clone();
         // Each round removes a value, so this ends.
         while rest.remove_at(&error) {
-            report(error.into_error());
+            report(&error.into_error());
             match T::deserialize(&rest) {
                 Ok(value) => return Ok(value),
                 Err(next) => error = next,
@@ -89,7 +89,7 @@ mod tests {
 
     fn read(text: &str) -> (Conf, Vec<String>) {
         let reported = RefCell::new(Vec::new());
-        let report = |error: Error| reported.borrow_mut().push(error.details().to_owned());
+        let report = |error: &Error| reported.borrow_mut().push(error.details().to_owned());
         let conf = Json::parse(text.as_bytes()).unwrap().decode_sound(&report).unwrap();
         (conf, reported.into_inner())
     }
