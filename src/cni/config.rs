@@ -82,9 +82,13 @@ impl NetConf {
         Ok(())
     }
 
-    /// Decodes the remaining common keys; code 6 if one is of the wrong type.
-    pub fn read_common(&mut self) -> Result<()> {
-        let common: Common = self.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    /// Decodes the remaining common keys; code 6 if one is of the wrong type, or, with `report`, as if it were absent.
+    pub fn read_common(&mut self, report: Option<&dyn Fn(&Error)>) -> Result<()> {
+        let common = match report {
+            None => self.json.decode(),
+            Some(report) => self.json.decode_sound(report),
+        };
+        let common: Common = common.map_err(|e| e.context("failed to load netconf"))?;
         self.ipam_type = common.ipam.r#type;
         let dns = self.json.get_present("dns");
         let has = |key: &&str| dns.is_some_and(|dns| dns.get_present(key).is_some());
@@ -103,7 +107,8 @@ impl NetConf {
     }
 
     /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
-    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback.
+    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an error:
+    /// as an absent or incomplete one it would say something else about what is valid.
     pub fn valid_attachments(&self) -> Result<Option<Vec<Attachment>>> {
         let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
         match keys.iter().find_map(|key| self.json.get(key)) {
@@ -124,7 +129,7 @@ mod tests {
     fn parse(text: &str) -> NetConf {
         let mut conf = NetConf::parse(text.as_bytes()).unwrap();
         conf.read_version().unwrap();
-        conf.read_common().unwrap();
+        conf.read_common(None).unwrap();
         conf
     }
 

@@ -196,15 +196,16 @@ pub fn prepare_ipv6(
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
-        if let Err(error) = sysctl::write(key, value) {
+        if let Err(error) = sysctl::ensure(key, value) {
             log::debug(error);
         }
     };
     inside.netns.run(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
-        for (name, value) in [("disable_ipv6", "0"), ("keep_addr_on_down", "1")] {
-            // `ensure`: a parameter with the right value need not be writable.
-            sysctl::ensure(&key(ifname, name), value).context(|| "configure the interface")?;
+        // `ensure`: a parameter with the right value need not be writable.
+        sysctl::ensure(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
+        if let Err(error) = sysctl::ensure(&key(ifname, "keep_addr_on_down"), "1") {
+            log::warn(format_args!("{error}; IPv6 addresses go if the interface is set down"));
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);
@@ -218,15 +219,30 @@ pub fn prepare_ipv6(
 pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
-            let e = Error::from(e)
-                .context(format_args!("failed to add route '{}'", describe(&route, &link.name)));
+            let error = Error::from(e);
+            if let Some(family) = family_without_address(&route, result) {
+                let (name, dst) = (&link.name, route.dst);
+                let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
+                return error.context(what).with_details(format!(
+                    "remove the route from \"routes\", or add {family} addresses"
+                ));
+            }
+            let what = format_args!("failed to add route '{}'", describe(&route, &link.name));
+            let error = error.context(what);
             match remedy(&route, result) {
-                Some(remedy) => e.with_details(remedy),
-                None => e,
+                Some(remedy) => error.with_details(remedy),
+                None => error,
             }
         })?;
     }
     Ok(())
+}
+
+/// The family of a route if the interface has no address of it.
+fn family_without_address(route: &Route, result: &CniResult) -> Option<&'static str> {
+    let is_v4 = route.dst.addr().is_ipv4();
+    let has_one = result.ips.iter().any(|ip| ip.address.addr().is_ipv4() == is_v4);
+    (!has_one).then_some(if is_v4 { "IPv4" } else { "IPv6" })
 }
 
 /// The remedy for a route whose gateway the kernel refused.

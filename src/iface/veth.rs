@@ -128,8 +128,11 @@ pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Res
 /// Disables `accept_ra`: router advertisements of a container must not configure the host. To be called before the link
 /// can receive packets. A kernel without IPv6 has no `accept_ra`.
 pub fn refuse_advertisements(link: &Link) {
+    let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
     if link.accept_ra.is_some_and(|accepts| accepts != 0)
-        && let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0")
+        && let Err(error) = sysctl::write(&key, "0")
+        // Without the file the link has no IPv6, and accepts nothing.
+        && sysctl::exists(&key)
     {
         log::warn(error);
     }

@@ -12,6 +12,7 @@
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `conflist` | the calls of a runtime for a list of plugins |
+//! | `conflists` | configurations of other projects, without false alarms of `cnibox lint` |
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
@@ -45,6 +46,7 @@
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `sanity` | `cni-sanity` on correct plugins, and on mutants with one defect each |
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
+//! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
 //! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
@@ -87,11 +89,13 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod conflist;
+mod conflists;
 mod delegation;
 mod detached;
 mod dhcp;
 mod doctor;
 mod dummy;
+mod edited;
 mod examples;
 mod faults;
 mod firewall;

@@ -31,6 +31,11 @@ impl DecodeError {
         self
     }
 
+    /// The steps to the place from the root.
+    pub(super) fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().rev()
+    }
+
     pub(super) fn into_error(self) -> Error {
         let error = Error::new(Code::DECODE, self.reason);
         if self.steps.is_empty() {

@@ -12,6 +12,7 @@ pub mod decode;
 pub mod keys;
 mod mismatch;
 pub mod place;
+pub mod sound;
 mod syntax;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
 //! The keys of the plugin, and their validation.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use serde::Deserialize;
@@ -177,19 +176,24 @@ impl Conf {
 
     /// The ports, each once.
     pub(super) fn mappings(&self) -> Result<Vec<Mapping>> {
-        let mut all = Vec::new();
-        let mut known = HashMap::new();
+        let mut all: Vec<Mapping> = Vec::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let key = (mapping.proto, mapping.listen, mapping.host_port);
-            match known.insert(key, mapping.container_port) {
-                None => all.push(mapping),
-                Some(other) if other == mapping.container_port => {}
-                Some(_) => {
-                    let (port, proto) = (mapping.host_port, mapping.proto);
-                    let msg = format!("host port {port}/{proto} is mapped to two container ports");
-                    return Err(Error::config(msg));
-                }
+            let shared = |other: &Mapping| other.shares_port_with(&mapping);
+            if all
+                .iter()
+                .any(|other| shared(other) && other.container_port != mapping.container_port)
+            {
+                let (port, proto) = (mapping.host_port, mapping.proto);
+                let msg = format!("host port {port}/{proto} is mapped to two container ports");
+                return Err(Error::config(msg).with_details(
+                    "no hostIP, \"0.0.0.0\" and \"::\" mean all addresses: choose another hostPort for one of them",
+                ));
+            }
+            if !all.iter().any(|other| shared(other) && other.includes(&mapping)) {
+                // A mapping for all addresses replaces one for those of a family.
+                all.retain(|other| !(shared(other) && mapping.includes(other)));
+                all.push(mapping);
             }
         }
         Ok(all)

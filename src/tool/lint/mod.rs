@@ -3,8 +3,10 @@
 //! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
 //! values of their own keys ([`OwnPlugin::examine`](crate::skel::OwnPlugin::examine)).
 
-mod meant;
+mod keys;
 mod network;
+mod routes;
+mod together;
 
 use std::collections::HashMap;
 use std::mem;
