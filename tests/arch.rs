@@ -87,7 +87,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("applets", &["plugins", "skel", "tool"]),
-    ("start", &["applets", "skel", "tool"]),
+    ("start", &["applets", "cni", "skel", "tool"]),
     (
         "testing",
         &[

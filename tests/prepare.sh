@@ -24,7 +24,7 @@ ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             bench
-catatonit         catatonit                      bench            -
+catatonit         catatonit                      -                bench
 nft               nftables                       test,runtimes    -
 dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test

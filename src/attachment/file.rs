@@ -35,7 +35,8 @@ use crate::netns;
 /// Logs that something is not recorded. In a user namespace the folder belongs to another user, as in a rootless container
 /// without a `/run` of its own, and nobody there can change that: its network ends with it.
 pub fn unrecorded(what: fmt::Arguments<'_>) {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let map = files::read(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
+    let map = String::from_utf8_lossy(&map);
     let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
     if is_whole || map.is_empty() { log::warn(what) } else { log::debug(what) }
 }

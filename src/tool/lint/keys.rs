@@ -1,7 +1,13 @@
 //! The words of findings about keys: comments, keys at another level than the one that is read, misspellings.
 
 use crate::cni::json::Json;
+use crate::error::Error;
 use crate::options::nearest;
+
+/// A finding, with its remedy.
+pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::config(problem).with_details(remedy)
+}
 
 /// Whether a key is a comment: nobody reads it, and nobody expects so.
 pub(super) fn is_comment(key: &str) -> bool {

@@ -13,7 +13,8 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use self::network::{Network, mistake};
+use self::keys::mistake;
+use self::network::Network;
 use super::finding::{Finding, Severity, Subject, report};
 use super::folders::{CONF, CONF_DIR, plugin_path};
 use super::{JSON, Tool};

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
+use super::keys::mistake;
 use super::{Finding, Severity, Subject, keys, routes, together};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
@@ -12,7 +13,6 @@ use crate::cni::{NetworkName, SpecVersion, version};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::options::nearest;
-
 use crate::runtime::list::is_list;
 use crate::runtime::{MAX_CONF_BYTES, NetworkList, PluginConf};
 use crate::skel::call::{Call, Caller, Env, RunFn};
@@ -372,10 +372,6 @@ impl Part<'_> {
         members.retain(|(_, value)| *value != Json::from(""));
         Ok(self.conf.inject(&members)?.bytes().to_vec())
     }
-}
-
-pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
-    Error::config(problem).with_details(remedy)
 }
 
 /// The place in the details of an error of [`Json::decode`]: `in "a.b[0]"`.

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::network::mistake;
+use super::keys::mistake;
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
 use crate::netlink::{Netlink, RT_TABLE_MAIN, RouteFilter};

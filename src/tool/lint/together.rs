@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::network::mistake;
+use super::keys::mistake;
 use crate::cni::json::Json;
 use crate::error::Error;
 use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
