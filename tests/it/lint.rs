@@ -239,7 +239,7 @@ fn forms_of_files() {
         (
             "a.conflist",
             "{\n  \"name\": \"n\",\n}",
-            "a.conflist:3:1: error: error parsing configuration list: expected a key in double quotes, found '}' at line 3 column 1; delete the comma before it\n",
+            "a.conflist:3:1: error: error parsing configuration list: expected a value, found '}' at line 3 column 1; delete the comma before it\n",
         ),
         (
             "a.conflist",
@@ -484,7 +484,7 @@ fn keys_at_another_level_are_told_where_they_are_read() {
         (
             json!([bridge(&pool("10.88.0.0/16")), {"type": "firewall", "backend": "nftables", "iptablesAdminChainName": "X"}]),
             "type",
-            r#"warning: plugin 1 "firewall": "iptablesAdminChainName" has no effect with the back end nftables; write the rules into the chain "admin" of the table inet cnibox_firewall, or choose the back end "iptables""#,
+            r#"warning: plugin 1 "firewall": "iptablesAdminChainName" has no effect with the back end nftables; add the rules to the chain admin, as in: nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject"#,
         ),
         (
             json!([bridge(&json!({"type": "dhcp"})), {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
