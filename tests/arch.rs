@@ -102,6 +102,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "skel",
             "files",
             "leases",
+            "tool",
         ],
     ),
 ];
