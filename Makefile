@@ -93,7 +93,8 @@ soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of 
 lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
-	$(CARGO) clippy --locked --no-default-features --bins -- -D warnings
+	$(CARGO) clippy --locked --no-default-features --features plugins --bins -- -D warnings
+	$(CARGO) clippy --locked --no-default-features --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
