@@ -106,7 +106,7 @@ arch: ## check the imports against the layers of docs/architecture.md
 	$(CARGO) test --locked --test arch
 
 # A container has no init that reaps orphans, as a node has; DEL leaves one where it does.
-INIT = $(shell [ "$$(id -u)" = 0 ] && command -v tini >/dev/null && echo unshare --pid --fork --kill-child --mount-proc tini --)
+INIT = $(shell [ "$$(id -u)" = 0 ] && command -v catatonit >/dev/null && echo unshare --pid --fork --kill-child --mount-proc catatonit --)
 
 bench: build ## the same pods with two plugin folders alternately; results also as JSON and charts in target/; PEER=<folder>, NETAVARK=<program>, ARGS="bridge --pods 1000"
 	tests/prepare.sh bench

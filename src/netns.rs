@@ -102,14 +102,23 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel accepts
-    /// can never exist.
+    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel accepts,
+    /// that leads through a file, or through links without end, can never exist.
     pub fn is_gone(&self) -> bool {
         match self {
             Error::NotNamespace(..) => true,
             Error::Io(_, _, cause) => {
                 let errno = cause.raw_os_error().map(Errno::from_raw);
-                matches!(errno, Some(Errno::ENOENT | Errno::ENAMETOOLONG))
+                matches!(
+                    errno,
+                    Some(
+                        Errno::ENOENT
+                            | Errno::ENAMETOOLONG
+                            | Errno::ENOTDIR
+                            | Errno::ELOOP
+                            | Errno::ESRCH
+                    )
+                )
             }
             Error::Stranded(_) => false,
         }

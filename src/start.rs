@@ -8,17 +8,20 @@
 //! rollback of an ADD.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::{env, io, mem};
+use std::{env, fs, io, mem};
 
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
-use nix::unistd::{getegid, geteuid, getgid, getuid};
+use nix::unistd::{getegid, geteuid, getgid, getuid, setresgid, setresuid};
 use rustix::thread::capabilities;
 
 use crate::applets::TABLE;
+use crate::cni::SpecVersion;
+use crate::error::{Error, errno_text};
 use crate::log;
 use crate::skel::run;
 use crate::tool::multicall;
@@ -43,9 +46,15 @@ pub fn open_standard_files() -> nix::Result<()> {
 /// Runs the applet of the executable's own name, or of its first argument. `is_secure` is the
 /// kernel's `AT_SECURE`, getauxval(3).
 pub fn run_applet(is_secure: bool) -> ExitCode {
-    if is_secure && is_elevated() {
+    if is_secure && has_powers_of_its_own() {
         log::line(ELEVATED);
-        return ExitCode::FAILURE;
+        let error = Error::internal(ELEVATED).with_details(
+            "remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"",
+        );
+        return run::fail(&error, SpecVersion::NEWEST);
+    }
+    if is_secure {
+        take_on_powers();
     }
     let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
@@ -68,13 +77,32 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
     arguments and environment are those of a user without these powers";
 
-/// Whether the executable gives this process privileges that its caller does not have. `AT_SECURE` alone is no proof: a
-/// change of the SELinux domain sets it as well, for instance when systemd starts the daemon.
-fn is_elevated() -> bool {
+/// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no proof:
+/// the kernel sets it as well if the caller has other real than effective ids, as a runtime with set-user-ID, and for a change
+/// of the SELinux domain, for instance when systemd starts the daemon.
+fn has_powers_of_its_own() -> bool {
+    const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
     let powers = || capabilities(None).map_or(true, |sets| !sets.permitted.is_empty());
-    changed || (!user.is_root() && powers())
+    if !changed && (user.is_root() || !powers()) {
+        return false;
+    }
+    let bits = fs::metadata(OWN).map_or(true, |meta| meta.permissions().mode() & 0o6000 != 0);
+    let given = match rustix::fs::getxattr(OWN, "security.capability", &mut [0_u8; 0][..]) {
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => false,
+        Ok(_) | Err(_) => true,
+    };
+    bits || given
+}
+
+/// Makes the effective ids the real ones, for the programs that this process starts: iptables refuses to run otherwise.
+fn take_on_powers() {
+    let (user, group) = (geteuid(), getegid());
+    let taken = setresgid(group, group, group).and_then(|()| setresuid(user, user, user));
+    if let Err(error) = taken {
+        log::warn(format_args!("take on the effective ids: {}", errno_text(error)));
+    }
 }
 
 /// The number of an [`ExitCode`], to return from `main`; the standard library has no such conversion.

@@ -87,7 +87,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("applets", &["plugins", "skel", "tool"]),
-    ("start", &["applets", "skel", "tool"]),
+    ("start", &["applets", "cni", "skel", "tool"]),
     (
         "testing",
         &[
@@ -102,6 +102,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "skel",
             "files",
             "leases",
+            "tool",
         ],
     ),
 ];

@@ -12,6 +12,7 @@ use cnibox::testing::APPLETS;
 use cnibox::testing::Kind;
 
 mod prepare;
+mod words;
 mod workflows;
 
 /// The required parts of a page, in this order: an example, and headings.

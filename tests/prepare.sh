@@ -24,7 +24,7 @@ ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             bench
-tini              tini                           bench            -
+catatonit         catatonit                      -                bench
 nft               nftables                       test,runtimes    -
 dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test
@@ -72,7 +72,7 @@ iproute2         | ip: namespaces, links and addresses            | iproute ipro
 iputils-ping     | traffic between containers                     | iputils iputils iputils iputils
 util-linux       | unshare, nsenter: private namespaces           | util-linux util-linux util-linux-misc util-linux
 strace           | counts system calls of a plugin                |
-tini             | reaps orphans, as the init of a node           |
+catatonit        | reaps orphans, as the init of a node           |
 nftables         | nft: lists rules                               |
 dbus             | emulates firewalld                             | dbus-daemon dbus-1-daemon dbus dbus
 python3-dbus     | emulates firewalld                             | python3-dbus python3-dbus-python py3-dbus python-dbus

@@ -10,6 +10,7 @@
 //! as absent.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -28,7 +29,17 @@ use crate::files::atomic::{Durability, Writer};
 use crate::files::dir::{self, open_regular, read_up_to};
 use crate::files::lock::Lock;
 use crate::files::{self, During, remove_file};
+use crate::log;
 use crate::netns;
+
+/// Logs that something is not recorded. In a user namespace the folder belongs to another user, as in a rootless container
+/// without a `/run` of its own, and nobody there can change that: its network ends with it.
+pub fn unrecorded(what: fmt::Arguments<'_>) {
+    let map = files::read(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
+    let map = String::from_utf8_lossy(&map);
+    let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if is_whole || map.is_empty() { log::warn(what) } else { log::debug(what) }
+}
 
 /// The parent folder of all records.
 const DIR: &str = "/run/cni/cnibox";
@@ -210,6 +221,15 @@ impl Record {
             }
             written => written,
         }
+    }
+
+    /// Removes the record, or, while features have parts in it, only the plugin's name: the last feature then removes it.
+    pub fn release(mut self) -> Result<()> {
+        if self.rules.is_empty() {
+            return self.remove();
+        }
+        self.plugin.clear();
+        Ok(self.save()?)
     }
 
     /// Removes the record and its entries by address.

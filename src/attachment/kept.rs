@@ -20,7 +20,6 @@ use super::owner::Owner;
 use super::record::Record;
 use crate::error::Result;
 use crate::files::During;
-use crate::log;
 
 /// The parts of a feature, by the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +52,9 @@ impl Kept {
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
-            log::warn(format_args!("{e}; flushed rules of this attachment will not be restored"));
+            file::unrecorded(format_args!(
+                "{e}; flushed rules of this attachment will not be restored"
+            ));
         }
     }
 

@@ -19,7 +19,7 @@ mod owner;
 mod record;
 
 pub use boot::{Boot, Made};
-pub use file::{forget, remove_all};
+pub use file::{forget, remove_all, unrecorded};
 pub use kept::{Keepsake, Kept};
 pub use liveness::{Doubt, Evidence, Gone, HostEnd, Liveness};
 pub use owner::{Owner, hash, network_hash};

@@ -41,13 +41,16 @@ impl Args {
         Ok(Args(recognised))
     }
 
-    /// The last value of `key`, which is case-sensitive, parsed by `parse`.
+    /// The last value of `key`, which is case-sensitive, parsed by `parse`. An empty value is no request.
     pub fn get<T>(
         &self,
         key: &str,
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Result<Option<T>> {
-        let Some((_, value)) = self.0.iter().rfind(|(k, _)| k == key) else { return Ok(None) };
+        let last = self.0.iter().rfind(|(k, _)| k == key);
+        let Some((_, value)) = last.filter(|(_, value)| !value.trim().is_empty()) else {
+            return Ok(None);
+        };
         parse(value).map(Some).map_err(|why| bad_value(&format!("{key}={value}"), &why))
     }
 }
@@ -83,7 +86,9 @@ mod tests {
         assert_eq!(args.get("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
         assert_eq!(args.get("ip", text).unwrap(), None);
         assert_eq!(parse("").unwrap(), Args::default());
-        assert_eq!(parse("IP=").unwrap().get("IP", text).unwrap().as_deref(), Some(""));
+        for empty in ["IP=", "IP= ", "IP=10.0.0.5;IP="] {
+            assert_eq!(parse(empty).unwrap().get("IP", text).unwrap(), None, "{empty}");
+        }
         let error = parse("IP=10.0.0.5;MAC=02:00:00:00:00:01").unwrap_err();
         assert_eq!(error.msg(), r#"ARGS: unknown args ["MAC=02:00:00:00:00:01"]"#);
         let twice = parse("IP=1.1.1.1;IP=2.2.2.2").unwrap();

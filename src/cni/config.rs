@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::json::Json;
 use super::names::NetworkName;
 use super::result::Dns;
+use super::version;
 use crate::error::{Code, Error, Result};
 
 /// The keys with a fixed meaning (spec, section 1). Plugins decode their own keys in addition.
@@ -32,6 +33,8 @@ pub struct Attachment {
     pub ifname: String,
 }
 
+const IN_NAME: &str = "in \"name\": write the name in double quotes";
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Common {
@@ -48,16 +51,16 @@ struct IpamType {
 impl NetConf {
     /// Parses the document and its name. Codes 6 and 7.
     pub fn parse(bytes: &[u8]) -> Result<NetConf> {
-        let malformed =
-            |why| Error::new(Code::DECODE, format!("error unmarshall network config: {why}"));
+        let malformed = |error: Error| error.context("error unmarshall network config");
+        let wrong = |json: &Json, what| malformed(Error::new(Code::DECODE, json.expected(what)));
         let json = Json::parse(bytes).map_err(malformed)?;
         if !matches!(json, Json::Object(_) | Json::Null) {
-            return Err(malformed(format!("{} is not an object", json.go_type())));
+            return Err(wrong(&json, "an object"));
         }
         let name = match json.get_present("name") {
             None => "",
             Some(Json::String(name)) => name,
-            Some(other) => return Err(malformed(format!("name is of type {}", other.go_type()))),
+            Some(other) => return Err(wrong(other, "a text").with_details(IN_NAME)),
         };
         let name = NetworkName::parse(name)?;
         Ok(NetConf { name, cni_version: String::new(), ipam_type: String::new(), dns: None, json })
@@ -65,18 +68,27 @@ impl NetConf {
 
     /// Decodes the version; code 6 if it is not a string.
     pub fn read_version(&mut self) -> Result<()> {
-        let wrong = |t: &str| format!("decoding version from network config: type {t}");
         self.cni_version = match self.json.get_present("cniVersion") {
             None => String::new(),
             Some(Json::String(text)) => text.clone(),
-            Some(other) => return Err(Error::new(Code::DECODE, wrong(other.go_type()))),
+            Some(other) => {
+                let error = Error::new(Code::DECODE, other.expected("a text"));
+                let remedy = format!("in \"cniVersion\": {}", version::in_quotes(other));
+                return Err(error
+                    .context("decoding version from network config")
+                    .with_details(remedy));
+            }
         };
         Ok(())
     }
 
-    /// Decodes the remaining common keys; code 6 if one is of the wrong type.
-    pub fn read_common(&mut self) -> Result<()> {
-        let common: Common = self.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    /// Decodes the remaining common keys; code 6 if one is of the wrong type, or, with `report`, as if it were absent.
+    pub fn read_common(&mut self, report: Option<&dyn Fn(&Error)>) -> Result<()> {
+        let common = match report {
+            None => self.json.decode(),
+            Some(report) => self.json.decode_sound(report),
+        };
+        let common: Common = common.map_err(|e| e.context("failed to load netconf"))?;
         self.ipam_type = common.ipam.r#type;
         let dns = self.json.get_present("dns");
         let has = |key: &&str| dns.is_some_and(|dns| dns.get_present(key).is_some());
@@ -95,7 +107,8 @@ impl NetConf {
     }
 
     /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
-    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback.
+    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an error:
+    /// as an absent or incomplete one it would say something else about what is valid.
     pub fn valid_attachments(&self) -> Result<Option<Vec<Attachment>>> {
         let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
         match keys.iter().find_map(|key| self.json.get(key)) {
@@ -116,7 +129,7 @@ mod tests {
     fn parse(text: &str) -> NetConf {
         let mut conf = NetConf::parse(text.as_bytes()).unwrap();
         conf.read_version().unwrap();
-        conf.read_common().unwrap();
+        conf.read_common(None).unwrap();
         conf
     }
 

@@ -66,14 +66,11 @@ pub fn cidr<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Error> {
     parse_cidr(&String::deserialize(d)?).map_err(D::Error::custom)
 }
 
-/// Deserializes a list of addresses, each with or without a prefix, which is dropped.
+/// Deserializes a list of addresses, each with or without a prefix, which is dropped. An empty text is no request.
 pub fn deserialize_requested<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
     let texts = Vec::<String>::deserialize(d)?;
-    let parse = |text: &String| match text.as_str() {
-        "" => Err(D::Error::custom("cannot understand ip: IP <nil> not v4 nor v6")),
-        text => parse_ip_or_cidr(text).map_err(D::Error::custom),
-    };
-    texts.iter().map(parse).collect()
+    let given = texts.iter().filter(|text| !text.trim().is_empty());
+    given.map(|text| parse_ip_or_cidr(text).map_err(D::Error::custom)).collect()
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ fn written_version(json: &Json) -> Result<Option<&str>> {
         None => Ok(None),
         Some(Json::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
         Some(other) => {
-            Err(Error::internal(format!("cniVersion of the result is of type {}", other.go_type())))
+            Err(Error::internal(format!("cniVersion of the result: {}", other.expected("a text"))))
         }
     }
 }
@@ -311,7 +311,7 @@ fn foreign_generation(generation: Generation, found: &str) -> Error {
 
 fn read(json: &Json, version: SpecVersion) -> Result<CniResult> {
     if !matches!(json, Json::Object(_)) {
-        return Err(Error::internal(format!("a result of type {}", json.go_type())));
+        return Err(Error::internal(json.expected("an object")).context("decode a result"));
     }
     // The reference's runtime library rewrites the numbers of results.
     let json = json.clone().normalised();

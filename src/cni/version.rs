@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
+use super::json::Json;
 use crate::error::{Code, Error};
 
 /// A released version of the specification.
@@ -119,6 +120,21 @@ impl From<SpecVersion> for Version {
     }
 }
 
+/// The version of `supported`, ascending, that an author of `text` probably means: the same number in another spelling,
+/// else the next older one, else the oldest.
+pub fn nearest(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
+    let wanted = parts(text.trim().trim_start_matches(['v', 'V'])).map(Version);
+    let is_older = |v: &&SpecVersion| wanted.is_none_or(|wanted| Version::from(**v) <= wanted);
+    supported.iter().rfind(is_older).or(supported.first()).copied()
+}
+
+/// The remedy for a version that is not a text: `write "1.1.0", in quotes`.
+pub fn in_quotes(version: &Json) -> String {
+    let text = if let Json::Number(number) = version { number.to_string() } else { String::new() };
+    let nearest = nearest(&text, &SpecVersion::ALL).unwrap_or(SpecVersion::NEWEST);
+    format!("write \"{nearest}\", in double quotes")
+}
+
 /// The versions in Go's text of a list of strings: `["0.1.0" "0.2.0"]`.
 pub fn quoted_list(versions: &[SpecVersion]) -> String {
     let quoted: Vec<_> = versions.iter().map(|v| format!("\"{v}\"")).collect();
@@ -136,6 +152,28 @@ mod tests {
             assert_eq!(SpecVersion::exact(version.as_str()), Some(version));
         }
         assert!(SpecVersion::ALL.is_sorted());
+    }
+
+    #[test]
+    fn the_nearest_version() {
+        let old = [SpecVersion::V0_4_0, SpecVersion::V1_0_0];
+        for (text, expected) in [
+            ("1.1", "1.1.0"),
+            ("0.4", "0.4.0"),
+            ("1", "1.0.0"),
+            ("v1.0.0", "1.0.0"),
+            (" 0.3.1", "0.3.1"),
+            ("0.5.1", "0.4.0"),
+            ("2.0.0", "1.1.0"),
+            ("0.0.1", "0.1.0"),
+            ("latest", "1.1.0"),
+        ] {
+            assert_eq!(nearest(text, &SpecVersion::ALL).map(SpecVersion::as_str), Some(expected));
+        }
+        assert_eq!(nearest("0.3.1", &old), Some(SpecVersion::V0_4_0));
+        assert_eq!(nearest("1.1.0", &old), Some(SpecVersion::V1_0_0));
+        assert_eq!(nearest("1.1.0", &[]), None);
+        assert_eq!(in_quotes(&Json::Number(1.into())), "write \"1.0.0\", in double quotes");
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub fn error_of(failure: &Failure<'_>) -> Error {
         };
         return Error::foreign(Code::UNKNOWN, msg, "");
     }
-    match Json::parse(stdout).and_then(|json| json.decode().map_err(|e| e.to_string())) {
+    match Json::parse(stdout).and_then(|json| json.decode()) {
         Ok(ErrorObject { code, mut msg, details, .. }) => {
             if msg.is_empty() {
                 msg = format!("netplugin failed with code {code} and no message: {exit}");

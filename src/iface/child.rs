@@ -58,14 +58,28 @@ pub struct WithMac {
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 fn master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_link(place);
+        return default_link(place)
+            .map_err(|e| e.with_details("name the link in the key \"master\""));
     }
     let failed = || format!("failed to lookup master \"{name}\"");
-    place.link(name).context(failed)?.ok_or_else(|| {
-        Error::internal(format!("{}: Link not found", failed())).with_details(
-            "\"master\" names a link of the host, or with \"linkInContainer\" one of the container",
-        )
-    })
+    if let Some(link) = place.link(name).context(failed)? {
+        return Ok(link);
+    }
+    let remedy = match label_of(place, name)? {
+        Some(remedy) => remedy,
+        None => {
+            "\"master\" names a link of the host, or with \"linkInContainer\" one of the container"
+                .to_owned()
+        }
+    };
+    Err(Error::internal(format!("{}: Link not found", failed())).with_details(remedy))
+}
+
+/// The remedy for a name that is the label of an address, as in `eth0:1`; `None` if it is not.
+pub fn label_of(place: &Netlink, name: &str) -> Result<Option<String>> {
+    let Some((link, _)) = name.split_once(':') else { return Ok(None) };
+    let is_link = place.link(link)?.is_some();
+    Ok(is_link.then(|| format!("\"{name}\" is the label of an address: write \"{link}\"")))
 }
 
 /// Creates the child in the container under its final name, so that [`del`] finds the child even if this process is
@@ -300,12 +314,8 @@ impl Below<'_> {
 /// The hardware address from the first source that is not empty; `None` leaves it to the kernel.
 pub fn requested_mac(sources: &[&str]) -> Result<Option<Mac>> {
     let Some(text) = sources.iter().find(|text| !text.is_empty()) else { return Ok(None) };
-    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
-    let mac: Mac = text.parse().map_err(refuse)?;
-    if mac.is_unicast() {
-        return Ok(Some(mac));
-    }
-    Err(refuse(format!("address {mac}: not a unicast address")))
+    let mac = Mac::of_interface(text);
+    mac.context(|| format!("invalid args {text} for MAC addr")).map(Some)
 }
 
 /// CHECK: fails unless `link` has the configured MTU; 0 is none.

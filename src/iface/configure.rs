@@ -6,7 +6,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::Inside;
+use super::{Inside, ON_LINK};
+use crate::cni::ip::host_net;
 use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
@@ -195,15 +196,16 @@ pub fn prepare_ipv6(
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
-        if let Err(error) = sysctl::write(key, value) {
+        if let Err(error) = sysctl::ensure(key, value) {
             log::debug(error);
         }
     };
     inside.netns.run(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
-        for (name, value) in [("disable_ipv6", "0"), ("keep_addr_on_down", "1")] {
-            // `ensure`: a parameter with the right value need not be writable.
-            sysctl::ensure(&key(ifname, name), value).context(|| "configure the interface")?;
+        // `ensure`: a parameter with the right value need not be writable.
+        sysctl::ensure(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
+        if let Err(error) = sysctl::ensure(&key(ifname, "keep_addr_on_down"), "1") {
+            log::warn(format_args!("{error}; IPv6 addresses go if the interface is set down"));
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);
@@ -217,15 +219,30 @@ pub fn prepare_ipv6(
 pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
-            let e = Error::from(e)
-                .context(format_args!("failed to add route '{}'", describe(&route, &link.name)));
+            let error = Error::from(e);
+            if let Some(family) = family_without_address(&route, result) {
+                let (name, dst) = (&link.name, route.dst);
+                let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
+                return error.context(what).with_details(format!(
+                    "remove the route from \"routes\", or add {family} addresses"
+                ));
+            }
+            let what = format_args!("failed to add route '{}'", describe(&route, &link.name));
+            let error = error.context(what);
             match remedy(&route, result) {
-                Some(remedy) => e.with_details(remedy),
-                None => e,
+                Some(remedy) => error.with_details(remedy),
+                None => error,
             }
         })?;
     }
     Ok(())
+}
+
+/// The family of a route if the interface has no address of it.
+fn family_without_address(route: &Route, result: &CniResult) -> Option<&'static str> {
+    let is_v4 = route.dst.addr().is_ipv4();
+    let has_one = result.ips.iter().any(|ip| ip.address.addr().is_ipv4() == is_v4);
+    (!has_one).then_some(if is_v4 { "IPv4" } else { "IPv6" })
 }
 
 /// The remedy for a route whose gateway the kernel refused.
@@ -235,9 +252,14 @@ fn remedy(route: &Route, result: &CniResult) -> Option<String> {
         return Some(format!("the gateway {gw} is of another family than the destination"));
     }
     let is_reachable = result.ips.iter().any(|ip| ip.address.contains(&gw));
-    (!is_reachable).then(|| {
-        format!("the gateway {gw} is in no subnet of the interface: correct \"gw\", or add a route to it first")
-    })
+    if is_reachable {
+        return None;
+    }
+    let dst = host_net(gw);
+    Some(format!(
+        "the gateway {gw} is in no subnet of the interface: correct it, or put the route {{\"dst\": \"{dst}\", \
+         \"scope\": 253}} before this one"
+    ))
 }
 
 /// The default gateway of a route without one: the first gateway of the same family among the addresses.
@@ -246,12 +268,35 @@ pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
 }
 
+/// The gateway of a route: its own or, unless its destination is on the link, the default gateway.
+pub fn gateway(route: &cni::Route, result: &CniResult) -> Option<IpAddr> {
+    let implied = || implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result));
+    route.gw.or_else(implied)
+}
+
+/// Whether the destination of a route without a gateway is on the link: by its scope, or because it is a gateway that no
+/// subnet of the interface contains.
+fn is_on_link(route: &cni::Route, result: &CniResult) -> bool {
+    let ip = route.dst.addr();
+    let is_gateway = || {
+        let of_routes = result.routes.iter().filter_map(|route| route.gw);
+        of_routes.chain(result.ips.iter().filter_map(|ip| ip.gateway)).any(|gw| gw == ip)
+    };
+    let is_outside = || !result.ips.iter().any(|own| own.address.contains(&ip));
+    route.gw.is_none()
+        && (route.scope >= Some(ON_LINK)
+            || (route.dst == host_net(ip) && is_outside() && is_gateway()))
+}
+
 /// The routes of `result` through the link `oif` as [`add_routes`] adds them.
 pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
     let mut planned: Vec<(cni::Route, Vec<Option<IpAddr>>)> = Vec::new();
     for route in &result.routes {
-        let gw = route.gw.or_else(|| implied_gateway(result, &route.dst));
-        let key = cni::Route { dst: route.dst.trunc(), gw: None, ..route.clone() };
+        let gw = gateway(route, result);
+        // The kernel accepts a gateway only if its own route has this scope.
+        let is_on_link = route.dst.addr().is_ipv4() && is_on_link(route, result);
+        let scope = route.scope.or(is_on_link.then_some(ON_LINK));
+        let key = cni::Route { dst: route.dst.trunc(), gw: None, scope, ..route.clone() };
         match planned.iter_mut().find(|(k, _)| *k == key) {
             Some((_, gateways)) if gateways.contains(&gw) => {}
             Some((_, gateways)) => gateways.push(gw),
@@ -320,6 +365,28 @@ mod tests {
                 "::/0 dev eth0"
             ]
         );
+    }
+
+    #[test]
+    fn a_gateway_outside_of_all_subnets_is_on_the_link() {
+        let planned = |ip: &str, routes: &str| -> Vec<_> {
+            let result = result(&format!(r#"{{"ips":[{ip}],"routes":[{routes}]}}"#));
+            let routes = plan_routes(&result, 3);
+            routes.iter().map(|route| (describe(route, "eth0"), route.scope)).collect()
+        };
+        let (far, own) = (r#"{"dst":"203.0.113.1/32"}"#, r#"{"address":"10.0.0.2/32"}"#);
+        let default = r#"{"dst":"0.0.0.0/0","gw":"203.0.113.1"}"#;
+        let expected = |scope| ("203.0.113.1/32 dev eth0".to_owned(), scope);
+        assert_eq!(planned(own, &format!("{far},{default}"))[0], expected(Some(253)));
+        assert_eq!(planned(own, far)[0], expected(None));
+        let with_gateway = r#"{"address":"10.0.0.2/32","gateway":"203.0.113.1"}"#;
+        assert_eq!(planned(with_gateway, far)[0], expected(Some(253)));
+        let scope = r#"{"dst":"203.0.113.9/32","scope":253},{"dst":"0.0.0.0/0"}"#;
+        let routes = planned(with_gateway, scope);
+        assert_eq!(routes[0], ("203.0.113.9/32 dev eth0".to_owned(), Some(253)));
+        assert_eq!(routes[1].0, "0.0.0.0/0 via 203.0.113.1 dev eth0");
+        let v6 = r#"{"dst":"fd00::1/128"},{"dst":"::/0","gw":"fd00::1"}"#;
+        assert_eq!(planned(own, v6)[0], ("fd00::1/128 dev eth0".to_owned(), None));
     }
 
     #[test]

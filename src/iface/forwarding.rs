@@ -3,12 +3,10 @@
 use ipnet::IpNet;
 
 use crate::error::{Context, Result};
-use crate::netlink::{Family, Link, Netlink, RouteFilter};
+use crate::netlink::{Link, Netlink};
 use crate::repairs::Repairs;
 use crate::sysctl;
 
-/// The protocol of routes from router advertisements, `RTPROT_RA`.
-const BY_ADVERTISEMENT: u8 = 9;
 const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
@@ -37,7 +35,7 @@ pub fn enable(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
     for key in disabled(link, nets).context(failed)? {
         if key == OF_IPV6 {
-            keep_default_routes(host)?;
+            keep_advertisements(host, link)?;
         }
         sysctl::write(&key, "1").context(failed)?;
     }
@@ -51,20 +49,22 @@ pub fn repair(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut Repairs
     }
 }
 
-/// Sets `accept_ra` to 2 on links with a default route from a router advertisement: otherwise a host that forwards
-/// ignores router advertisements and loses these routes.
-fn keep_default_routes(host: &Netlink) -> Result<()> {
-    let filter = RouteFilter { family: Some(Family::V6), ..RouteFilter::default() };
-    let routes = host.dump_routes(&filter)?;
-    let advertised = routes
-        .iter()
-        .filter(|route| route.protocol == Some(BY_ADVERTISEMENT) && route.dst.prefix_len() == 0);
-    let hops = advertised.flat_map(|r| r.nexthops.iter().map(|hop| hop.oif).chain([r.oif]));
-    for index in hops.flatten() {
-        let Some(link) = host.link_by_index(index)? else { continue };
-        if link.accept_ra == Some(1) {
-            let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
-            sysctl::write(&key, "2").context(|| "keep the IPv6 default route")?;
+/// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the node
+/// loses the routes that its routers advertise, or never gets them. `own` is the link of the containers; others of
+/// containers have random names, or are ports.
+fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
+    let links = host.dump_links()?.into_iter();
+    let is_foreign = |link: &Link| {
+        let is_containers = link.name.starts_with("veth") || link.master.is_some();
+        link.index != own.index && !link.loopback && !is_containers
+    };
+    let accepting = links.filter(|link| link.accept_ra == Some(1) && is_foreign(link));
+    let names = accepting.map(|link| link.name);
+    for name in names.chain(["default".to_owned()]) {
+        let key = format!("net/ipv6/conf/{name}/accept_ra");
+        // The link may be gone meanwhile.
+        if sysctl::read(&key).is_ok_and(|value| value == "1") {
+            sysctl::write(&key, "2").context(|| "keep the routes of router advertisements")?;
         }
     }
     Ok(())

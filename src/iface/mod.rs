@@ -14,3 +14,6 @@ pub mod verify;
 pub mod veth;
 
 pub use inside::Inside;
+
+/// The scope of a route without a gateway: `RT_SCOPE_LINK` of `linux/rtnetlink.h`.
+pub const ON_LINK: u8 = 253;

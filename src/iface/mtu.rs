@@ -8,6 +8,12 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Family, Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
 
+/// The least MTU of an interface with IPv6 addresses (RFC 8200, section 5): below, the kernel removes them.
+pub const LEAST_OF_IPV6: u32 = 1280;
+/// The remedy for a lower one.
+pub const REMEDY_OF_IPV6: &str =
+    "IPv6 needs an MTU of 1280 or more: raise \"mtu\", or remove the IPv6 range of \"ipam\"";
+
 /// The configured MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mtu {
@@ -23,17 +29,20 @@ impl Default for Mtu {
     }
 }
 
-/// The MTU in bytes; 0 and negative numbers leave the MTU to the kernel, which is 0.
+/// The MTU in bytes; 0 leaves the MTU to the kernel.
 pub fn bytes(configured: i64) -> Result<u32> {
-    u32::try_from(configured.max(0))
-        .map_err(|_| Error::config(format!("mtu {configured} is larger than any link's")))
+    let why = if configured < 0 { "is negative" } else { "is larger than any link's" };
+    u32::try_from(configured).map_err(|_| {
+        Error::config(format!("mtu {configured} {why}"))
+            .with_details("remove the key, or write 0: the kernel chooses then")
+    })
 }
 
 impl Mtu {
     /// Refuses an MTU outside the limits of a veth pair or bridge (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
     pub fn require_ethernet(self) -> Result<()> {
         match self {
-            Mtu::Bytes(number) if number > 0 && !(68..=65535).contains(&number) => {
+            Mtu::Bytes(number) if number != 0 && !(68..=65535).contains(&number) => {
                 let msg = format!("invalid MTU {number}, must be 0, or 68 to 65535");
                 Err(Error::config(msg))
             }
@@ -46,7 +55,11 @@ impl Mtu {
         self.require_ethernet()?;
         match self {
             Mtu::Bytes(number) => bytes(number),
-            Mtu::Auto => default_link(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
+            Mtu::Auto => {
+                let link = default_link(host).context(|| "mtu \"auto\"");
+                link.map(|link| link.mtu)
+                    .map_err(|e| e.with_details("write a number of bytes in the key \"mtu\""))
+            }
         }
     }
 
@@ -110,8 +123,7 @@ pub(super) fn default_link(place: &Netlink) -> Result<Link> {
             }
         }
     }
-    Err(Error::internal("no default route interface found")
-        .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
+    Err(Error::internal("no default route interface found"))
 }
 
 /// The link of a route: of a multipath route, the first next hop's.
@@ -136,14 +148,15 @@ mod tests {
         assert_eq!(read("\"auto\""), Ok(Mtu::Auto));
         for wrong in ["\"1400\"", "true", "1.5", "{}"] {
             let error = read(wrong).unwrap_err();
-            assert!(error.ends_with("expected a number of bytes or \"auto\""), "{error}");
+            assert!(error.starts_with("expected a number of bytes or \"auto\", found "), "{error}");
         }
     }
 
     #[test]
-    fn negative_is_the_kernels_choice_and_too_large_is_refused() {
-        assert_eq!((bytes(-5), bytes(9000)), (Ok(0), Ok(9000)));
-        assert!(bytes(1 << 32).is_err());
+    fn negative_and_too_large_are_refused() {
+        assert_eq!((bytes(0), bytes(9000)), (Ok(0), Ok(9000)));
+        assert!(bytes(1 << 32).is_err() && bytes(-1).is_err());
+        assert!(Mtu::Bytes(-1).require_ethernet().is_err());
     }
 
     #[test]

@@ -2,16 +2,13 @@
 
 use std::net::IpAddr;
 
-use super::Inside;
 use super::configure::{describe, gateways};
+use super::{Inside, ON_LINK};
 use crate::cni::CniResult;
 use crate::cni::ip::width;
 use crate::error::Result;
 use crate::netlink::{Link, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
-
-/// `RT_SCOPE_LINK`.
-pub const ON_LINK: u8 = 253;
 
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
 pub fn connected(link: &Link, result: &CniResult, index: usize) -> Vec<Route> {

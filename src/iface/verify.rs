@@ -4,8 +4,8 @@
 //! interface of its index, and a route without a table may be in any table.
 
 use super::Inside;
-use super::configure::implied_gateway;
-use super::routes::{ON_LINK, serves};
+use super::configure::gateway;
+use super::routes::serves;
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Route, RouteFilter};
@@ -113,11 +113,8 @@ pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
     for route in &result.routes {
-        // A destination on the link has no gateway.
-        let implied =
-            || implied_gateway(result, &route.dst).filter(|_| route.scope < Some(ON_LINK));
         let wanted = Route {
-            gw: route.gw.or_else(implied),
+            gw: gateway(route, result),
             table: route.table.filter(|table| *table != 0),
             priority: route.priority,
             ..Route::new(route.dst)

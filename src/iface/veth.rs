@@ -4,6 +4,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::os::fd::AsFd;
 
+use nix::errno::Errno;
+
 use super::inside::{DEL_FIRST, Inside};
 use super::peer;
 use crate::cni::{CniResult, IfName, Interface};
@@ -51,7 +53,16 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<Pair> {
         // An error of the namespace itself is the better explanation.
         let inside = Netlink::open_in(netns)?;
         if !error.is_exists() {
-            return Err(error).context(|| "failed to make veth pair");
+            let full = wanted.master.filter(|_| error.errno() == Some(Errno::EXFULL));
+            let error = Error::from(error);
+            return Err(match full.and_then(|index| host.link_by_index(index).ok()?) {
+                Some(bridge) => error.context(format_args!(
+                    "bridge \"{}\" has 1023 ports, the kernel's limit",
+                    bridge.name
+                )),
+                None => error,
+            })
+            .context(|| "failed to make veth pair");
         }
         if inside.link(ifname)?.is_none() {
             return Ok(());
@@ -117,8 +128,11 @@ pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Res
 /// Disables `accept_ra`: router advertisements of a container must not configure the host. To be called before the link
 /// can receive packets. A kernel without IPv6 has no `accept_ra`.
 pub fn refuse_advertisements(link: &Link) {
+    let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
     if link.accept_ra.is_some_and(|accepts| accepts != 0)
-        && let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0")
+        && let Err(error) = sysctl::write(&key, "0")
+        // Without the file the link has no IPv6, and accepts nothing.
+        && sysctl::exists(&key)
     {
         log::warn(error);
     }

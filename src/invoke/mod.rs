@@ -21,7 +21,7 @@ pub use exec::{Exec, exec};
 use crate::cni::CniResult;
 use crate::cni::json::Json;
 use crate::cni::version::SpecVersion;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::options;
 
 /// Finds and runs plugins. Shared between the threads of runtimes that attach several containers
@@ -122,12 +122,11 @@ pub fn is_own_executable(path: &Path) -> bool {
 ///
 /// Otherwise code 6, `failed to unmarshal raw result: ...`; spec, section "Delegation".
 pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
-    let malformed =
-        |why: &str| Error::new(Code::DECODE, format!("failed to unmarshal raw result: {why}"));
-    match Json::parse(stdout).map_err(|why| malformed(&why))? {
+    let what = || "failed to unmarshal raw result";
+    match Json::parse(stdout).context(what)? {
         Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
         json @ Json::Object(_) => CniResult::decode(&json, default),
-        other => Err(malformed(&format!("{} is not an object", other.go_type()))),
+        other => Err(Error::new(Code::DECODE, other.expected("an object")).context(what())),
     }
 }
 
@@ -184,9 +183,9 @@ pub fn version_info(
 
 fn decode(stdout: &[u8]) -> Result<VersionInfo> {
     let malformed = |why: &str| Error::new(Code::DECODE, format!("decoding version info: {why}"));
-    let json = Json::parse(stdout).map_err(|why| malformed(&why))?;
+    let json = Json::parse(stdout).map_err(|e| malformed(&e.to_string()))?;
     if !matches!(json, Json::Object(_) | Json::Null) {
-        return Err(malformed(&format!("{} is not an object", json.go_type())));
+        return Err(malformed(&json.expected("an object")));
     }
     let info: VersionInfo = json.decode().map_err(|e| malformed(e.msg()))?;
     match (info.cni_version.as_str(), info.supported_versions.is_empty()) {

@@ -235,7 +235,7 @@ fn version_answers() {
         ("{}", "missing field cniVersion"),
         (r#"{"cniVersion":"1.0.0"}"#, "missing field supportedVersions"),
         (r#"{"cniVersion":"1.0.0","supportedVersions":[]}"#, "missing field supportedVersions"),
-        ("[]", "[]interface {} is not an object"),
+        ("[]", "expected an object, found a list"),
     ] {
         let error = version_of(&format!("echo '{said}'")).unwrap_err();
         assert_eq!(error.msg(), format!("decoding version info: {why}"));

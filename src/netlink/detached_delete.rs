@@ -57,9 +57,9 @@ impl Netlink {
 }
 
 /// Whether pid 1 reaps the children that this process leaves, and is not its caller. A program that blocks `SIGCHLD`
-/// receives it by signalfd(2) or sigwait(3), as systemd and tini do; for one that ignores it the kernel reaps. All others
-/// are in doubt: every Go program has a handler, but waits for its own children only. `/proc` may be that of another pid
-/// namespace.
+/// receives it by signalfd(2), as systemd does; for one that ignores it the kernel reaps. All others are in doubt: every
+/// Go program has a handler, but waits for its own children only, and the kernel shows no signal as blocked while a
+/// process waits for it in sigtimedwait(2), as tini does. `/proc` may be that of another pid namespace.
 fn orphans_are_reaped() -> bool {
     let own = process::id().to_string();
     getppid() > Pid::from_raw(1)
@@ -192,9 +192,9 @@ mod tests {
         };
         let none = "0000000000000000";
         let systemd = status("7be3c0fe28014a03", "0000000000001000", "00000000000004ec");
-        let tini = status("fffffffe7ffbfaf7", none, none);
+        let catatonit = status("fffffffe3ffbfa07", none, none);
         let shell_with_trap = status(none, "0000000000010000", none);
-        for reaps in [systemd, tini, shell_with_trap] {
+        for reaps in [systemd, catatonit, shell_with_trap] {
             assert!(blocks_or_ignores(&reaps), "{reaps}");
         }
         let go = status(none, none, "fffffffd7fc1feff");

@@ -114,12 +114,16 @@ impl From<crate::netns::Error> for Error {
 impl From<Error> for crate::error::Error {
     fn from(error: Error) -> Self {
         let top = crate::error::Error::internal(error.to_string());
+        let is_full = error.errno() == Some(Errno::EXFULL);
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
             Error::Request { remedy: Some(remedy), .. } => top.with_details(remedy),
             _ if lacks_permission => {
                 top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
+            _ if is_full => top.with_details(
+                "a bridge has at most 1023 ports: make a network with another name in the key \"bridge\"",
+            ),
             Error::Netns(error) => error.with_code(Code::INVALID_NETNS),
             _ => top,
         }

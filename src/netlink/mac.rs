@@ -5,6 +5,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::str::FromStr;
 
+use crate::error::Error;
+
 /// A 48-bit Ethernet address; its text is lower case with colons.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
@@ -31,9 +33,23 @@ impl Mac {
         Mac(octets)
     }
 
-    /// Whether the address is neither multicast nor zero.
-    pub fn is_unicast(self) -> bool {
-        self.0[0] & 0b01 == 0 && self.0 != [0; 6]
+    /// The address of an interface, from a configuration or a request. Code 7 for a text that is no MAC address, and
+    /// for multicast and zero, which the kernel refuses.
+    pub fn of_interface(text: &str) -> crate::error::Result<Mac> {
+        let mac: Mac = text.parse().map_err(|why: String| {
+            Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01")
+        })?;
+        if mac.0 == [0; 6] {
+            return Err(Error::config(format!("address {mac}: not a unicast address"))
+                .with_details("write another address, as in 02:00:00:00:00:01"));
+        }
+        if mac.0[0] & 0b01 == 0 {
+            return Ok(mac);
+        }
+        let mut unicast = mac;
+        unicast.0[0] &= !0b01;
+        Err(Error::config(format!("address {mac}: not a unicast address, but multicast"))
+            .with_details(format!("the first byte must be even: write {unicast}")))
     }
 
     /// `None` for an address of another length, as that of a tunnel.
@@ -110,6 +126,19 @@ mod tests {
         ] {
             let error = text.parse::<Mac>().unwrap_err();
             assert_eq!(error, format!("address {text}: invalid MAC address"));
+        }
+    }
+
+    #[test]
+    fn an_interface_has_a_unicast_address() {
+        assert_eq!(Mac::of_interface("02:00:00:00:00:01"), Ok(Mac([2, 0, 0, 0, 0, 1])));
+        for (text, msg, details) in [
+            ("e7:d1:44:8d:65:b0", "multicast", "write e6:d1:44:8d:65:b0"),
+            ("00:00:00:00:00:00", "not a unicast address", "write another address"),
+            ("e7:d1", "address e7:d1: invalid MAC address", "six bytes"),
+        ] {
+            let error = Mac::of_interface(text).unwrap_err();
+            assert!(error.msg().ends_with(msg) && error.details().contains(details), "{error}");
         }
     }
 

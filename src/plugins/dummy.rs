@@ -107,7 +107,6 @@ impl Plan {
         let mtu = mtu::bytes(conf.mtu)?;
         let sources = [&conf.runtime_config.mac, &conf.mac];
         let text = sources.into_iter().find(|text| !text.is_empty());
-        let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);
-        Ok(Plan { mtu, mac: text.map(parse).transpose()? })
+        Ok(Plan { mtu, mac: text.map(|text| Mac::of_interface(text)).transpose()? })
     }
 }

@@ -26,6 +26,9 @@ use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
 };
 
+const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
+    nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
+
 /// The plugin.
 #[derive(Debug)]
 pub struct Firewall;
@@ -58,6 +61,24 @@ impl Conf {
         Policy::parse(&self.ingress_policy)
     }
 
+    /// Keys that the back end does not have, each with its remedy. `backend` is a value of the key `backend`.
+    fn without_effect(&self, backend: &str) -> Vec<Error> {
+        let mut unused = Vec::new();
+        let mut report = |key, remedy| {
+            let msg = format!("\"{key}\" has no effect with the back end {backend}");
+            unused.push(Error::config(msg).with_details(remedy));
+        };
+        if !self.iptables_admin_chain_name.is_empty() && backend == "nftables" {
+            report("iptablesAdminChainName", ADMIN_REMEDY);
+        } else if !self.iptables_admin_chain_name.is_empty() && backend == "firewalld" {
+            report("iptablesAdminChainName", "choose the back end \"iptables\", or remove the key");
+        }
+        if !self.firewalld_zone.is_empty() && ["nftables", "iptables"].contains(&backend) {
+            report("firewalldZone", "choose the back end \"firewalld\", or remove the key");
+        }
+        unused
+    }
+
     fn admin(&self) -> &str {
         let name = self.iptables_admin_chain_name.as_str();
         if name.is_empty() { DEFAULT_ADMIN } else { name }
@@ -71,7 +92,8 @@ impl Plugin for Firewall {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+    fn examine(_: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        remarks.warnings.extend(conf.without_effect(&conf.backend));
         conf.policy().map(drop)
     }
 
@@ -83,6 +105,12 @@ impl Plugin for Firewall {
         let filter = PacketFilter::new();
         let Backends { mut zone, kernel } =
             Backends::choose(conf, policy, || Backend::choose(None, &filter))?;
+        let chosen = match kernel {
+            _ if zone.is_some() => "firewalld",
+            Some(Nftables) => "nftables",
+            _ => "iptables",
+        };
+        conf.without_effect(chosen).iter().for_each(log::warn);
         let admin = zone.is_none().then(|| conf.admin());
         let (ips, ports) = (ips(prev), ports(prev));
         let mut undo = Rollback::new();

@@ -182,7 +182,10 @@ mod tests {
         assert_eq!(plan(&Conf::default(), "").unwrap().mode, MacvlanMode::Bridge);
         for (mac, why) in [
             ("x", "address x: invalid MAC address"),
-            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: not a unicast address"),
+            (
+                "01:00:5e:00:00:01",
+                "address 01:00:5e:00:00:01: not a unicast address, but multicast",
+            ),
             ("00:00:00:00:00:00", "address 00:00:00:00:00:00: not a unicast address"),
         ] {
             let error = plan(&Conf::default(), mac).unwrap_err();

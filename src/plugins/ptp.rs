@@ -13,16 +13,16 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::attachment::HostEnd;
+use crate::attachment::{HostEnd, Record};
 use crate::cni::ip::{host_net, width};
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::iface::child::Found;
 use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
-use crate::iface::routes::{self, ON_LINK};
 use crate::iface::veth::{self, Wanted};
 use crate::iface::{Inside, forwarding, verify};
+use crate::iface::{ON_LINK, routes};
 use crate::netfilter::names::identity;
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
@@ -150,8 +150,9 @@ impl Plugin for Ptp {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
-        if conf.ip_masq {
-            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        // The key may have been changed since ADD.
+        if conf.ip_masq || Record::of(owner).is_some() {
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }

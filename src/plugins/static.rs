@@ -16,7 +16,7 @@ use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
 use crate::error::{Error, Result};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, addressing};
 
 #[derive(Debug)]
 pub struct Static;
@@ -80,8 +80,12 @@ impl Plugin for Static {
         Keys::of::<Conf>().with("ipam", ipam).with("runtimeConfig", runtime)
     }
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Plan::resolve(cx, conf).map(drop)
+    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        let Plan { ips, ipam } = Plan::before_add(cx, conf)?;
+        remarks.subnets.extend(ips.iter().map(|ip| ip.address));
+        remarks.warnings.extend(addressing::gateways(&cx.net, &ips, &ipam.routes));
+        remarks.warnings.extend(addressing::routes(&ips, &ipam.routes));
+        Ok(())
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, _: &AddReq) -> Result<CniResult> {
@@ -106,7 +110,7 @@ impl Plugin for Static {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        Plan::resolve(cx, conf).map(drop)
+        Plan::before_add(cx, conf).map(drop)
     }
 }
 
@@ -118,6 +122,16 @@ struct Plan {
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, false)
+    }
+
+    /// The plan before the runtime has supplied addresses, which replace those of the configuration.
+    fn before_add(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, true)
+    }
+
+    fn of(cx: &Cx<'_>, conf: &Conf, is_asked_before: bool) -> Result<Plan> {
+        let is_supplied = is_asked_before && cx.net.wants("ips");
         let missing = || Error::config("IPAM config missing 'ipam' key");
         let ipam: Ipam = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
         let text = |value: &str| Ok(value.to_owned());
@@ -129,22 +143,29 @@ impl Plan {
         };
         let gateways = items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 
-        let mut ips = Vec::new();
-        for AddressConf { address, gateway, .. } in &ipam.addresses {
-            let expected = "the 'address' field is expected to be in CIDR notation";
-            ips.push(IpConfig { gateway: *gateway, ..parse(address, expected)? });
-        }
-        for item in items(own.as_deref()) {
-            ips.push(parse(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
-        }
         let requested: Args = Json::decode_or_default(conf.args.as_ref())?;
         let runtime: Ips = Json::decode_or_default(conf.runtime_config.as_ref())?;
-        let mut use_gateways = true;
-        // Each list replaces all addresses before.
-        for list in [requested.cni.ips, runtime.ips].into_iter().filter(|list| !list.is_empty()) {
+        // Each list replaces all addresses before, which may be placeholders.
+        let mut lists = [runtime.ips, requested.cni.ips].into_iter().map(|mut list| {
+            list.retain(|item| !item.trim().is_empty());
+            list
+        });
+        let (mut ips, mut use_gateways) = (Vec::new(), true);
+        if let Some(list) = lists.find(|list| !list.is_empty()) {
             let not_cidr = "an entry in the 'ips' field is NOT in CIDR notation";
-            ips = list.iter().map(|item| parse(item, not_cidr)).collect::<Result<_>>()?;
+            ips = list.iter().map(|item| parse(item.trim(), not_cidr)).collect::<Result<_>>()?;
             use_gateways = own.is_none();
+        } else {
+            for configured in ipam.addresses.iter().filter(|_| !is_supplied) {
+                let expected = "the 'address' field is expected to be in CIDR notation";
+                let AddressConf { address, gateway, .. } = configured;
+                if !(is_asked_before && address.is_empty()) {
+                    ips.push(IpConfig { gateway: *gateway, ..parse(address, expected)? });
+                }
+            }
+            for item in items(own.as_deref()) {
+                ips.push(parse(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
+            }
         }
         for ip in ips.iter_mut().filter(|ip| use_gateways && ip.gateway.is_none()) {
             // Of several gateways in the network the last one counts.
@@ -157,9 +178,9 @@ impl Plan {
     }
 }
 
-/// The items of a list with commas; none if the text is absent or empty.
+/// The items of a list with commas that are not empty.
 fn items(text: Option<&str>) -> impl Iterator<Item = &str> {
-    text.filter(|text| !text.is_empty()).into_iter().flat_map(|text| text.split(','))
+    text.into_iter().flat_map(|text| text.split(',')).filter(|item| !item.trim().is_empty())
 }
 
 /// An address without a gateway.

@@ -141,7 +141,6 @@ impl Plugin for Vrf {
     }
 
     fn del(_: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let name = conf.name()?;
         let Some(netns) = &req.netns else { return Ok(()) };
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
@@ -149,8 +148,8 @@ impl Plugin for Vrf {
             log::warn(error);
             None
         });
-        let Some(vrf) = find(netlink, name)? else { return Ok(()) };
         let link = netlink.link(req.ifname.as_str())?;
+        let Some(vrf) = left_vrf(netlink, conf, link.as_ref())? else { return Ok(()) };
         let mut failures = Failures::new();
         // Whether the VRF may have lost its last interface by this or an earlier DEL.
         let mut left = link.is_none();
@@ -219,6 +218,19 @@ fn find(netlink: &Netlink, name: &str) -> Result<Option<Domain>> {
         Some(table) => Ok(Some(Domain { link, table })),
         None => Err(Error::internal(format!("Netlink {name} is not a VRF"))),
     }
+}
+
+/// The VRF that DEL takes the interface out of: the one that it is in, else that of the configuration, which may have been
+/// changed since ADD.
+fn left_vrf(netlink: &Netlink, conf: &Conf, link: Option<&Link>) -> Result<Option<Domain>> {
+    let master = link.and_then(|link| link.master).map(|index| netlink.link_by_index(index));
+    if let Some(link) = master.transpose()?.flatten()
+        && let Some(table) = link.vrf_table
+    {
+        return Ok(Some(Domain { link, table }));
+    }
+    let found = conf.name().and_then(|name| find(netlink, name));
+    Ok(found.inspect_err(|error| log::warn(error)).unwrap_or_default())
 }
 
 /// The table for a new VRF.

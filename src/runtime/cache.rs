@@ -224,8 +224,7 @@ impl Runtime {
             if bytes.is_empty() {
                 continue;
             }
-            let file = Json::parse(&bytes)
-                .map_err(|why| Error::new(Code::DECODE, format!("{what}: {why}")))?;
+            let file = Json::parse(&bytes).context(|| what)?;
             if key.owns(&file) {
                 return Ok(Some(file));
             }

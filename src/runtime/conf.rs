@@ -62,7 +62,7 @@ impl PluginConf {
     /// Errors: `error parsing configuration: <reason>`, the reason being `missing 'type'` for a
     /// list or anything else that is not a plugin's configuration.
     pub fn from_bytes(bytes: &[u8]) -> Result<PluginConf> {
-        let json = parse(bytes).map_err(malformed)?;
+        let json = Json::parse(bytes).map_err(malformed)?;
         PluginConf::from_json(json, bytes.to_vec())
     }
 
@@ -84,8 +84,7 @@ impl PluginConf {
             Json::Null => Common::default(),
             Json::Object(_) => json.decode().map_err(malformed)?,
             other => {
-                let why = format!("{} is not an object", other.go_type());
-                return Err(malformed(Error::new(Code::DECODE, why)));
+                return Err(malformed(Error::new(Code::DECODE, other.expected("an object"))));
             }
         };
         if common.r#type.is_empty() {
@@ -144,16 +143,6 @@ impl PluginConf {
     pub(super) fn wanted(&self) -> impl Iterator<Item = &str> {
         self.capabilities.iter().filter(|(_, wanted)| **wanted).map(|(name, _)| name.as_str())
     }
-}
-
-/// Parses the document of a file.
-pub(super) fn parse(bytes: &[u8]) -> Result<Json> {
-    Json::parse(bytes).map_err(|why| {
-        let is_truncated = why.contains("EOF");
-        let remedy =
-            if is_truncated { "the file is empty or was cut short: write it again" } else { "" };
-        Error::new(Code::DECODE, why).with_details(remedy)
-    })
 }
 
 fn malformed(error: Error) -> Error {

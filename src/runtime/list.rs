@@ -5,7 +5,7 @@ use std::path::Path;
 use super::conf::{self, PluginConf, conf_files};
 use crate::cni::json::{Json, compact};
 use crate::cni::names;
-use crate::cni::version::{SpecVersion, Version};
+use crate::cni::version::{SpecVersion, Version, in_quotes};
 use crate::error::{Context, Error, Result};
 use crate::log;
 
@@ -152,7 +152,7 @@ impl NetworkList {
             self.plugins.push(PluginConf::from_file(file)?);
             log::debug(format_args!("network {}: plugin from {}", self.name, file.display()));
         }
-        let mut json = Json::parse(&self.bytes).map_err(Error::internal)?;
+        let mut json = Json::parse(&self.bytes)?;
         let plugins = self.plugins.iter().map(|plugin| plugin.json.clone()).collect();
         json.set("plugins", Json::Array(plugins));
         self.bytes = compact(&json)?.into_bytes();
@@ -167,15 +167,18 @@ pub(crate) fn is_list(path: &Path) -> bool {
 
 /// The list without its plugins, and the entries of `plugins`.
 fn without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
-    let json = conf::parse(bytes)?;
+    let json = Json::parse(bytes)?;
     if !matches!(json, Json::Object(_)) {
-        return Err(Error::config(format!("{} is not an object", json.go_type())));
+        return Err(Error::config(json.expected("an object")));
     }
     let list = NetworkList {
         name: match exact(&json, "name") {
             None => return Err(Error::config("no name")),
             Some(Json::String(name)) => name.clone(),
-            Some(other) => return Err(wrong_type("invalid name type", other)),
+            Some(other) => {
+                return Err(wrong_type("invalid name type", other)
+                    .with_details("write the name in double quotes"));
+            }
         },
         cni_version: version(&json)?,
         disable_check: boolean(&json, "disableCheck")?,
@@ -223,7 +226,8 @@ fn boolean(json: &Json, key: &str) -> Result<bool> {
             "false" => Ok(false),
             other => Err(Error::config(format!("invalid value \"{other}\" for {key}"))),
         },
-        Some(other) => Err(Error::config(format!("invalid type {} for {key}", other.go_type()))),
+        Some(other) => Err(Error::config(format!("invalid type {} for {key}", other.go_type()))
+            .with_details("write true or false")),
     }
 }
 
@@ -232,17 +236,23 @@ fn version(json: &Json) -> Result<String> {
     let single = match exact(json, "cniVersion") {
         None => "",
         Some(Json::String(text)) => text,
-        Some(other) => return Err(wrong_type("invalid cniVersion type", other)),
+        Some(other) => {
+            return Err(wrong_type("invalid cniVersion type", other).with_details(in_quotes(other)));
+        }
     };
     let choice = match exact(json, "cniVersions") {
         None => return Ok(single.to_owned()),
         Some(Json::Array(choice)) => choice,
-        Some(other) => return Err(wrong_type("invalid type for cniVersions:", other)),
+        Some(other) => {
+            return Err(wrong_type("invalid type for cniVersions:", other)
+                .with_details("put the versions into brackets, [...]"));
+        }
     };
     let mut usable = Vec::new();
     for (i, entry) in choice.iter().enumerate() {
         let Json::String(text) = entry else {
-            return Err(wrong_type(&format!("invalid type for cniVersions index {i}:"), entry));
+            return Err(wrong_type(&format!("invalid type for cniVersions index {i}:"), entry)
+                .with_details(in_quotes(entry)));
         };
         let context = || format!("invalid cniVersions entry {text} at index {i}");
         usable.push((text.parse::<Version>().context(context)?, text.as_str()));

@@ -216,11 +216,16 @@ impl Answer {
     /// The exit status and the output, shortened.
     pub fn summary(&self) -> String {
         let stdout = String::from_utf8_lossy(&self.stdout);
-        let ended = self
-            .status
-            .map_or_else(|| "a signal or no end".to_owned(), |status| status.to_string());
-        let text =
-            format!("status {ended}; stdout: {} stderr: {}", stdout.trim(), self.stderr.trim());
+        let mut text = match self.status {
+            Some(status) => format!("status {status}"),
+            None => "a signal or no end".to_owned(),
+        };
+        for (name, output) in [("stdout", stdout.trim()), ("stderr", self.stderr.trim())] {
+            match output {
+                "" => text.extend(["; nothing on ", name]),
+                output => text.extend(["; ", name, ": ", output]),
+            }
+        }
         text.chars().take(600).collect()
     }
 }

@@ -39,6 +39,18 @@ impl Check {
         self.push(id, holds, || answer.summary(), answer.by_hand.clone());
     }
 
+    /// Adds a verdict about the effect of a call; `detail` says what the effect is instead.
+    pub fn effect(
+        &mut self,
+        id: &str,
+        answer: &Answer,
+        holds: bool,
+        detail: impl FnOnce() -> String,
+    ) {
+        let whole = || format!("{}; {}", detail(), answer.summary());
+        self.push(id, holds, whole, answer.by_hand.clone());
+    }
+
     /// The call succeeds.
     pub fn succeeds(&mut self, id: &str, answer: Result<Answer>) -> Result<Answer> {
         let answer = answer?;

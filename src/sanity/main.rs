@@ -2,7 +2,8 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `clause.rs` | the assertions: level, clause, text |
+//! | `spec.rs` | the clauses of the specification |
+//! | `assertion.rs` | the assertions: level, clauses, text |
 //! | `cases/` | the tests of plugins |
 //! | `profiles.rs` | the known plugin types |
 //! | `known.rs` | public threads about known failures |
@@ -17,10 +18,10 @@
 //!
 //! The suite shares no code with the plugins of this project, so that its verdicts about them are independent.
 
+mod assertion;
 mod call;
 mod cases;
 mod check;
-mod clause;
 mod kill;
 mod known;
 mod netlink;
@@ -30,6 +31,7 @@ mod profiles;
 mod recorder;
 mod report;
 mod run;
+mod spec;
 mod traffic;
 mod world;
 

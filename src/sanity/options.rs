@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::clause::{self, Assertion};
-use super::profiles::{KINDS, Profile};
+use super::assertion::{self, Assertion};
+use super::profiles::{KINDS, Profile, VERSIONS};
 use super::report::{Case, Report};
+use super::spec::{self, Clause};
 use super::{Result, context};
 
 const USAGE: &str = "\
@@ -16,7 +17,7 @@ cni-sanity: tests whether CNI plugins do what the specification says
 Usage:
   cni-sanity [options] FOLDER
   cni-sanity [options] --scoreboard NAME=FOLDER...
-  cni-sanity --list | --explain ID
+  cni-sanity --list | --clauses | --explain ID
 
 Each plugin in FOLDER whose type is known is tested in every version that it supports, as root or in a user namespace,
 in namespaces of its own: nothing of the machine is touched.
@@ -25,7 +26,7 @@ Options:
   --type TYPE             only this type; may be repeated
   --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
   --only PATTERN          only assertions whose id contains this
-  --cni-version VERSION   only this version; may be repeated
+  --cni-version VERSION   only this version, which each plugin must list; may be repeated
   --faults                plugins that are killed, full disks and pipes, crowds as well: minutes
   --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
                           plugin unless --profile says otherwise
@@ -34,6 +35,8 @@ Options:
   --badge FILE            write a picture for a README
   --jobs N                so many cases at once [two for each processor]
   --list                  list all assertions
+  --clauses               list the clauses of the specification: id, force, section, meaning, and the assertions that
+                          follow from it or the reason for which there is none
   --explain ID            what an assertion says, and why
   -h, --help              print this text
   -V, --version           print the version
@@ -48,7 +51,7 @@ pub struct Options {
     pub types: Vec<String>,
     pub profile: Option<Profile>,
     pub only: Option<String>,
-    pub versions: Vec<String>,
+    pub versions: Vec<&'static str>,
     pub config: Option<PathBuf>,
     pub expected: Vec<String>,
     pub format: fn(&Report) -> String,
@@ -102,7 +105,8 @@ fn read(mut line: Parser) -> Result<Task> {
             Arg::Long("type") => options.types.push(line.value()?.string()?),
             Arg::Long("profile") => options.profile = Some(profile(&line.value()?.string()?)?),
             Arg::Long("only") => options.only = Some(line.value()?.string()?),
-            Arg::Long("cni-version") => options.versions.push(line.value()?.string()?),
+            Arg::Long("clauses") => return Ok(Task::Print(clauses())),
+            Arg::Long("cni-version") => options.versions.push(version(&line.value()?.string()?)?),
             Arg::Long("config") => options.config = Some(line.value()?.into()),
             Arg::Long("badge") => options.badge = Some(line.value()?.into()),
             Arg::Long("jobs") => options.jobs = line.value()?.parse()?,
@@ -159,22 +163,40 @@ fn profile(name: &str) -> Result<Profile> {
     })
 }
 
+fn version(name: &str) -> Result<&'static str> {
+    let known = VERSIONS.into_iter().find(|known| *known == name);
+    known.ok_or_else(|| format!("unknown version {name}: {}", VERSIONS.join(", ")).into())
+}
+
 fn list() -> String {
     let mut out = String::new();
-    for Assertion { id, level, text, .. } in clause::all() {
-        out.extend([id, "\t", level.name(), "\t", text, "\n"]);
+    for Assertion { id, level, clauses, text, .. } in assertion::all() {
+        out.extend([id, "\t", level.name(), "\t", clauses, "\t", text, "\n"]);
     }
     let kinds: Vec<String> =
         KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.profile.name())).collect();
     out + &format!("\nTypes that are known: {}\n", kinds.join(", "))
 }
 
+fn clauses() -> String {
+    let line = |clause: &Clause| {
+        let of = |one: &&Assertion| one.clauses().any(|known| known.id == clause.id);
+        let ids: Vec<&str> = assertion::all().filter(of).map(|one| one.id).collect();
+        let tested = if ids.is_empty() { format!("- {}", clause.untested) } else { ids.join(" ") };
+        let Clause { id, section, force, text, .. } = clause;
+        format!("{id}\t{}\t{section}\t{text}\t{tested}\n", force.name())
+    };
+    spec::TABLE.iter().map(line).collect()
+}
+
 fn explain(id: &str) -> Result<Task> {
     let assertion =
-        clause::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
-    let Assertion { id, level, clause, text, why } = assertion;
-    Ok(Task::Print(format!(
-        "{id} ({})\n  says     {text}\n  clause   {clause}\n  otherwise  {why}\n",
-        level.name()
-    )))
+        assertion::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+    let Assertion { id, level, text, why, .. } = assertion;
+    let clause = |Clause { id, section, force, text, .. }: &Clause| {
+        format!("  clause   {section}, {id} ({}): {text}\n", force.name())
+    };
+    let clauses: String = assertion.clauses().map(clause).collect();
+    let level = level.name();
+    Ok(Task::Print(format!("{id} ({level})\n  says     {text}\n{clauses}  otherwise  {why}\n")))
 }

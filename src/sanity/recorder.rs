@@ -64,6 +64,17 @@ impl Recorder {
         all.filter(|call| call.variable("CNI_COMMAND") == verb).collect()
     }
 
+    /// The verbs since the last [`Recorder::forget`], for details.
+    pub fn verbs(&self) -> String {
+        let text = fs::read_to_string(self.folder.join("calls")).unwrap_or_default();
+        let all = text.lines().filter_map(|line| serde_json::from_str::<Recorded>(line).ok());
+        let verbs: Vec<String> = all.map(|call| call.variable("CNI_COMMAND").to_owned()).collect();
+        if verbs.is_empty() {
+            return "the delegate was not called".to_owned();
+        }
+        format!("the delegate was called with {}", verbs.join(", "))
+    }
+
     /// Deletes the recorded calls.
     pub fn forget(&self) {
         // The file does not exist before the first call.

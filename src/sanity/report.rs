@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::assertion::{self, Assertion, Level};
 use super::check::Verdict;
-use super::clause::{self, Assertion, Level};
 use super::known;
 
 const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
@@ -110,8 +110,8 @@ impl Report {
         let failures = self.failures();
         for Failure { level, kind, verdict, versions } in &failures {
             let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
-            let Some(assertion) = clause::find(&verdict.id) else { continue };
-            let Assertion { id, clause, text, .. } = assertion;
+            let Some(assertion) = assertion::find(&verdict.id) else { continue };
+            let (Assertion { id, text, .. }, clause) = (assertion, assertion.source());
             lines.push(format!("FAIL {} {kind} {id}{expected}: {text}", level.name()));
             lines.push(format!("  versions  {}", versions.join(", ")));
             lines.push(format!("  clause    {clause}"));
@@ -191,7 +191,7 @@ impl Report {
     /// All verdicts, for programs.
     pub fn json(&self) -> String {
         let verdicts = self.verdicts().map(|(outcome, verdict)| {
-            let clause = clause::find(&verdict.id).map(|assertion| assertion.clause);
+            let clause = assertion::find(&verdict.id).map(Assertion::source);
             json!({"type": outcome.kind, "version": outcome.version, "id": verdict.id, "passed": verdict.passed,
                 "level": level(&verdict.id).name(), "clause": clause, "detail": verdict.detail,
                 "byHand": verdict.by_hand})
@@ -223,8 +223,8 @@ impl Report {
         let counts = counts.map(|(all, passed)| format!("{passed} of {all}"));
         let mut list = Vec::new();
         for Failure { kind, verdict, versions, .. } in self.failures() {
-            let Some(assertion) = clause::find(&verdict.id) else { continue };
-            let Assertion { id, level, clause, text, .. } = assertion;
+            let Some(assertion) = assertion::find(&verdict.id) else { continue };
+            let (Assertion { id, level, text, .. }, clause) = (assertion, assertion.source());
             let thread = known::thread(kind, id).unwrap_or_default();
             let (level, versions) = (level.name(), versions.join(", "));
             list.push(format!(
@@ -246,7 +246,7 @@ fn covers(line: &str, kind: &str, id: &str) -> bool {
 }
 
 fn level(id: &str) -> Level {
-    clause::find(id).map_or(Level::Informational, |assertion| assertion.level)
+    assertion::find(id).map_or(Level::Informational, |assertion| assertion.level)
 }
 
 fn escaped(text: &str) -> String {

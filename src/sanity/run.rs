@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::call::{self, Call};
+use super::assertion;
+use super::call::{self, Answer, Call};
 use super::cases::{self, Subject};
 use super::check::Check;
-use super::clause;
 use super::options::Options;
 use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
 use super::report::{Case, Outcome};
@@ -44,13 +44,13 @@ pub fn all(folder: &Path, options: &Options) -> Result<Vec<Outcome>> {
         let error = "of their own; copy the plugins elsewhere";
         return Err(format!("{shown}: cases have a {hidden} {error}").into());
     }
-    let cases = discover(&folder, options)?;
-    if cases.is_empty() {
+    let (cases, listed) = discover(&folder, options)?;
+    if listed.is_empty() {
         let error = "there is no plugin to test; cni-sanity --list has the types";
         return Err(format!("{shown}: {error}").into());
     }
-    let total = cases.len();
-    let (queue, outcomes) = (Mutex::new(cases), Mutex::new(Vec::new()));
+    let total = cases.len() + listed.len();
+    let (queue, outcomes) = (Mutex::new(cases), Mutex::new(listed));
     let next = || queue.lock().ok()?.pop_front();
     thread::scope(|scope| {
         for _ in 0..options.jobs.max(1) {
@@ -80,8 +80,9 @@ fn progress(done: usize, total: usize) {
     }
 }
 
-/// The cases of the plugins in the folder, for each version that they support.
-fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Case>> {
+/// The cases of the plugins in the folder for each version to test, and the verdicts on whether VERSION lists it: one
+/// that was asked for and is not listed is a failure.
+fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
     let mut kinds: Vec<Kind> =
         KINDS.into_iter().filter(|kind| folder.join(kind.name).exists()).collect();
     if let Some(path) = &options.config {
@@ -89,30 +90,47 @@ fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Case>> {
         let kind = foreign(&read_config(path)?, profile);
         kinds = vec![kind.ok_or_else(|| format!("{}: no type", path.display()))?];
     }
+    for name in &options.types {
+        if !kinds.iter().any(|kind| kind.name == name) {
+            return Err(format!("{}: there is no {name}", folder.display()).into());
+        }
+    }
     kinds.retain(|kind| {
         (options.types.is_empty() || options.types.iter().any(|name| name == kind.name))
             && options.profile.is_none_or(|profile| profile == kind.profile)
     });
-    let mut found = VecDeque::new();
+    let (mut cases, mut outcomes) = (VecDeque::new(), Vec::new());
     for kind in kinds {
-        let versions = versions(&kind, folder, options)?;
-        for version in &versions {
-            let is_newest = Some(version) == versions.last() && options.config.is_none();
-            for name in cases_of(&kind, version, is_newest) {
-                if (name != "faults" || options.faults) && may_test(name, options.only.as_deref()) {
-                    found.push_back(Case {
-                        name: name.to_owned(),
-                        kind: kind.name.to_owned(),
-                        version: (*version).to_owned(),
-                        folder: folder.to_owned(),
-                        config: options.config.clone(),
-                        only: options.only.clone(),
-                    });
-                }
+        let answer = ask(&kind, folder)?;
+        let listed = listed(&answer);
+        let versions = selected(&listed, &options.versions);
+        let tested = versions.iter().filter(|version| listed.contains(version));
+        let newest = tested
+            .max_by_key(|version| VERSIONS.iter().position(|known| known == *version))
+            .filter(|_| options.config.is_none());
+        for &version in &versions {
+            let case = |name: &str| Case {
+                name: name.to_owned(),
+                kind: kind.name.to_owned(),
+                version: version.to_owned(),
+                folder: folder.to_owned(),
+                config: options.config.clone(),
+                only: options.only.clone(),
+            };
+            let mut check = Check::default();
+            check.of("version.supports-configured", &answer, listed.contains(&version));
+            outcomes.push(Outcome { verdicts: check.verdicts, ..Outcome::of(&case("discovery")) });
+            let mut names = cases_of(&kind, version, newest == Some(&version));
+            if !listed.is_empty() && !listed.contains(&version) {
+                names = vec!["protocol"];
             }
+            names.retain(|name| {
+                (*name != "faults" || options.faults) && may_test(name, options.only.as_deref())
+            });
+            cases.extend(names.into_iter().map(case));
         }
     }
-    Ok(found)
+    Ok((cases, outcomes))
 }
 
 /// The plugin type of a configuration given with `--config`.
@@ -122,23 +140,28 @@ fn foreign(conf: &Value, profile: Profile) -> Option<Kind> {
     Some(Kind { name, profile, needs: Needs::Nothing, has_ipam: !conf["ipam"].is_null() })
 }
 
-/// The versions to test: those that the plugin supports and the options select.
-fn versions(kind: &Kind, folder: &Path, options: &Options) -> Result<Vec<&'static str>> {
-    let conf = json!({"cniVersion": "1.0.0"});
-    let answer = Call::new(&folder.join(kind.name), "VERSION", &conf).run()?;
-    let supported = answer.json.unwrap_or_default()["supportedVersions"].take();
-    let is_supported = |version: &&str| {
+/// The answer of a plugin to VERSION.
+fn ask(kind: &Kind, folder: &Path) -> Result<Answer> {
+    Call::new(&folder.join(kind.name), "VERSION", &json!({"cniVersion": "1.0.0"})).run()
+}
+
+/// The versions that a successful answer to VERSION lists.
+fn listed(answer: &Answer) -> Vec<&'static str> {
+    let supported = answer.result().map_or(&Value::Null, |json| &json["supportedVersions"]);
+    let is_listed = |version: &&str| {
         supported.as_array().is_some_and(|all| all.iter().any(|known| known == version))
     };
-    let mut versions: Vec<&str> = VERSIONS.into_iter().filter(is_supported).collect();
-    if versions.is_empty() {
+    VERSIONS.into_iter().filter(is_listed).collect()
+}
+
+/// The versions to test: those that the options name, otherwise all that the plugin lists.
+fn selected(listed: &[&'static str], wanted: &[&'static str]) -> Vec<&'static str> {
+    match (wanted, listed) {
         // The case "protocol" reports an invalid answer to VERSION.
-        versions.push("1.0.0");
+        ([], []) => vec!["1.0.0"],
+        ([], listed) => listed.to_vec(),
+        _ => VERSIONS.into_iter().filter(|version| wanted.contains(version)).collect(),
     }
-    versions.retain(|version| {
-        options.versions.is_empty() || options.versions.iter().any(|wanted| wanted == version)
-    });
-    Ok(versions)
 }
 
 /// The cases of a type in a version; cases that do not depend on the version run with the newest.
@@ -151,7 +174,7 @@ fn cases_of(kind: &Kind, version: &str, is_newest: bool) -> Vec<&'static str> {
     };
     let mut cases = vec!["protocol"];
     cases.extend(own);
-    if version == "1.1.0" && own.is_some() {
+    if version == "1.1.0" && (own.is_some() || kind.name == "dhcp") {
         cases.push("housekeeping");
     }
     if is_newest {
@@ -180,7 +203,7 @@ fn may_test(case: &str, only: Option<&str>) -> bool {
         Some((_, areas)) => is_of(areas, id),
         None => !AREAS.iter().any(|(_, areas)| is_of(areas, id)),
     };
-    clause::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
+    assertion::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
 }
 
 fn read_config(path: &Path) -> Result<Value> {
@@ -196,13 +219,14 @@ fn outcome(case: &Case) -> Outcome {
         outcome.verdicts.retain(|verdict| verdict.id.contains(only));
     }
     for verdict in &outcome.verdicts {
-        debug_assert!(clause::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
+        debug_assert!(assertion::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
     }
     outcome
 }
 
 fn child_process(case: &Case) -> Result<Outcome> {
-    let exe = context(std::env::current_exe(), "run a case")?;
+    // This executable, also if its file was replaced meanwhile.
+    let exe = "/proc/self/exe";
     let child = Command::new(exe)
         .args(["--case", &serde_json::to_string(case)?])
         .stdin(Stdio::null())

@@ -298,6 +298,18 @@ fn add_address(name: &str, ip: IpAddr) -> Result<()> {
     context(netlink::create(Message::NewAddress(message)), "add an address")
 }
 
+/// Adds a route to a network behind a gateway.
+pub fn add_route(network: Ipv4Addr, prefix: u8, gateway: Ipv4Addr) -> Result<()> {
+    let route = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(network, prefix);
+    let message = route.gateway(gateway).build();
+    context(netlink::create(Message::NewRoute(message)), "add a route")
+}
+
+/// Takes a link out of its bridge.
+pub fn release_port(name: &str) -> Result<()> {
+    set_link(name, LinkMessageBuilder::nocontroller)
+}
+
 fn add_default_route(gateway: IpAddr) -> Result<()> {
     let message = match gateway {
         IpAddr::V4(ip) => RouteMessageBuilder::<Ipv4Addr>::new().gateway(ip).build(),

@@ -2,12 +2,26 @@
 
 use std::cell::{Cell, OnceCell};
 
-use super::call::{Call, Caller};
+use serde::de::DeserializeOwned;
+
+use super::call::{Call, Caller, Verb};
 use crate::attachment::HostEnd;
 use crate::cni::args::Args;
+use crate::cni::json::Json;
 use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
+use crate::log;
 use crate::netlink::Netlink;
+
+/// Whether the call only removes.
+pub(super) fn removes(call: &Call<'_>) -> bool {
+    matches!(Verb::parse(&call.env.command), Some(Verb::Del | Verb::Gc))
+}
+
+/// Warns of a key that counts as absent because it does not decode.
+pub(super) fn absent(error: &Error) {
+    log::warn(format_args!("a key counts as absent: {error}"));
+}
 
 /// The context of one call.
 #[derive(Debug)]
@@ -27,6 +41,22 @@ impl<'a> Cx<'a> {
     pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
         let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
         Cx { net, version, call, host, end, in_doubt }
+    }
+
+    /// Whether the call only removes: nothing that was written wrong after ADD may keep it from that.
+    pub(super) fn removes(&self) -> bool {
+        removes(self.call)
+    }
+
+    /// Decodes a part of the configuration, absent as its default. For DEL and GC a key that does not decode counts as
+    /// absent, with a warning.
+    pub fn decode<T: Default + DeserializeOwned>(&self, part: Option<&Json>) -> Result<T> {
+        let Some(json) = part else { return Ok(T::default()) };
+        if self.removes() {
+            Ok(json.decode_sound(&absent).unwrap_or_default())
+        } else {
+            json.decode()
+        }
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.

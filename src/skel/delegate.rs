@@ -10,12 +10,13 @@ use std::rc::Rc;
 use super::call::{Call, Caller, Env, Kind, OwnPlugin, RunFn, Verb};
 use super::context::Cx;
 use super::reclaim;
-use super::rollback::Rollback;
+use super::rollback::{Failures, Rollback};
 use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
+use crate::options::nearest;
 use crate::repairs::Repairs;
-use crate::{invoke, trace};
+use crate::{invoke, log, trace};
 
 /// A plugin found on `CNI_PATH`.
 #[derive(Clone, Debug)]
@@ -36,9 +37,15 @@ enum Program {
 impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
-        let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = self.call.table.plugin(name).filter(|_| invoke::is_own_executable(&path));
-        let program = own.map_or(Program::Foreign(path), Program::Own);
+        let own = self.call.table.plugin(name);
+        let found = invoke::find(name, &invoke::split_path(&self.call.env.path));
+        let program = match (found, own) {
+            (Ok(path), Some(own)) if invoke::is_own_executable(&path) => Program::Own(own),
+            (Ok(path), _) => Program::Foreign(path),
+            // The link is gone; what it made is not.
+            (Err(_), Some(own)) if self.removes() => Program::Own(own),
+            (Err(error), _) => return Err(error),
+        };
         let Call { stdin, env, .. } = self.call;
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
     }
@@ -108,8 +115,32 @@ impl<'a> Cx<'a> {
         self.net.ipam_type == "dhcp"
     }
 
+    /// Releases the attachment's addresses, whatever the configuration says now of who gave them.
     pub fn ipam_del(&'a self) -> Result<()> {
-        self.ipam()?.run(Verb::Del).map(drop)
+        let Env { container_id: id, ifname, .. } = &self.call.env;
+        let owner = Owner { network: self.net.name.as_str(), ifname, id };
+        let mut failures = Failures::new();
+        failures.keep(self.if_ipam(|cx| match cx.ipam() {
+            Ok(ipam) => ipam.run(Verb::Del).map(drop),
+            // ADD has called no such plugin.
+            Err(error) if cx.is_wrong_ipam() => {
+                log::warn(format_args!("no address is released by \"ipam\": {error}"));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }));
+        if self.net.ipam_type != reclaim::LEASER {
+            failures.keep(reclaim::leases_of(owner, &[]));
+        }
+        failures.into_result()
+    }
+
+    /// Whether `ipam.type` is a plugin of another kind, or the name of an IPAM plugin of this executable with a mistake.
+    fn is_wrong_ipam(&self) -> bool {
+        let (table, name) = (self.call.table, &self.net.ipam_type);
+        let kind = |name: &str| table.plugin(name).map(|plugin| plugin.kind);
+        let meant = || nearest(name, table.plugins()).and_then(kind);
+        kind(name).or_else(meant).is_some()
     }
 
     pub fn ipam_check(&'a self) -> Result<()> {

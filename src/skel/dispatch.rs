@@ -1,11 +1,11 @@
 //! From a call to the plugin's method: name, version, namespace, configuration, `prevResult`.
 
 use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
-use super::context::Cx;
+use super::context::{Cx, absent, removes};
 use super::plugin::{AddReq, DelReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
-use crate::cni::version::quoted_list;
+use crate::cni::version::{nearest, quoted_list};
 use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
 use crate::error::{Code, Error, Result};
 use crate::log;
@@ -91,7 +91,9 @@ fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
 }
 
 fn decode<P: Plugin>(cx: &Cx<'_>) -> Result<P::Conf> {
-    cx.net.json.decode().map_err(|e| e.context("failed to load netconf"))
+    let json = &cx.net.json;
+    let conf = if cx.removes() { json.decode_sound(&absent) } else { json.decode() };
+    conf.map_err(|e| e.context("failed to load netconf"))
 }
 
 const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \
@@ -114,15 +116,36 @@ fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, C
             "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list",
         );
     }
-    net.read_version()?;
+    if verb == Verb::Del
+        && let Err(error) = net.read_version()
+    {
+        absent(&error);
+    } else {
+        net.read_version()?;
+    }
     let version = match verb {
         Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, supported)?,
         Verb::Gc | Verb::Status => ladder(verb, SpecVersion::V1_1_0, &net.cni_version, supported)?,
+        Verb::Del => {
+            member(&net.cni_version, supported).unwrap_or_else(|error| newest(call, &error))
+        }
         _ => member(&net.cni_version, supported)?,
     };
-    net.read_common()?;
+    // A plugin that calls this one has warned of these keys.
+    let report =
+        if call.caller == Caller::Runtime { absent } else { |error: &Error| log::debug(error) };
+    net.read_common(removes(call).then_some(&report))?;
     log::set_network(net.name.as_str());
     Ok((verb, Cx::new(call, net, version)))
+}
+
+/// The version of a DEL whose configuration has one that no plugin supports: ADD was called with another.
+fn newest(call: &Call<'_>, error: &Error) -> SpecVersion {
+    // A plugin that calls this one has warned already.
+    if call.caller == Caller::Runtime {
+        log::warn(format_args!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
+    }
+    SpecVersion::NEWEST
 }
 
 /// The comparison is exact: `1.0` is not `1.0.0`.
@@ -130,8 +153,10 @@ fn member(text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
     SpecVersion::exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
         let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
         let list = quoted_list(supported);
+        let write = nearest(written, supported).map(|near| format!("; write \"{near}\""));
+        let write = write.unwrap_or_default();
         Error::new(Code::INCOMPATIBLE_VERSION, "incompatible CNI versions")
-            .with_details(format!("config is \"{written}\", plugin supports {list}"))
+            .with_details(format!("config is \"{written}\", plugin supports {list}{write}"))
     })
 }
 
@@ -199,16 +224,21 @@ fn request(cx: &Cx<'_>, sandbox: Sandbox) -> Result<AddReq> {
     Ok(AddReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-/// A namespace that no longer exists is not an error. A namespace that cannot be used, because it is the plugin's own
-/// or cannot be opened, is treated as absent and reported at the end, so that no address leaks.
+/// A namespace that no longer exists is not an error. A namespace that cannot be opened is treated as absent and reported
+/// at the end, so that no address leaks.
 fn del_request(cx: &Cx<'_>) -> Result<(DelReq, Result<()>)> {
     let (id, ifname) = names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {
         Ok(netns) => (netns, Ok(())),
         Err(error) => (None, Err(error)),
     };
-    let prev = prev_result(cx).unwrap_or_else(|error| {
-        log::warn(format_args!("DEL continues without prevResult: {error}"));
+    let prev = cx.net.json.get_present("prevResult");
+    let prev = prev.map(|json| CniResult::decode(json, cx.version)).transpose();
+    let prev = prev.unwrap_or_else(|error| {
+        // A plugin that calls this one has warned already.
+        if cx.call.caller == Caller::Runtime {
+            log::warn(format_args!("DEL continues without prevResult: {error}"));
+        }
         None
     });
     Ok((DelReq { id, netns, ifname, prev }, trouble))
@@ -220,7 +250,14 @@ fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
     }
     match Netns::open(&call.env.netns) {
         Ok(netns) if matches!(call.caller, Caller::Plugin(_)) => Ok(Some(netns)),
-        Ok(netns) => refuse_own_namespace(&call.env, &netns).map(|()| Some(netns)),
+        Ok(netns) if is_own_namespace(&call.env, &netns)? => {
+            let path = &call.env.netns;
+            log::warn(format_args!(
+                "{path} is this plugin's own namespace: that of the container is gone"
+            ));
+            Ok(None)
+        }
+        Ok(netns) => Ok(Some(netns)),
         Err(error) if error.is_gone() => {
             log::debug(error);
             Ok(None)
@@ -240,14 +277,17 @@ fn prev_result(cx: &Cx<'_>) -> Result<Option<CniResult>> {
 
 /// If the process in a path such as `/proc/4711/ns/net` has ended, its id may belong to a process of the host, whose
 /// interfaces must not be changed.
-fn refuse_own_namespace(env: &Env, netns: &Netns) -> Result<()> {
+fn is_own_namespace(env: &Env, netns: &Netns) -> Result<bool> {
     if env.overrides_netns_check() {
-        return Ok(());
+        return Ok(false);
     }
-    let same = Netns::current().and_then(|own| own.same_as(netns)).map_err(|e| {
+    Netns::current().and_then(|own| own.same_as(netns)).map_err(|e| {
         Error::from(e).context("get plugin's netns failed").with_code(Code::INVALID_NETNS)
-    })?;
-    if !same {
+    })
+}
+
+fn refuse_own_namespace(env: &Env, netns: &Netns) -> Result<()> {
+    if !is_own_namespace(env, netns)? {
         return Ok(());
     }
     let msg = "plugin's netns and netns from CNI_NETNS should not be the same";

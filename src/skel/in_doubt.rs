@@ -95,6 +95,9 @@ impl<'a> Cx<'a> {
 
     /// GC of the IPAM plugin, which gets the attachments in doubt as valid ones.
     pub fn ipam_gc(&'a self) -> Result<()> {
+        if !self.has_ipam() {
+            return Ok(());
+        }
         let ipam = self.ipam()?;
         let in_doubt = self.in_doubt.get().map(Vec::as_slice).unwrap_or_default();
         if in_doubt.is_empty() {

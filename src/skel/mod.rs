@@ -5,6 +5,7 @@
 //! the configuration's common keys, netlink in the host's namespace, its delegates; [`Rollback`]
 //! undoes a failed ADD.
 
+pub mod addressing;
 pub mod call;
 mod context;
 mod delegate;

@@ -215,7 +215,7 @@ impl DelReq {
     }
 }
 
-/// Deletes links with `del_links` and releases their addresses with `release`, if they are managed:
+/// Deletes links with `del_links` and releases their addresses with `release`:
 /// no other container may get the addresses before the links are gone, but a DHCP release needs the link.
 /// While a link cannot be deleted, for which `del_links` returns `None`, its addresses stay in use.
 pub fn del_and_release<'a>(
@@ -229,7 +229,7 @@ pub fn del_and_release<'a>(
         failures.keep(release(cx));
     }
     if del_links(failures).is_some() && !over_link {
-        failures.keep(cx.if_ipam(release));
+        failures.keep(release(cx));
     }
 }
 

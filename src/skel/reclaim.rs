@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
+use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record, unrecorded};
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Context, Error, Result};
 use crate::iface::peer;
@@ -92,7 +92,7 @@ impl<'a> Cx<'a> {
             record.write()
         };
         if let Err(e) = write() {
-            log::warn(format_args!(
+            unrecorded(format_args!(
                 "{e}; if the container dies without a DEL, its state is not reclaimed"
             ));
         }
@@ -181,6 +181,26 @@ pub fn former(owner: Owner<'_>) {
     }
 }
 
+/// The plugin whose leases are in folders of this node.
+pub const LEASER: &str = "host-local";
+
+/// Releases the leases of an attachment that is being deleted in the folder that ADD has recorded and in the default one, but not
+/// in the folders `done`: the configuration may have been changed since.
+pub fn leases_of(owner: Owner<'_>, done: &[&Path]) -> Result<()> {
+    let recorded = Record::of(owner).and_then(|record| record.data_dir);
+    let recorded = recorded.as_deref().filter(|dir| *dir != Path::new(DATA_DIR));
+    let dirs = recorded.into_iter().chain([Path::new(DATA_DIR)]);
+    let mut failures = Failures::new();
+    for dir in dirs.filter(|dir| !done.contains(dir)) {
+        let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
+        let released = store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release(owner)));
+        for ip in failures.keep(released.and_then(|released| released)).unwrap_or_default() {
+            log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
+        }
+    }
+    failures.into_result()
+}
+
 /// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
 pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     if let Some(record) = Record::of(owner) {
@@ -204,8 +224,8 @@ pub fn holder(holder: &Holder) -> Result<bool> {
     record.map_or(Ok(false), |record| if_gone(&record))
 }
 
-/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, and
-/// reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
+/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, but for
+/// the parts from which the next plugins know their rules; and reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
 /// proof counts.
 pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) -> Result<()> {
     let mut failures = Failures::new();
@@ -213,7 +233,7 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
         match req {
             Some(req) if req.is_valid(&record.id, &record.ifname) => {}
             Some(_) if record.plugin == plugin => {
-                failures.keep(record.remove());
+                failures.keep(record.release());
             }
             _ => {
                 failures.keep(if_gone(&record));

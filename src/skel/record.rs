@@ -106,7 +106,7 @@ pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     let values = json.as_ref().map(secrets::values).unwrap_or_default();
     if error.is_some() {
         let conf = |json| configuration(json, &shown_of_call(plugin, call));
-        root.text("cni.config", || json.map_or_else(|why| why, conf));
+        root.text("cni.config", || json.map_or_else(|why| why.to_string(), conf));
     }
     let is_status = *verb == Verb::Status.as_str();
     write(&if error.is_some() && !is_status { failed() } else { traces() }, &values);

@@ -202,8 +202,8 @@ fn attach(options: &Options) -> Result<Attach> {
 }
 
 fn capability_args(text: &str) -> Result<Vec<(String, Json)>> {
-    let refuse = |why: String| {
-        Error::new(Code::DECODE, why).with_details(
+    let refuse = |error: Error| {
+        error.context("capability arguments").with_details(
             "capability arguments are an object, for instance {\"mac\": \"02:00:00:00:00:01\"}",
         )
     };
@@ -213,7 +213,7 @@ fn capability_args(text: &str) -> Result<Vec<(String, Json)>> {
     match Json::parse(text.as_bytes()).map_err(refuse)? {
         Json::Object(members) => Ok(members),
         Json::Null => Ok(Vec::new()),
-        other => Err(refuse(format!("{} is not an object", other.go_type()))),
+        other => Err(refuse(Error::new(Code::DECODE, other.expected("an object")))),
     }
 }
 

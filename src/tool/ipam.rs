@@ -104,7 +104,7 @@ impl Job {
         let name = words.next().ok_or_else(|| usage("a command is missing: ls or free"))?;
         let (empty, force) = (line.has("--empty"), line.has("--force"));
         let mut words: Vec<String> = words.collect();
-        let wanted = if name == "free" && !empty { 1 } else { 0 };
+        let wanted = usize::from(name == "free" && !empty);
         let mut network = line.last(NETWORK.flag).map(str::to_owned);
         if network.is_none() && words.len() > wanted {
             let word = words.remove(0);

@@ -75,7 +75,8 @@ pub(super) fn report(
     none: &str,
 ) -> Result<ExitCode> {
     let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
-    let text: String = told.map(|outcome| format!("{outcome}\n")).collect();
+    let line = |outcome: &Outcome| format!("{outcome}\n");
+    let text: String = told.map(line).collect();
     print(&match text.as_str() {
         _ if json => pretty(&outcomes)? + "\n",
         "" if outcomes.is_empty() => format!("{none}\n"),

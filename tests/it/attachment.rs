@@ -161,7 +161,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
-        let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
+        let args = [&["gc", "--network", "net", "--data-dir", dir.as_str()], more].concat();
         node.cnibox(&args).run().stdout
     };
     let what = "state of container the-dead-one, interface eth0: its link on the host is gone";

@@ -206,7 +206,7 @@ fn refusals_change_nothing() {
         (
             json!({"ingressRate": "1M"}),
             6,
-            "failed to load netconf: invalid type: string \"1M\", expected u64",
+            "failed to load netconf: expected a whole number that is not negative, found the text \"1M\"",
         ),
     ] {
         pod.net(&keys).add_is_refused(&pod.container, code, msg);

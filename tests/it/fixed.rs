@@ -326,3 +326,31 @@ fn an_address_may_come_a_second_time_in_parts() {
     let parts = json!({"Address": {"IP": "10.10.0.1", "Mask": "////AA=="}, "Version": "4"});
     assert_eq!(address(&parts), address(&json!({})));
 }
+
+/// Addresses of the runtime replace those of the file, which may be placeholders.
+#[test]
+fn what_is_replaced_is_not_validated() {
+    let node = Node::new();
+    for placeholder in [
+        json!([{"gateway": "10.1.0.1"}]),
+        json!([{"address": "", "gateway": "10.1.0.1"}]),
+        json!([{"address": "set-by-annotation"}]),
+    ] {
+        let plain = net(&node, "1.1.0", &json!({"addresses": placeholder}));
+        for asked in [
+            json!({"runtimeConfig": {"ips": ["10.1.0.9/24"]}}),
+            json!({"args": {"cni": {"ips": ["10.1.0.9/24"]}}}),
+        ] {
+            let result = on(&plain.with(&asked), "ADD").result();
+            assert_eq!(ips(&result), json!([["10.1.0.9/24", null]]), "{placeholder} {asked}");
+        }
+        let empty = plain.with(&json!({"runtimeConfig": {"ips": [""]}}));
+        assert_eq!(on(&empty, "ADD").error().code, 7, "{placeholder}");
+        let wanted = plain.with(&json!({"capabilities": {"ips": true}}));
+        on(&wanted, "STATUS").ok();
+    }
+    // Without an address the entry says that the runtime gives one.
+    on(&net(&node, "1.1.0", &json!({"addresses": [{"gateway": "10.1.0.1"}]})), "STATUS").ok();
+    let wrong = net(&node, "1.1.0", &json!({"addresses": [{"address": "10.1.0.300/24"}]}));
+    assert_eq!(on(&wrong, "STATUS").error().code, 7);
+}

@@ -342,12 +342,19 @@ fn forwarding_keeps_the_advertised_default_route() {
         });
         let ipam = keys(&node);
         let net = Net::new(&node, plugin, "1.1.0", &json!({"isGateway": true, "ipam": ipam}));
-        let before = host_parameter(&node, "default", "accept_ra");
+        node.sh("ip link add up1 type veth peer name up2");
+        node.sh("ip link add vethreference type veth peer name up3");
         net.add(&Container::new());
         assert_eq!(host_parameter(&node, "all", "forwarding"), "1");
         assert!(default().contains("dev up0 proto ra"), "{plugin}: {}", default());
         assert_eq!(host_parameter(&node, "up0", "accept_ra"), "2");
-        assert_eq!(host_parameter(&node, "default", "accept_ra"), before, "links to come");
+        assert_eq!(host_parameter(&node, "up1", "accept_ra"), "2", "without a route yet");
+        assert_eq!(host_parameter(&node, "default", "accept_ra"), "2", "links to come");
+        assert_eq!(host_parameter(&node, "vethreference", "accept_ra"), "1", "a container's");
+        // New links of containers do not inherit it.
+        net.call("ADD", "c2").netns(&Container::new().path()).result();
+        let ends = node.sh("grep -l 2 /proc/sys/net/ipv6/conf/veth*/accept_ra || true");
+        assert_eq!(ends, "", "{plugin}");
     }
 }
 

@@ -11,19 +11,19 @@ use crate::node::{Call, Container, Node, Outcome, eventually};
 /// A node with a network of two attachments: one that lives, one whose container is dead.
 struct Ground {
     node: Node,
-    _living: Container,
+    living: Container,
 }
 
 impl Ground {
     fn new() -> Ground {
         let node = Node::new();
         let (living, dead) = (Container::new(), Container::new());
-        let ground = Ground { node, _living: living };
+        let ground = Ground { node, living };
         fs::create_dir(ground.node.path("net.d")).unwrap();
         let keys = json!({"type": "bridge", "bridge": "br0", "ipam": ground.node.host_local(&["203.0.113.0/24"])});
         let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [keys]});
         fs::write(ground.node.path("net.d/10-pods.conflist"), list.to_string()).unwrap();
-        for (id, container) in [("living", &ground._living), ("dead", &dead)] {
+        for (id, container) in [("living", &ground.living), ("dead", &dead)] {
             let conf = merged(&keys, &json!({"cniVersion": "1.1.0", "name": "pods"}));
             ground.node.call("bridge", "ADD").conf(&conf).id(id).netns(&container.path()).result();
         }

@@ -66,7 +66,7 @@ fn what_is_right_is_left_alone() {
     write(&node, "20-lan.conf", &macvlan.to_string());
     // As Nomad's default network.
     let plugins = json!([{"type": "loopback"}, {"type": "ptp", "ipMasq": true, "dns": {"nameservers": ["10.0.0.1"]},
-        "ipam": pool("fd00:7::/64")}, {"type": "sbr"}]);
+        "ipam": merged(&pool("fd00:7::/64"), &json!({"routes": [{"dst": "::/0"}]}))}, {"type": "sbr"}]);
     write(&node, "30-six.conflist", &list("six", &plugins));
     write(&node, "README", "is no configuration");
     let before = node.snapshot();
@@ -119,7 +119,7 @@ fn unknown_keys_and_wrong_values_are_told() {
         (
             json!([with(&json!({"mtu": "15"}))]),
             "mtu",
-            r#"error: plugin 0 "bridge": failed to load netconf: invalid value: string "15", expected a number of bytes or "auto"; in "mtu""#,
+            r#"error: plugin 0 "bridge": failed to load netconf: expected a number of bytes or "auto", found the text "15"; in "mtu""#,
         ),
         (
             json!([bridge(&pool("10.88.0.0/33"))]),
@@ -239,12 +239,12 @@ fn forms_of_files() {
         (
             "a.conflist",
             "{\n  \"name\": \"n\",\n}",
-            "a.conflist:3:1: error: error parsing configuration list: trailing comma at line 3 column 1\n",
+            "a.conflist:3:1: error: error parsing configuration list: expected a value, found '}' at line 3 column 1; delete the comma before it\n",
         ),
         (
             "a.conflist",
             "",
-            "a.conflist:1:1: error: error parsing configuration list: EOF while parsing a value at line 1 column 0; the file is empty or was cut short: write it again\n",
+            "a.conflist:1:1: error: error parsing configuration list: unexpected end of JSON input at line 1 column 1; the document is empty or was cut short: write it again\n",
         ),
         (
             "a.conflist",
@@ -264,8 +264,8 @@ fn forms_of_files() {
         (
             "a.conflist",
             &many.replace("\"1.0.0\"", "\"1.2.0\""),
-            "a.conflist:1:2: error: unknown CNI version \"1.2.0\"; choose one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
-             a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]\n",
+            "a.conflist:1:2: error: unknown CNI version \"1.2.0\"; write \"1.1.0\"; there are 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
+             a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]; write \"1.1.0\"\n",
         ),
         (
             "a.conflist",
@@ -455,4 +455,94 @@ fn every_documented_key_is_known() {
         }
     }
     assert!(seen > 80, "{seen} keys");
+}
+
+#[test]
+fn keys_at_another_level_are_told_where_they_are_read() {
+    let node = Node::new();
+    for (plugins, key, said) in [
+        (
+            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "capabilities": {"portMappings": true, "snat": true}}]),
+            "capabilities",
+            r#"warning: plugin 1 "portmap": unused capability "snat"; "snat" is a key of the plugin: write it beside "capabilities""#,
+        ),
+        (
+            json!([bridge(&pool("10.88.0.0/16")), {"type": "portmap", "noSnat": true, "capabilities": {"portMappings": true}}]),
+            "noSnat",
+            r#"warning: plugin 1 "portmap": unknown key "noSnat"; write "snat": false"#,
+        ),
+        (
+            json!([with(&json!({"args": {"ips": ["10.88.0.9"]}}))]),
+            "ips",
+            r#"warning: plugin 0 "bridge": "ips" of "args" is not read; write "args": {"cni": {"ips": ...}}"#,
+        ),
+        (
+            json!([bridge(&merged(&pool("10.88.0.0/16"), &json!({"gateway": "10.88.0.254"})))]),
+            "gateway",
+            r#"warning: plugin 0 "bridge": "gateway" beside "ranges" is not read; in "gateway": move it into an object of "ranges""#,
+        ),
+        (
+            json!([bridge(&pool("10.88.0.0/16")), {"type": "firewall", "backend": "nftables", "iptablesAdminChainName": "X"}]),
+            "type",
+            r#"warning: plugin 1 "firewall": "iptablesAdminChainName" has no effect with the back end nftables; add the rules to the chain admin, as in: nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject"#,
+        ),
+        (
+            json!([bridge(&json!({"type": "dhcp"})), {"type": "tuning", "mac": "02:00:00:00:00:01"}]),
+            "mac",
+            r#"warning: plugin 1 "tuning": the DHCP lease is for the MAC before tuning changes it; bridge, macvlan and dummy take a MAC themselves: give it to "bridge""#,
+        ),
+        (
+            json!([bridge(&merged(&pool("fd00:1::/64"), &json!({"routes": [{"dst": "::/0"}]}))), {"type": "tuning", "mtu": 1200}]),
+            "mtu",
+            r#"warning: plugin 1 "tuning": with mtu 1200 the interface has no IPv6 address; IPv6 needs an MTU of 1280 or more: raise "mtu", or remove the IPv6 range of "ipam""#,
+        ),
+    ] {
+        assert_told(&node, &plugins, key, said);
+    }
+}
+
+#[test]
+fn keys_of_the_list_that_nobody_reads_are_no_mistake() {
+    let node = Node::new();
+    let list = |keys: &Value| {
+        let plugins =
+            json!([with(&json!({"_note": 1, "//": "x", "Documentation": "/doc"})), portmap()]);
+        let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins});
+        write(&node, "10-pods.conflist", &merged(&list, keys).to_string());
+        run(&node, &["--offline"])
+    };
+    let whole = (Some(0), "no mistake was found\n".to_owned());
+    assert_eq!(list(&json!({"nerdctlID": "1", "nerdctlLabels": {}, "x-owner": "me"})), whole);
+    for key in ["capabilities", "args", "isGateway", "snat"] {
+        let (status, said) = list(&json!({key: {"ips": true}}));
+        let text =
+            format!("list: \"{key}\" beside \"plugins\" is not read; move it into the object");
+        assert!(status == Some(1) && said.contains(&text), "{key}: {said}");
+    }
+}
+
+#[test]
+fn values_that_nobody_can_use_are_told() {
+    let node = Node::new();
+    let routed =
+        |dst: &str| bridge(&merged(&pool("10.88.0.0/16"), &json!({"routes": [{"dst": dst}]})));
+    let fixed = |address: &str| json!({"type": "static", "addresses": [{"address": address, "gateway": "10.9.0.1"}]});
+    for (plugin, said) in [
+        (ranged(&json!({"rangeEnd": "10.88.255.255"}))[0].clone(), "broadcast address"),
+        (ranged(&json!({"rangeStart": "10.88.0.0"}))[0].clone(), "network address"),
+        (
+            ranged(&json!({"gateway": "10.88.255.255"}))[0].clone(),
+            "gateway 10.88.255.255 is the broadcast",
+        ),
+        (routed("::/0"), "the route to ::/0 is of IPv6, but no address is"),
+        (routed("10.88.0.0/0"), "the route to 10.88.0.0/0 is the default route"),
+        (bridge(&fixed("10.1.0.5/32")), "the gateway 10.9.0.1 is in no subnet of the interface"),
+    ] {
+        write(&node, "10-pods.conflist", &list("pods", &json!([plugin])));
+        let (status, lines) = run(&node, &["--offline"]);
+        assert!(status == Some(1) && lines.contains(said), "{said}: {lines}");
+    }
+    let ranges = json!([{"type": "bridge", "capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}}]);
+    write(&node, "10-pods.conflist", &list("pods", &ranges));
+    assert_eq!(run(&node, &[]).0, Some(0));
 }

@@ -8,15 +8,18 @@
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins, snapshots of all state that plugins may leave |
 //! | `lane` | kernel features that a test needs, and where tests run without them |
+//! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `conflist` | the calls of a runtime for a list of plugins |
+//! | `conflists` | configurations of other projects, without false alarms of `cnibox lint` |
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
 //! | `buildkit` | calls as `BuildKit` makes them: its names of the plugins, a namespace for each step |
 //! | `examples` | the example on each plugin's page, run as a reader would |
+//! | `messages`, `advice` | what mistakes are told as; the advice followed |
 //! | `strace`, `compare` | system calls of a call; results without random parts |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
@@ -43,6 +46,7 @@
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `sanity` | `cni-sanity` on correct plugins, and on mutants with one defect each |
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
+//! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
 //! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
@@ -73,6 +77,7 @@
     reason = "tests"
 )]
 
+mod advice;
 mod alive;
 mod attachment;
 mod bandwidth;
@@ -84,11 +89,13 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod conflist;
+mod conflists;
 mod delegation;
 mod detached;
 mod dhcp;
 mod doctor;
 mod dummy;
+mod edited;
 mod examples;
 mod faults;
 mod firewall;

@@ -12,7 +12,7 @@ use crate::net::merged;
 use crate::node::{Container, Node, Outcome, executable};
 
 /// Prepended to each command, in its own mount namespace.
-const PRELUDE: &str = "\
+pub(crate) const PRELUDE: &str = "\
 mount -t tmpfs tmpfs /run && mkdir -p /run/cni /run/netns
 export PATH=BIN:$PATH NETCONFPATH=DIR/net.d CNI_PATH=BIN
 cnitool() { BIN/cnitool \"$@\" --cache-dir DIR/cache; }
@@ -20,24 +20,28 @@ other() { ip netns add other && cnitool add pods /run/netns/other --container-id
 ";
 
 /// A mistake and the expected output.
-struct Mistake {
+pub(crate) struct Mistake {
     /// A description of the mistake in searchable words.
-    mistake: String,
+    pub(crate) mistake: String,
     /// The text of a configuration, or the differences from [`network`].
     conf: Value,
     /// A shell command line. DIR is a private directory, BIN the plugins' directory, NETNS the
     /// container's namespace.
-    run: String,
+    pub(crate) run: String,
     /// All output lines except results.
-    says: String,
+    pub(crate) says: String,
     /// The part of `says` with the remedy.
-    cure: String,
+    pub(crate) cure: String,
+    /// Command lines that follow the advice, each another reading of it, and repeat the call; see `advice`.
+    pub(crate) follow: Vec<String>,
+    /// Why the advice is not followed in a test.
+    pub(crate) unfollowed: String,
     /// The mistake is the use of a feature that the kernel lacks; no error on kernels with the
     /// feature.
-    of_kernel: bool,
+    pub(crate) of_kernel: bool,
 }
 
-fn mistakes() -> Vec<Mistake> {
+pub(crate) fn mistakes() -> Vec<Mistake> {
     let all: Vec<Value> = serde_json::from_str(include_str!("golden/messages.json")).unwrap();
     let text = |mistake: &Value, key: &str| mistake[key].as_str().unwrap_or_default().to_owned();
     let read = |mistake: &Value| Mistake {
@@ -46,6 +50,11 @@ fn mistakes() -> Vec<Mistake> {
         run: text(mistake, "run"),
         says: text(mistake, "says"),
         cure: text(mistake, "cure"),
+        follow: match &mistake["follow"] {
+            Value::Array(all) => all.iter().map(|line| line.as_str().unwrap().to_owned()).collect(),
+            one => one.as_str().map(str::to_owned).into_iter().collect(),
+        },
+        unfollowed: text(mistake, "unfollowed"),
         of_kernel: mistake["ofKernel"] == true,
     };
     all.iter().map(read).collect()
@@ -73,6 +82,13 @@ fn network(conf: &Value) -> String {
 impl Mistake {
     /// Makes the mistake; returns the output with placeholders for variable parts.
     fn make(&self) -> String {
+        let Outcome { stdout, stderr, .. } = self.run(&self.run);
+        stderr + &said_on_stdout(&stdout)
+    }
+
+    /// Runs a script with the mistake's configuration on a new node; returns the output with placeholders for variable
+    /// parts.
+    pub(crate) fn run(&self, script: &str) -> Outcome {
         let (node, container) = (Node::new(), Container::new());
         symlink(executable(), node.bin().join("cnibox")).unwrap();
         let dir = node.path("net.d").parent().unwrap().display().to_string();
@@ -83,14 +99,22 @@ impl Mistake {
         };
         fs::create_dir(node.path("net.d")).unwrap();
         fs::write(node.path("net.d/10-pods.conflist"), fill(&network(&self.conf))).unwrap();
-        let script = fill(&format!("{PRELUDE}{}", self.run));
+        let script = fill(&format!("{PRELUDE}{script}"));
         let call =
             node.tool("cnitool", &["-c", &script]).program("/bin/sh").under(&["unshare", "-m"]);
-        let Outcome { stdout, stderr, .. } = call.run();
-        let told = format!("{stderr}{}", said_on_stdout(&stdout));
-        let told = told.replace(&dir, "DIR").replace(&netns, "NETNS");
-        let told = Regex::new("veth[0-9a-f]{8}").unwrap().replace_all(&told, "VETH").into_owned();
-        Regex::new("cnitool-[0-9a-f]{20}").unwrap().replace_all(&told, "ID").trim_end().to_owned()
+        let outcome = call.run();
+        let shown = |text: String| {
+            let text = text.replace(&dir, "DIR").replace(&netns, "NETNS");
+            let text =
+                Regex::new("veth[0-9a-f]{8}").unwrap().replace_all(&text, "VETH").into_owned();
+            Regex::new("cnitool-[0-9a-f]{20}")
+                .unwrap()
+                .replace_all(&text, "ID")
+                .trim_end()
+                .to_owned()
+        };
+        let (stdout, stderr) = (shown(outcome.stdout), shown(outcome.stderr));
+        Outcome { stdout, stderr, ..outcome }
     }
 
     fn check(&self) {
@@ -154,7 +178,7 @@ fn each_mistake_is_told_once_and_how_to_cure_it_4() {
 fn nearly_all_mistakes_are_told_with_a_cure() {
     let all = mistakes();
     let cured = all.iter().filter(|mistake| !mistake.cure.is_empty()).count();
-    assert!(all.len() >= 112 && cured >= all.len() - 4, "{cured} of {}", all.len());
+    assert!(all.len() >= 210 && cured >= all.len() - 4, "{cured} of {}", all.len());
 }
 
 /// Prints the current output, to update `golden/messages.json`.

@@ -3,7 +3,7 @@
 
 mod mutants;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -20,6 +20,7 @@ use crate::node::executable;
 
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
+    lane::assert_not_listing();
     let folder = tempfile::tempdir().unwrap();
     let mut install = Command::new(executable());
     let output = install.args(["install", "--no-verify"]).arg(folder.path()).output().unwrap();
@@ -45,12 +46,14 @@ fn failed(report: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`; a
-/// killed ADD of host-local may leave a temporary file, which its next ADD overwrites.
+/// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`; VERSION
+/// always answers in the newest version, as the reference's; a killed ADD of host-local may leave a
+/// temporary file, which its next ADD overwrites.
 fn is_known(verdict: &Value) -> bool {
     let detail = verdict["detail"].as_str().unwrap_or_default();
     match verdict["id"].as_str().unwrap_or_default() {
         "check.no-prev-result" => verdict["type"] == "loopback",
+        "version.echo" => true,
         "faults.killed-add.leaves-nothing" => {
             detail.ends_with("/.cnibox/tmp") && !detail.contains(';')
         }
@@ -146,8 +149,8 @@ fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
 
 #[test]
 fn mutants_are_caught() {
-    let (mutants, sound, next) = (mutants::all(), sound(), AtomicUsize::new(0));
-    assert!(mutants.len() >= 60);
+    let (sound, mutants, next) = (sound(), mutants::all(), AtomicUsize::new(0));
+    assert!(mutants.len() >= 400, "{}", mutants.len());
     let survivors: Vec<String> = thread::scope(|scope| {
         let work = || {
             let numbers = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)));
@@ -159,4 +162,76 @@ fn mutants_are_caught() {
     });
     println!("{} of {} mutants are caught", mutants.len() - survivors.len(), mutants.len());
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
+}
+
+/// The output of `cni-sanity` with one option, by lines and tabs.
+fn table(option: &str) -> Vec<Vec<String>> {
+    let output = Command::new(env!("CARGO_BIN_EXE_cni-sanity")).arg(option).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+}
+
+/// Clauses that bind plugins, are tested, and have no mutant, with the reason.
+const WITHOUT_MUTANT: &[(&str, &str)] = &[];
+
+/// Every MUST and SHOULD of the specification has a mutant, or a written reason for having none.
+#[test]
+fn each_clause_has_a_mutant_or_a_reason() {
+    lane::assert_not_listing();
+    let of: BTreeMap<String, Vec<String>> = table("--list")
+        .into_iter()
+        .filter(|line| line.len() == 4)
+        .map(|line| (line[0].clone(), line[2].split(' ').map(str::to_owned).collect()))
+        .collect();
+    let (mut broken, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    for Mutant { seen: id, clause, .. } in mutants::all() {
+        let clauses = of.get(id).unwrap_or_else(|| panic!("no assertion {id}"));
+        let clause = clause.map_or_else(|| clauses[0].clone(), str::to_owned);
+        assert!(clauses.contains(&clause), "{id} does not follow from {clause}");
+        broken.insert(clause);
+        seen.insert(id);
+    }
+    println!("{} of {} assertions have a mutant", seen.len(), of.len());
+    let mut missing = Vec::new();
+    for line in table("--clauses") {
+        let [id, force, section, text, tested] = &line[..] else { panic!("{line:?}") };
+        let known = WITHOUT_MUTANT.iter().find(|(known, _)| known == id);
+        let reason = tested.strip_prefix("- ").or(known.map(|(_, reason)| *reason));
+        let has_mutant = broken.contains(id);
+        assert!(!has_mutant || reason.is_none(), "{id} has a mutant, and a reason for none");
+        if force == "-" || has_mutant {
+            continue;
+        }
+        println!("no mutant: {id} ({force}, {section}): {text}: {}", reason.unwrap_or("?"));
+        if reason.is_none() {
+            missing.push(id.clone());
+        }
+    }
+    assert!(missing.is_empty(), "neither mutant nor reason: {missing:?}");
+}
+
+/// A run for a version that a plugin does not list, or whose VERSION fails, is no success.
+#[test]
+fn a_version_that_is_not_listed_is_a_failure() {
+    let sound = sound();
+    for body in ["exit 1", r#"bend 's/,"1.1.0"//'"#, r#"bend 's/"supportedVersions"/"other"/'"#] {
+        let mutant = Mutant {
+            kind: "bridge",
+            version: "1.1.0",
+            verb: "VERSION",
+            body: body.to_owned(),
+            seen: "version.supports-configured",
+            clause: None,
+        };
+        let folder = make(&mutant, sound.path());
+        let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
+        let (status, report) = sanity(folder.path(), &[&types[..], &["--only", "stdin."]].concat());
+        assert_eq!(status, Some(1), "{body}");
+        assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
+    }
+    for args in [["--type", "no-such-plugin"], ["--cni-version", "9.9.9"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cni-sanity"));
+        let output = command.args(args).arg(sound.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
 }

@@ -8,8 +8,8 @@ mod reference;
 use serde_json::{Value, json};
 
 use crate::chained::{Pod, Subject};
-use crate::net::Net;
-use crate::node::VERSIONS;
+use crate::net::{Net, merged};
+use crate::node::{Container, Node, VERSIONS};
 
 const MAC: &str = "02:00:00:00:00:2a";
 
@@ -74,7 +74,7 @@ fn attribute(pod: &Pod<'_>, name: &str) -> Value {
 fn bare<'p>(pod: &'p Pod<'_>, keys: &Value) -> Net<'p> {
     let none = json!({"sysctl": null, "mac": null, "mtu": null, "promisc": null, "allmulti": null,
                       "txQLen": null});
-    pod.net(&crate::net::merged(&none, keys))
+    pod.net(&merged(&none, keys))
 }
 
 fn each() -> [(&'static str, Value); 5] {
@@ -310,19 +310,19 @@ fn refusals_change_nothing() {
         ),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
-            999,
-            "tune \"eth0\": set mtu 20: change \"eth0\": mtu less than device minimum: invalid argument",
+            7,
+            "mtu 20 takes the address 2001:db8:1::2/64 off \"eth0\"",
         ),
         (
             json!({"mac": "01:00:00:00:00:01"}),
-            999,
-            "tune \"eth0\": set mac 01:00:00:00:00:01: change \"eth0\": cannot assign requested address",
+            7,
+            "invalid args 01:00:00:00:00:01 for MAC addr: address 01:00:00:00:00:01: not a unicast address, but multicast",
         ),
     ];
     cases.push((
         json!({"sysctl": {"net.ipv4.ip_default_ttl": 7}}),
         6,
-        "failed to load netconf: invalid type: integer `7`, expected a string",
+        "failed to load netconf: expected a text, found the number 7",
     ));
     let ttl = pod.container.sysctl("net/ipv4/ip_default_ttl");
     for (keys, code, msg) in cases {
@@ -427,4 +427,35 @@ fn an_add_whose_result_nobody_gets_is_taken_back() {
 #[test]
 fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
     ATTRIBUTES.survives_kill(4);
+}
+
+/// An MTU below 1280 and a sysctl take IPv6 addresses off the interface, which the result would still list.
+#[test]
+fn no_address_of_an_earlier_plugin_is_taken_away() {
+    let (node, container) = (Node::new(), Container::new());
+    let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+    let ptp = json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});
+    let prev = node.call("ptp", "ADD").netns(&container.path()).conf(&ptp).result();
+    let add = |keys: &Value| {
+        let conf = json!({"cniVersion": "1.0.0", "name": "n", "prevResult": prev});
+        node.call("tuning", "ADD").netns(&container.path()).conf(&merged(&conf, keys))
+    };
+    for keys in [
+        json!({"mtu": 1279}),
+        json!({"args": {"cni": {"mtu": 576}}}),
+        json!({"sysctl": {"net.ipv6.conf.IFNAME.disable_ipv6": "1"}}),
+        json!({"sysctl": {"net/ipv6/conf/all/disable_ipv6": "1"}}),
+    ] {
+        let error = add(&keys).error();
+        assert!(
+            error.code == 7 && error.msg.contains("takes the address fd00:1::2/64"),
+            "{error:?}"
+        );
+        assert!(container.sh("ip -6 addr show dev eth0").contains("fd00:1::2/64"), "{keys}");
+    }
+    add(&json!({"mtu": 1280, "sysctl": {"net.ipv6.conf.IFNAME.disable_ipv6": "0"}})).result();
+    assert!(container.sh("ip -6 addr show dev eth0").contains("fd00:1::2/64"));
+    for mtu in [-1, -1400] {
+        assert_eq!(add(&json!({"mtu": mtu})).error().code, 7, "{mtu}");
+    }
 }

@@ -5,12 +5,13 @@ use std::iter::Enumerate;
 use std::{fmt, slice};
 
 use serde::de::{
-    self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess,
-    Unexpected, Visitor,
+    self, DeserializeOwned, DeserializeSeed, Deserializer, Expected, IntoDeserializer, MapAccess,
+    SeqAccess, Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
 use super::Json;
+use super::mismatch::Mismatch;
 use super::place::{Place, Step};
 use crate::error::{Code, Error};
 
@@ -18,6 +19,8 @@ use crate::error::{Code, Error};
 #[derive(Debug)]
 pub struct DecodeError {
     reason: String,
+    /// How to correct the value; empty if the reason says it.
+    remedy: String,
     /// The steps to the place, the last one first.
     steps: Vec<Step>,
 }
@@ -28,30 +31,44 @@ impl DecodeError {
         self
     }
 
+    /// The steps to the place from the root.
+    pub(super) fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().rev()
+    }
+
     pub(super) fn into_error(self) -> Error {
         let error = Error::new(Code::DECODE, self.reason);
         if self.steps.is_empty() {
             return error;
         }
         let place: Place = self.steps.into_iter().rev().collect();
-        let remedy = remedy(error.msg());
-        error.with_details(format!("in \"{place}\"{remedy}"))
+        let remedy =
+            if self.remedy.is_empty() { remedy(error.msg(), &place) } else { &self.remedy };
+        let colon = if remedy.is_empty() { "" } else { ": " };
+        error.with_details(format!("in \"{place}\"{colon}{remedy}"))
     }
 }
 
-/// The remedy for a refused value, by the reason.
-fn remedy(reason: &str) -> &'static str {
-    let has = |text| reason.contains(text);
-    if has("invalid CIDR address") {
-        ": write an address and the length of its prefix, as in 10.1.0.0/16"
-    } else if has("invalid IP address") {
-        ": write an address, as in 10.1.0.1"
-    } else if has("expected a sequence") {
-        ": put it into brackets, [...]"
-    } else if has("type: string")
-        && (has("expected a boolean") || has("expected i") || has("expected u"))
-    {
-        ": write true, false or a number, without quotes"
+impl From<Mismatch> for DecodeError {
+    fn from(Mismatch { message, remedy }: Mismatch) -> DecodeError {
+        DecodeError { reason: message, remedy, steps: Vec::new() }
+    }
+}
+
+/// The remedy for a refused value, by the reason and the place.
+fn remedy(reason: &str, place: &Place) -> &'static str {
+    if reason.starts_with("expected an object") {
+        // The key of a list's item is that of the list.
+        match place.keys().next_back().unwrap_or_default() {
+            "ipam" => "write the type as {\"type\": \"host-local\"}",
+            "dns" => "write the servers as {\"nameservers\": [\"192.0.2.53\"]}",
+            "vlanTrunk" => "write the VLAN as {\"id\": 100}",
+            _ => "",
+        }
+    } else if reason.contains("invalid CIDR address") {
+        "write an address and the length of its prefix, as in 10.1.0.0/16"
+    } else if reason.contains("invalid IP address") {
+        "write an address, as in 10.1.0.1"
     } else {
         ""
     }
@@ -67,7 +84,19 @@ impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(reason: T) -> DecodeError {
-        DecodeError { reason: reason.to_string(), steps: Vec::new() }
+        DecodeError { reason: reason.to_string(), remedy: String::new(), steps: Vec::new() }
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> DecodeError {
+        Mismatch::of_type(found, expected).into()
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> DecodeError {
+        Mismatch::of_type(found, expected).into()
+    }
+
+    fn missing_field(field: &'static str) -> DecodeError {
+        de::Error::custom(format_args!("the key \"{field}\" is missing"))
     }
 }
 

@@ -10,15 +10,19 @@
 
 pub mod decode;
 pub mod keys;
+mod mismatch;
 pub mod place;
+pub mod sound;
+mod syntax;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, mem};
 
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Number;
 use serde_json::ser::PrettyFormatter;
@@ -50,14 +54,11 @@ fn serialize_members<S: Serializer>(members: &[(String, Json)], s: S) -> Result<
 }
 
 impl Json {
-    /// Parses a document; the error is the parser's reason. In strings each byte of invalid UTF-8 is
-    /// read as U+FFFD, as in the reference.
-    pub fn parse(bytes: &[u8]) -> Result<Json, String> {
-        let parsed = match str::from_utf8(bytes) {
-            Ok(text) => serde_json::from_str(text),
-            Err(_) => serde_json::from_str(&as_utf8(bytes)),
-        };
-        parsed.map_err(|e| e.to_string())
+    /// Parses a document; the error (code 6) names the wrong character, its line and column. In strings each byte of
+    /// invalid UTF-8 is read as U+FFFD, as in the reference.
+    pub fn parse(bytes: &[u8]) -> Result<Json> {
+        let text = str::from_utf8(bytes).map_or_else(|_| as_utf8(bytes).into(), Cow::Borrowed);
+        serde_json::from_str(&text).map_err(|cause| syntax::error(bytes, &text, &cause))
     }
 
     /// Encodes a value whose serialization cannot fail: structs, lists and texts.
@@ -154,7 +155,20 @@ impl Json {
         self
     }
 
-    /// The type of this value, as Go names it in messages.
+    /// The message for a value of the wrong type: `expected an object, found a list`.
+    pub fn expected(&self, what: &str) -> String {
+        let found = match self {
+            Json::Null => Unexpected::Unit,
+            Json::Bool(value) => Unexpected::Bool(*value),
+            Json::Number(_) => Unexpected::Other("a number"),
+            Json::String(text) => Unexpected::Str(text),
+            Json::Array(_) => Unexpected::Seq,
+            Json::Object(_) => Unexpected::Map,
+        };
+        mismatch::message(found, what)
+    }
+
+    /// The type of this value as Go names it, in messages that are the reference's.
     pub fn go_type(&self) -> &'static str {
         match self {
             Json::Null => "<nil>",

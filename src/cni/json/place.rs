@@ -58,6 +58,13 @@ impl Place {
         if let Some(Step::Key(name)) = self.0.last() { Some(name) } else { None }
     }
 
+    /// The keys among the steps.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.0
+            .iter()
+            .filter_map(|step| if let Step::Key(name) = step { Some(&**name) } else { None })
+    }
+
     /// The first step, if it is a key.
     pub fn first_key(&self) -> Option<&str> {
         if let Some(Step::Key(name)) = self.0.first() { Some(name) } else { None }
@@ -95,7 +102,7 @@ impl Place {
 
 impl Position {
     /// The position after `before`.
-    fn of(before: &str) -> Position {
+    pub(super) fn of(before: &str) -> Position {
         let line = before.rsplit('\n').next().unwrap_or_default();
         Position { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
     }

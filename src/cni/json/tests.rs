@@ -58,9 +58,41 @@ fn nothing_is_coerced_and_the_place_is_named() {
         assert!(decode(bad).is_err(), "{bad}");
     }
     let error = decode(r#"{"list":[{},{"type":7}]}"#).unwrap_err();
-    assert_eq!(error.details(), r#"in "list[1].type""#);
+    assert_eq!(error.details(), r#"in "list[1].type": put it into double quotes"#);
     assert!(decode(r#"{"list":[null]}"#).is_err());
     assert!(decode(r#"{"ipam":7}"#).is_err());
+}
+
+/// A value, the message, and the details for its key.
+const WRONG_TYPES: &str = r#"
+{"ipam":"host-local"} | expected an object, found the text "host-local" | in "ipam": write the type as {"type": "host-local"}
+{"ipam":[{}]} | expected an object, found a list | in "ipam": write one object, without the brackets around it
+{"ipam":{"type":7}} | expected a text, found the number 7 | in "ipam.type": put it into double quotes
+{"ipam":{"type":["x"]}} | expected a text, found a list | in "ipam.type": write a text, without brackets
+{"ipam":{"dataDir":{}}} | expected a text, found an object | in "ipam.dataDir"
+{"mtu":"1500"} | expected BYTES, found the text "1500" | in "mtu": write 1500, without quotes
+{"mtu":"10M"} | expected BYTES, found the text "10M" | in "mtu": write a number in digits, without quotes and unit
+{"mtu":1500.0} | expected BYTES, found the number 1500.0 | in "mtu": write 1500
+{"mtu":1.5} | expected BYTES, found the number 1.5 | in "mtu"
+{"mtu":-1} | expected BYTES, found the number -1 | in "mtu"
+{"isGateway":"true"} | expected true or false, found the text "true" | in "isGateway": write true, without quotes
+{"isGateway":"No"} | expected true or false, found the text "No" | in "isGateway": write false, without quotes
+{"isGateway":1} | expected true or false, found the number 1 | in "isGateway": write true
+{"list":{}} | expected a list, found an object | in "list": put it into brackets, [...]
+{"list":[null]} | expected an object, found null | in "list[0]": remove the null
+{"capabilities":true} | expected an object, found true | in "capabilities"
+"#;
+
+/// The words of a document's author: no names of this program's types.
+#[test]
+fn wrong_types_are_told_in_the_authors_words() {
+    for line in WRONG_TYPES.lines().skip(1) {
+        let line = line.replace("BYTES", "a whole number from 0 to 4294967295");
+        let parts: Vec<&str> = line.split(" | ").collect();
+        let error = decode(parts[0]).unwrap_err();
+        assert_eq!((error.msg(), error.details()), (parts[1], parts[2]), "{line}");
+    }
+    assert_eq!(Json::Null.expected("an object"), "expected an object, found null");
 }
 
 #[test]

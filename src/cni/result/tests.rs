@@ -121,7 +121,7 @@ fn bad_members_are_named() {
         CniResult::decode(&json, SpecVersion::NEWEST).unwrap_err()
     };
     assert_eq!(bad(r#"{"routes":[{"dst":"10.0.0.0/8","gw":"x"}]}"#).msg(), "invalid IP address: x");
-    assert_eq!(bad(r#"{"routes":[{"gw":"1.1.1.1"}]}"#).msg(), "missing field `dst`");
+    assert_eq!(bad(r#"{"routes":[{"gw":"1.1.1.1"}]}"#).msg(), "the key \"dst\" is missing");
     assert_eq!(bad(r#"{"ips":[{"address":"1.2.3"}]}"#).msg(), "invalid CIDR address: 1.2.3");
     assert!(bad(r#"{"interfaces":[null]}"#).details().contains("interfaces[0]"));
 }

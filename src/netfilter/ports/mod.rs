@@ -64,6 +64,22 @@ impl Mapping {
         }
     }
 
+    /// Whether both mappings are for one port of all addresses of a family, or of the same single address.
+    pub fn shares_port_with(&self, other: &Mapping) -> bool {
+        let same_addresses = match (self.listen, other.listen) {
+            (Listen::Family(one), Listen::Family(other)) => one == other,
+            (Listen::Address(one), Listen::Address(other)) => one == other,
+            (Listen::Address(_), _) | (_, Listen::Address(_)) => false,
+            _ => true,
+        };
+        (self.proto, self.host_port) == (other.proto, other.host_port) && same_addresses
+    }
+
+    /// Whether it listens on all addresses that the other one listens on.
+    pub fn includes(&self, other: &Mapping) -> bool {
+        self.listen == Listen::Everywhere || self.listen == other.listen
+    }
+
     /// The host's address if the mapping listens on a single address.
     pub fn address(&self) -> Option<IpAddr> {
         if let Listen::Address(addr) = self.listen { Some(addr) } else { None }

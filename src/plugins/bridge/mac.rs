@@ -12,8 +12,7 @@ pub(super) fn requested(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     let from_env = cx.mac_arg()?;
     let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
     let text = sources.into_iter().find(|text| !text.is_empty());
-    let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);
-    text.map(parse).transpose()
+    text.map(|text| Mac::of_interface(text)).transpose()
 }
 
 /// Fails if the requested MAC is in use on the bridge: `macspoofchk` would certify it, and the bridge send the frames

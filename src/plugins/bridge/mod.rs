@@ -18,7 +18,7 @@ mod vlan_gateway;
 
 use serde::Deserialize;
 
-use crate::attachment::HostEnd;
+use crate::attachment::{HostEnd, Record};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::iface::Inside;
@@ -198,14 +198,16 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         let (filter, prev) = (PacketFilter::new(), req.prev.as_ref());
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        if conf.ip_masq && cx.has_ipam() {
+        // The keys may have been changed since ADD.
+        let has_rules = Record::of(owner).is_some();
+        if has_rules || (conf.ip_masq && cx.has_ipam()) {
             let addrs = prev.map(CniResult::addresses).unwrap_or_default();
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             let deleted = failures.keep(req.del_veth(cx));
             // After the port, so that it never forwards unchecked frames.
-            if conf.macspoofchk {
+            if has_rules || conf.macspoofchk {
                 let ports = prev.map(|prev| listed_ports(prev, &req.ifname)).unwrap_or_default();
                 failures.keep(spoof::del(&filter, owner, &ports));
             }

@@ -135,8 +135,11 @@ pub(super) fn ensure_gateways<'a>(
                 let msg = format!(
                     "{failed}: \"{name}\" already has an IP address different from {gateway}"
                 );
-                return Err(Error::internal(msg)
-                    .with_details(format!("remove {} or set \"forceAddress\": true", addr.net)));
+                let net = addr.net;
+                return Err(Error::internal(msg).with_details(format!(
+                    "give this network a bridge of its own, with another name in the key \"bridge\"; or, if no \
+                     container uses {net} any more: ip addr del {net} dev {name}"
+                )));
             }
             let (index, former) = (addr.index, configure::again(addr));
             undo.push(format!("restore {} of \"{name}\"", addr.net), move || {

@@ -13,6 +13,7 @@ use super::v4::option::{
 };
 use crate::cni::json::Json;
 use crate::error::{Code, Error, Result};
+use crate::skel::Cx;
 
 /// The folder for sockets of a daemon that is started on demand.
 pub(super) const FOLDER: &str = "/run/cni";
@@ -78,6 +79,11 @@ struct Provide {
 }
 
 impl Conf {
+    /// `ipam` of a DEL or GC, which need the socket only.
+    pub fn readable(&self, cx: &Cx<'_>) -> Result<Ipam> {
+        cx.decode(self.ipam.as_ref())
+    }
+
     /// `ipam`; an error if the configuration has none.
     pub fn ipam(&self) -> Result<Ipam> {
         let missing = || Error::config("IPAM config missing 'ipam' key");

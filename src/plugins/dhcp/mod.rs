@@ -106,7 +106,7 @@ impl Plugin for Dhcp {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let request = request(Verb::Del, cx, &req.id, &req.ifname);
-        Daemon::of(&conf.ipam()?).call_or_replace(&request)
+        Daemon::of(&conf.readable(cx)?).call_or_replace(&request)
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
@@ -115,7 +115,7 @@ impl Plugin for Dhcp {
         let valid = req.valid.iter().cloned();
         request.valid =
             valid.map(|a| Valid { container_id: a.container_id, ifname: a.ifname }).collect();
-        Daemon::of(&conf.ipam()?).call_or_replace(&request)
+        Daemon::of(&conf.readable(cx)?).call_or_replace(&request)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {

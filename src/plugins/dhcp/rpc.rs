@@ -9,7 +9,7 @@ use super::family::Family;
 use super::v4::option::{Options, pairs};
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::sort::sort;
 
 /// The version of requests and replies.
@@ -137,8 +137,7 @@ impl Request {
 
     /// Decodes a line.
     pub fn decode(line: &[u8]) -> Result<Request> {
-        let json = Json::parse(line)
-            .map_err(|why| Error::new(Code::DECODE, format!("the request is not JSON: {why}")))?;
+        let json = Json::parse(line).context(|| "the request is not JSON")?;
         let version = json.get_present("version").map(Json::decode::<u32>).transpose()?;
         if version != Some(VERSION) {
             let version = version.map_or("none".to_owned(), |version| version.to_string());
@@ -200,7 +199,7 @@ impl Answer {
 
     /// Decodes a line: the result of an ADD, or the error.
     pub fn decode(line: &[u8]) -> Result<Option<CniResult>> {
-        let json = Json::parse(line).map_err(Error::internal)?;
+        let json = Json::parse(line)?;
         let answer: Answer = json.decode()?;
         if let Some(Refusal { code, msg, details }) = answer.error {
             return Err(Error::new(Code(code), msg).with_details(details));

@@ -93,8 +93,8 @@ impl Members {
             None => Ok(Members(Vec::new())),
             Some(Json::Object(members)) => Ok(Members(members)),
             Some(other) => {
-                let msg = format!("failed to load netconf: {key} is of type {}", other.go_type());
-                Err(Error::new(Code::DECODE, msg))
+                let error = Error::new(Code::DECODE, other.expected("an object"));
+                Err(error.context("failed to load netconf").with_details(format!("in \"{key}\"")))
             }
         }
     }
@@ -202,7 +202,7 @@ mod tests {
             (r#""delegate":{"type":"flannel"}"#, "flannel cannot delegate to flannel".to_owned()),
             (
                 r#""delegate":[]"#,
-                "failed to load netconf: delegate is of type []interface {}".to_owned(),
+                "failed to load netconf: expected an object, found a list".to_owned(),
             ),
         ] {
             assert_eq!(refusal(keys), msg);

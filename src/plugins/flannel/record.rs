@@ -92,8 +92,8 @@ impl Record {
     pub(super) fn json(&self) -> Result<Json> {
         let why = match Json::parse(&self.conf) {
             Ok(json @ Json::Object(_)) => return Ok(json),
-            Ok(other) => format!("{} is not an object", other.go_type()),
-            Err(why) => why,
+            Ok(other) => other.expected("an object"),
+            Err(why) => why.to_string(),
         };
         Err(Error::internal(format!("failed to parse netconf: {why}"))
             .with_details(format!("the record of {}", self.container_id)))

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use super::Conf;
 use super::sysfs::{self, Sysfs};
 use crate::error::{Error, Result};
+use crate::iface::child;
 use crate::netlink::{Link, Mac, Netlink};
 use crate::sort::sort_by;
 
@@ -80,7 +81,12 @@ impl Selector {
 /// The device on the host.
 pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Result<Link> {
     let link = match selector {
-        Selector::Name(name) => host.require_link(name)?,
+        Selector::Name(name) => host.require_link(name).map_err(|error| {
+            let absent = error.is_not_found();
+            let remedy = if absent { child::label_of(host, name) } else { Ok(None) };
+            let error = Error::from(error);
+            if let Ok(Some(remedy)) = remedy { error.with_details(remedy) } else { error }
+        })?,
         Selector::Mac(mac) => by_mac(&host.dump_links()?, *mac)?,
         Selector::Path(path) => listed(host, &path.join("net"))?,
         Selector::Pci(id) => {

@@ -9,7 +9,7 @@ use crate::attachment::backup::mac_text;
 use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Context, Result};
 use crate::iface::Inside;
-use crate::iface::routes::ON_LINK;
+use crate::iface::ON_LINK;
 use crate::netlink::{
     Addr, Link, LinkChange, Mac, Netlink, NewAddr, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };

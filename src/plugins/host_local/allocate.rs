@@ -102,13 +102,19 @@ impl<'a> Allocation<'a> {
             return Ok(allocated);
         }
         let left: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
-        Err(Error::internal(format!("failed to allocate all requested IPs: {}", left.join(" "))))
+        let sets: Vec<String> = sets.iter().map(RangeSet::to_string).collect();
+        let msg = format!("failed to allocate all requested IPs: {}", left.join(" "));
+        Err(Error::internal(msg).with_details(format!(
+            "request one address of each of these ranges: {}",
+            sets.join(" and ")
+        )))
     }
 
     /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
     fn allocate(&mut self, id: usize, set: &RangeSet, request: Option<IpAddr>) -> Result<IpConfig> {
         if let Some(ip) = request.filter(|ip| set.is_gateway(*ip)) {
-            return Err(Error::internal(format!("requested ip {ip} is subnet's gateway")));
+            return Err(Error::internal(format!("requested ip {ip} is subnet's gateway"))
+                .with_details(format!("request another address of {set}")));
         }
         if let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) {
             self.is_blocked = true;
@@ -132,6 +138,9 @@ impl<'a> Allocation<'a> {
                 |ip| {
                     let unavailable = "is not available in range set";
                     Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
+                        .with_details(format!(
+                            "another container has it (\"cnibox ipam ls\"): request another address of {set}"
+                        ))
                 },
             ));
         };
@@ -293,7 +302,8 @@ mod tests {
             (three, "10.0.0.2", "10.0.1.2", "10.0.2.2/30"),
             ("10.0.0.0/30,10.0.1.0/30@10.0.0.2", "", "", "10.0.1.1/30"),
             ("10.0.0.0/29@2001:db8::1", "", "", "10.0.0.1/29"),
-            ("10.0.0.0/29=10.0.0.0-10.0.0.0", "", "", "10.0.0.0/29"),
+            ("10.0.0.0/29=10.0.0.0-10.0.0.3@10.0.0.6", "", "", "10.0.0.1/29"),
+            ("10.0.0.0/29=10.0.0.6-10.0.0.7", "10.0.0.6", "", "10.0.0.6/29"),
             ("2001:db8:1::/64", "", "", "2001:db8:1::2/64"),
         ] {
             let node = Node::new();

@@ -26,11 +26,13 @@ use self::range::{Range, RangeConf, RangeSet};
 use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, Dns, Route, ip};
+use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
 use crate::error::{Code, Context, Error, Result};
 use crate::leases::{DATA_DIR, Lease, LeaseOptions, LeaseStore, Listing};
 use crate::log;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, reclaim};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, addressing, reclaim,
+};
 use crate::sort::sort_by_key;
 
 /// The plugin.
@@ -115,7 +117,14 @@ impl Plugin for HostLocal {
     }
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
-        for range in Plan::resolve(cx, conf)?.sets.iter().flat_map(RangeSet::ranges) {
+        let Plan { ipam, sets, warnings, .. } = Plan::before_add(cx, conf)?;
+        remarks.warnings.extend(warnings);
+        remarks.warnings.extend(conf.beside_ranges()?);
+        let first = |set: &RangeSet| set.ranges().first().map(|range| range.subnet);
+        let of = |address| IpConfig { address, gateway: None, interface: None };
+        let ips: Vec<IpConfig> = sets.iter().filter_map(first).map(of).collect();
+        remarks.warnings.extend(addressing::routes(&ips, &ipam.routes));
+        for range in sets.iter().flat_map(RangeSet::ranges) {
             let Range { subnet, gateway, .. } = range;
             remarks.subnets.push(*subnet);
             if !subnet.contains(gateway) {
@@ -129,6 +138,7 @@ impl Plugin for HostLocal {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
+        plan.warnings.iter().for_each(log::warn);
         for Range { subnet, gateway, .. } in plan.sets.iter().flat_map(RangeSet::ranges) {
             if gateway.is_ipv4() != subnet.addr().is_ipv4() {
                 log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
@@ -139,7 +149,8 @@ impl Plugin for HostLocal {
         } else {
             resolv::read(Path::new(&plan.ipam.resolv_conf))?
         };
-        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
+        let mut store =
+            LeaseStore::open(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.options(cx)?)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.end())?;
         if cx.end().is_none() {
@@ -152,7 +163,7 @@ impl Plugin for HostLocal {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let store = conf.store(cx, conf.options()?)?;
+        let store = conf.store(cx)?;
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
@@ -165,20 +176,16 @@ impl Plugin for HostLocal {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let options = failures.keep(conf.options()).unwrap_or_default();
         failures.keep(
-            conf.store(cx, options)
+            conf.store(cx)
                 .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(owner))),
         );
-        // Invalid ranges are reported after the release.
-        failures.keep(
-            conf.ipam().and_then(|ipam| range_sets(cx, conf, &ipam, conf.runtime()?.ip_ranges)),
-        );
+        failures.keep(reclaim::leases_of(owner, &[&conf.data_dir(cx)?]));
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let Some(mut store) = conf.store(cx)? else { return Ok(()) };
         let is_listed = |lease: &Lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
@@ -200,16 +207,16 @@ impl Plugin for HostLocal {
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let Some(mut store) = conf.store(cx)? else { return Ok(()) };
         let mut failures = Failures::new();
         reclaim::in_store(&mut store, None, &mut failures)?;
         failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let plan = Plan::resolve(cx, conf)?;
+        let plan = Plan::before_add(cx, conf)?;
         let listing =
-            Listing::open_writable(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)
+            Listing::open_writable(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.options(cx)?)
                 .or_unavailable()?;
         match plan.sets.iter().find(|set| allocate::is_exhausted(&listing, set)) {
             None => Ok(()),
@@ -223,6 +230,17 @@ impl Plugin for HostLocal {
 }
 
 impl Conf {
+    /// The warning of keys of a range that stand beside `ranges`, without `subnet`.
+    fn beside_ranges(&self) -> Result<Option<Error>> {
+        let RangeConf { subnet, range_start, range_end, gateway } = self.ipam()?;
+        let keys = [("rangeStart", range_start), ("rangeEnd", range_end), ("gateway", gateway)];
+        let given = keys.iter().find(|(_, value)| subnet.is_none() && value.is_some());
+        Ok(given.map(|(key, _)| {
+            Error::config(format!("\"{key}\" beside \"ranges\" is not read"))
+                .with_details(format!("in \"{key}\": move it into an object of \"ranges\""))
+        }))
+    }
+
     /// Decodes keys of `ipam`.
     fn ipam<T: DeserializeOwned>(&self) -> Result<T> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
@@ -233,14 +251,14 @@ impl Conf {
         Json::decode_or_default(self.runtime_config.as_ref())
     }
 
-    fn data_dir(&self) -> Result<PathBuf> {
-        let location: Location = Json::decode_or_default(self.ipam.as_ref())?;
+    fn data_dir(&self, cx: &Cx<'_>) -> Result<PathBuf> {
+        let location: Location = cx.decode(self.ipam.as_ref())?;
         let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         Ok(given.unwrap_or_else(|| DATA_DIR.into()))
     }
 
-    fn options(&self) -> Result<LeaseOptions> {
-        let StoreConf { reuse_delay, lock_timeout } = Json::decode_or_default(self.ipam.as_ref())?;
+    fn options(&self, cx: &Cx<'_>) -> Result<LeaseOptions> {
+        let StoreConf { reuse_delay, lock_timeout } = cx.decode(self.ipam.as_ref())?;
         let seconds = |number: u32| Duration::from_secs(number.into());
         let default = LeaseOptions::default();
         Ok(LeaseOptions {
@@ -250,8 +268,8 @@ impl Conf {
     }
 
     /// The lease store of the network, if it exists.
-    fn store(&self, cx: &Cx<'_>, options: LeaseOptions) -> Result<Option<LeaseStore>> {
-        LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), options)
+    fn store(&self, cx: &Cx<'_>) -> Result<Option<LeaseStore>> {
+        LeaseStore::open_existing(&self.data_dir(cx)?, cx.net.name.as_str(), self.options(cx)?)
     }
 }
 
@@ -260,12 +278,23 @@ struct Plan {
     ipam: Ipam,
     sets: Vec<RangeSet>,
     requested: Vec<IpAddr>,
+    /// Addresses of the ranges that no host can have.
+    warnings: Vec<Error>,
 }
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, false)
+    }
+
+    /// The plan before the runtime has supplied ranges.
+    fn before_add(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        Plan::of(cx, conf, cx.net.wants("ipRanges"))
+    }
+
+    fn of(cx: &Cx<'_>, conf: &Conf, is_supplied: bool) -> Result<Plan> {
         let ipam: Ipam = conf.ipam()?;
-        let dir = conf.data_dir()?;
+        let dir = conf.data_dir(cx)?;
         if dir.is_relative() {
             let msg = format!("dataDir \"{}\" is not an absolute path", dir.display());
             let why = "it would be another folder for each working directory of the runtime";
@@ -275,23 +304,27 @@ impl Plan {
         let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
-        let sets = range_sets(cx, conf, &ipam, runtime.ip_ranges)?;
-        Ok(Plan { ipam, sets, requested })
+        let confs = range_confs(conf, &ipam, runtime.ip_ranges)?;
+        let warnings = confs.iter().flatten().flat_map(RangeConf::warnings).collect();
+        let sets = if is_supplied && confs.is_empty() {
+            Vec::new()
+        } else {
+            RangeSet::resolve_all(&confs)?
+        };
+        cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
+        range::check_overlaps(&sets)?;
+        Ok(Plan { ipam, sets, requested, warnings })
     }
 }
 
 /// The range sets of the runtime, the single range without `ranges`, then `ranges`.
-fn range_sets(
-    cx: &Cx<'_>,
+fn range_confs(
     conf: &Conf,
     ipam: &Ipam,
     mut confs: Vec<Vec<RangeConf>>,
-) -> Result<Vec<RangeSet>> {
+) -> Result<Vec<Vec<RangeConf>>> {
     let single: RangeConf = conf.ipam()?;
     confs.extend(single.subnet.is_some().then(|| vec![single]));
     confs.extend(ipam.ranges.iter().cloned());
-    let sets = RangeSet::resolve_all(&confs)?;
-    cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
-    range::check_overlaps(&sets)?;
-    Ok(sets)
+    Ok(confs)
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::cni::ip;
 use crate::error::{Context, Error, Result};
+use crate::skel::addressing;
 
 /// A range of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -44,6 +45,35 @@ pub struct Range {
 /// Ranges that together supply one address of a result; never empty.
 #[derive(Debug)]
 pub struct RangeSet(Vec<Range>);
+
+impl RangeConf {
+    /// The addresses of the range, with their key, that no host can have.
+    fn reserved(&self) -> impl Iterator<Item = (&'static str, IpAddr, &'static str)> {
+        let keys = [
+            ("rangeStart", self.range_start),
+            ("rangeEnd", self.range_end),
+            ("gateway", self.gateway),
+        ];
+        keys.into_iter().filter_map(|(key, ip)| {
+            let (ip, subnet) = (ip?, self.subnet?);
+            Some((key, ip, addressing::reserved(ip, subnet)?))
+        })
+    }
+
+    /// Warnings of addresses that no host can have.
+    pub fn warnings(&self) -> Vec<Error> {
+        let warning = |(key, ip, what)| {
+            let msg =
+                format!("{key} {ip} is the {what} address of the subnet, which no host can have");
+            let remedy = match key {
+                "gateway" => "choose an address between the two ends of the subnet",
+                _ => "it is left out; choose the address beside it",
+            };
+            Error::config(msg).with_details(remedy)
+        };
+        self.reserved().map(warning).collect()
+    }
+}
 
 impl Range {
     /// Sets the defaults and validates the range.
@@ -81,6 +111,15 @@ impl Range {
         }
         if !subnet.contains(&end) || end < start {
             return Err(outside("RangeEnd", end).with_details(remedy));
+        }
+        let is_reserved = |ip| addressing::reserved(ip, subnet).is_some();
+        let start = if is_reserved(start) { address(bits(start) + 1, subnet) } else { start };
+        let end = if is_reserved(end) { address(bits(end) - 1, subnet) } else { end };
+        if end < start {
+            return Err(Error::config(format!(
+                "the range has no address that a host of {subnet} can have"
+            ))
+            .with_details(remedy));
         }
         Ok(Range { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
     }
@@ -266,9 +305,15 @@ mod tests {
             ),
             (
                 "192.0.2.0/24 192.0.2.0 192.0.2.255 2001:db8::1",
-                "192.0.2.0",
-                "192.0.2.255",
+                "192.0.2.1",
+                "192.0.2.254",
                 "2001:db8::1",
+            ),
+            (
+                "2001:db8:1::/64 2001:db8:1:: 2001:db8:1::9",
+                "2001:db8:1::1",
+                "2001:db8:1::9",
+                "2001:db8:1::1",
             ),
         ] {
             let range = Range::resolve(&conf(text)).unwrap();
@@ -318,6 +363,10 @@ mod tests {
             (
                 "192.0.2.0/24 192.0.2.50 192.0.2.40",
                 "RangeStart 192.0.2.50 not in network 192.0.2.0/24".to_owned(),
+            ),
+            (
+                "192.0.2.0/24 192.0.2.255 192.0.2.255",
+                "the range has no address that a host of 192.0.2.0/24 can have".to_owned(),
             ),
         ] {
             let error = Range::resolve(&conf(text)).unwrap_err();
@@ -407,9 +456,9 @@ mod tests {
                 "10.0.0.3 10.0.0.4 10.0.0.5 10.0.0.6",
             ),
             (
-                &["255.255.255.252/30 255.255.255.254 255.255.255.255"],
-                "255.255.255.255",
-                "255.255.255.254 255.255.255.255",
+                &["255.255.255.248/29 255.255.255.253 255.255.255.255"],
+                "255.255.255.254",
+                "255.255.255.253 255.255.255.254",
             ),
         ] {
             let last = (last != "-").then(|| ip(last));

@@ -1,6 +1,5 @@
 //! The keys of the plugin, and their validation.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use serde::Deserialize;
@@ -83,6 +82,15 @@ impl Conf {
             .ok()
             .filter(|bit| *bit < 32)
             .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
+    }
+
+    /// A key that the back end does not have, and that changes nothing there.
+    pub(super) fn without_effect(&self, backend: Backend) -> Option<Error> {
+        let is_unused = backend == Backend::Nftables && self.mark_masq_bit.is_some();
+        is_unused.then(|| {
+            Error::config("\"markMasqBit\" has no effect with the back end nftables")
+                .with_details("choose the back end \"iptables\", or remove the key")
+        })
     }
 
     /// Refuses keys for the other back end only.
@@ -168,19 +176,24 @@ impl Conf {
 
     /// The ports, each once.
     pub(super) fn mappings(&self) -> Result<Vec<Mapping>> {
-        let mut all = Vec::new();
-        let mut known = HashMap::new();
+        let mut all: Vec<Mapping> = Vec::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let key = (mapping.proto, mapping.listen, mapping.host_port);
-            match known.insert(key, mapping.container_port) {
-                None => all.push(mapping),
-                Some(other) if other == mapping.container_port => {}
-                Some(_) => {
-                    let (port, proto) = (mapping.host_port, mapping.proto);
-                    let msg = format!("host port {port}/{proto} is mapped to two container ports");
-                    return Err(Error::config(msg));
-                }
+            let shared = |other: &Mapping| other.shares_port_with(&mapping);
+            if all
+                .iter()
+                .any(|other| shared(other) && other.container_port != mapping.container_port)
+            {
+                let (port, proto) = (mapping.host_port, mapping.proto);
+                let msg = format!("host port {port}/{proto} is mapped to two container ports");
+                return Err(Error::config(msg).with_details(
+                    "no hostIP, \"0.0.0.0\" and \"::\" mean all addresses: choose another hostPort for one of them",
+                ));
+            }
+            if !all.iter().any(|other| shared(other) && other.includes(&mapping)) {
+                // A mapping for all addresses replaces one for those of a family.
+                all.retain(|other| !(shared(other) && mapping.includes(other)));
+                all.push(mapping);
             }
         }
         Ok(all)

@@ -19,6 +19,7 @@ use ipnet::IpNet;
 pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
+use crate::log;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, flows};
 use crate::netfilter::{Backend, Family, Owner, PacketFilter, Watch, layout, localhost};
@@ -48,7 +49,9 @@ impl Plugin for Portmap {
             let remedy = "add \"capabilities\": {\"portMappings\": true}";
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         }
-        conf.backend().map(drop)
+        let backend = conf.backend()?;
+        remarks.warnings.extend(backend.and_then(|backend| conf.without_effect(backend)));
+        Ok(())
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -60,6 +63,7 @@ impl Plugin for Portmap {
             return ports::heal(&filter).map(|()| prev.clone());
         }
         let backend = conf.choose_backend(&filter).context(|| "failed to parse config")?;
+        conf.without_effect(backend).iter().for_each(log::warn);
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mut forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
         let mut undo = Rollback::new();

@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{FIRST_TABLE, is_from, is_of};
 use crate::cni::IpConfig;
 use crate::error::{Context, Result};
-use crate::iface::routes::ON_LINK;
+use crate::iface::ON_LINK;
 use crate::iface::tables::{self, Tables};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
 

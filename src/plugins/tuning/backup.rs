@@ -50,7 +50,7 @@ impl Backup {
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Backup> {
         let malformed = |why: &str| Error::internal(format!("the backup cannot be read: {why}"));
-        let json = Json::parse(bytes).map_err(|why| malformed(&why))?;
+        let json = Json::parse(bytes).map_err(|e| malformed(e.msg()))?;
         let decode = || Ok(Backup { original: json.decode()?, extra: json.decode()? });
         decode().map_err(|e: Error| malformed(e.msg()))
     }

@@ -117,10 +117,7 @@ impl Conf {
 }
 
 fn parse_mac(text: &str) -> Result<Mac> {
-    text.parse().map_err(|e| {
-        Error::config(format!("invalid args {text} for MAC addr: {e}"))
-            .with_details("write six bytes, as in 02:00:00:00:00:01")
-    })
+    Mac::of_interface(text).context(|| format!("invalid args {text} for MAC addr"))
 }
 
 impl Plugin for Tuning {
@@ -137,6 +134,7 @@ impl Plugin for Tuning {
         let plan = Plan::resolve(cx, conf, &req.ifname)?;
         permission::check_allowlist(&plan.parameters)?;
         let mut result = require_prev(req.prev.as_ref(), "Required prevResult missing")?.clone();
+        plan.require_kept(&result, &req.ifname)?;
         let netns = req.sandbox.netns()?;
         // Parameters that are safe in a container's namespace are not safe in the host's.
         if plan.is_safe && !plan.parameters.is_empty() && Netns::current()?.same_as(netns)? {
@@ -234,6 +232,26 @@ impl Plan {
             permission::restrict_to_safe(&mut parameters, ifname)?;
         }
         Ok(Plan { is_safe, parameters, attributes: conf.attributes(cx)? })
+    }
+
+    /// Refuses what would take IPv6 addresses of earlier plugins off the interface.
+    fn require_kept(&self, prev: &CniResult, ifname: &IfName) -> Result<()> {
+        let is_own = |i: &Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
+        let index = prev.interfaces.iter().position(is_own);
+        let addresses = index.into_iter().flat_map(|index| prev.ips_of(index));
+        let Some(v6) = addresses.map(|ip| ip.address).find(|ip| ip.addr().is_ipv6()) else {
+            return Ok(());
+        };
+        if let Some(mtu) = self.attributes.mtu.filter(|mtu| *mtu < mtu::LEAST_OF_IPV6) {
+            let msg = format!("mtu {mtu} takes the address {v6} off \"{ifname}\"");
+            return Err(Error::config(msg).with_details(mtu::REMEDY_OF_IPV6));
+        }
+        let disables = |parameter: &&Parameter| parameter.disables_ipv6(ifname.as_str());
+        self.parameters.iter().find(disables).map_or(Ok(()), |parameter| {
+            let msg =
+                format!("sysctl {} takes the address {v6} off \"{ifname}\"", parameter.written);
+            Err(Error::config(msg).with_details("remove the sysctl, or the IPv6 range of \"ipam\""))
+        })
     }
 
     /// Sets everything in the calling thread's namespace, or changes nothing.

@@ -50,6 +50,16 @@ pub(super) struct Parameter {
     pub(super) value: String,
 }
 
+impl Parameter {
+    /// Whether it takes the IPv6 addresses off the interface.
+    pub(super) fn disables_ipv6(&self, ifname: &str) -> bool {
+        let is_key = |path: &String| {
+            ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"))
+        };
+        self.value.trim() != "0" && self.paths.iter().any(is_key)
+    }
+}
+
 impl Sysctls {
     /// The parameters in order; parameters of `args` override, or are appended. A key that occurs twice, in whatever
     /// spelling, is an error.
@@ -125,7 +135,11 @@ impl Parameter {
 }
 
 impl Found<'_> {
+    /// Sets the value. The right value is not written: the parameter need not be writable then.
     pub(super) fn write(&self) -> Result<()> {
+        if self.former.as_deref() == Some(self.value) {
+            return Ok(());
+        }
         sysctl::write(self.key, self.value)
     }
 

@@ -27,7 +27,7 @@ fn a_list_keeps_its_bytes_and_sorts_its_entries() {
 #[test]
 fn malformed_lists() {
     for (text, why) in [
-        ("[]", "[]interface {} is not an object"),
+        ("[]", "expected an object, found a list"),
         ("{}", "no name"),
         (r#"{"Name":"n"}"#, "no name"),
         (r#"{"name":7}"#, "invalid name type float64"),

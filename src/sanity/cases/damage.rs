@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 
+use rtnetlink::LinkMessageBuilder;
 use serde_json::{Value, json};
 
 use super::{Attachment, Check, Netns, Result, Subject, leftovers, results};
@@ -16,41 +17,49 @@ const INTERFACES: &[&str] =
 /// A host device that is deleted cannot be returned.
 const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "dummy", "tap"];
 
-/// Damages an object of an attachment.
-type Damage = fn(&Netns) -> Result<()>;
+/// Ids of containers, one for each damage of a type.
+const IDS: [&str; 8] = [
+    "damaged-a",
+    "damaged-b",
+    "damaged-c",
+    "damaged-d",
+    "damaged-e",
+    "damaged-f",
+    "damaged-g",
+    "damaged-h",
+];
+
+/// Damages an object of an attachment, of which it gets the container and the result.
+type Damage = fn(&Netns, &Value) -> Result<()>;
 
 /// Assertions about CHECK, the types that they apply to, and the damage.
 const DAMAGES: &[(&str, &[&str], Damage)] = &[
-    ("damage.address-gone", INTERFACES, |at| at.run(|| world::delete_addresses("eth0"))),
-    ("damage.route-gone", &["bridge", "ptp"], |at| at.run(world::delete_default_routes)),
-    ("damage.other-kind", VIRTUAL, |at| {
+    ("damage.address-gone", INTERFACES, |at, _| at.run(|| world::delete_addresses("eth0"))),
+    ("damage.route-gone", &["bridge", "ptp"], |at, _| at.run(world::delete_default_routes)),
+    ("damage.other-kind", VIRTUAL, |at, _| {
         at.run(|| world::delete("eth0").and_then(|()| world::make_pair("eth0", "eth9")))
     }),
-    ("damage.bridge-gone", &["bridge"], |_| world::delete("sanity0")),
-    ("damage.tuning.sysctl", &["tuning"], |at| {
+    ("damage.bridge-gone", &["bridge"], |_, _| world::delete("sanity0")),
+    ("damage.port-gone", &["bridge"], |_, result| world::release_port(&host_end(result)?)),
+    ("damage.host-end-down", &["bridge", "ptp"], |_, result| {
+        world::set_link(&host_end(result)?, LinkMessageBuilder::down)
+    }),
+    ("damage.tuning.sysctl", &["tuning"], |at, _| {
         at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
     }),
-    ("damage.tuning.mtu", &["tuning"], |at| {
-        at.run(|| world::set_link("eth0", |link| link.mtu(1200)))
+    ("damage.tuning.mtu", &["tuning"], |at, _| {
+        at.run(|| world::set_link("eth0", |link| link.mtu(1290)))
     }),
-    ("damage.bandwidth.qdisc", &["bandwidth"], |_| world::delete_shapers()),
-    ("damage.sbr.rule", &["sbr"], |at| at.run(world::delete_source_rules)),
-    ("damage.vrf.gone", &["vrf"], |at| at.run(|| world::delete("blue"))),
-    ("damage.portmap.flushed", &["portmap"], |_| world::flush_rules()),
-    ("damage.firewall.flushed", &["firewall"], |_| world::flush_rules()),
+    ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_shapers()),
+    ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
+    ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
+    ("damage.portmap.flushed", &["portmap"], |_, _| world::flush_rules()),
+    ("damage.firewall.flushed", &["firewall"], |_, _| world::flush_rules()),
 ];
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if subject.since("0.4.0") {
-        for (id, kinds, damage) in DAMAGES {
-            if subject.is(kinds)
-                && let Some((at, result)) = add(subject)?
-            {
-                damage(&at.netns)?;
-                check.fails(id, subject.run("CHECK", &at, Some(&result)))?;
-                check.succeeds("damage.del", subject.end(&at, Some(&result)))?;
-            }
-        }
+        damages(subject, check)?;
         if subject.is(INTERFACES) {
             forged_check(subject, check)?;
         }
@@ -62,6 +71,41 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         flushed(subject, check)?;
     }
     Ok(())
+}
+
+/// Each damage is that of another container: what one leaves behind must not be the cause of the next failure.
+fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    // What the first calls create for all later ones, such as a log of failures, is not a leak.
+    if let Some((at, result)) = add(subject)? {
+        subject.run("CHECK", &at, Some(&json!({"cniVersion": "9.9.9", "ips": 7})))?;
+        subject.end(&at, Some(&result))?;
+    }
+    for ((id, _, damage), container) in
+        DAMAGES.iter().filter(|(_, kinds, _)| subject.is(kinds)).zip(IDS)
+    {
+        let before = world::snapshot()?;
+        let at = subject.container_of(container)?;
+        let Some(result) = subject.add(&at)?.result().cloned() else { continue };
+        damage(&at.netns, &result).map_err(|error| format!("{id}: {error}"))?;
+        check.fails(id, subject.run("CHECK", &at, Some(&result)))?;
+        check.succeeds("damage.del", subject.end(&at, Some(&result)))?;
+        let mut left = leftovers(&before)?;
+        // The bridge and the device of the node are those of all containers.
+        left.retain(|line| !["sanity0", "spare"].iter().any(|shared| line.contains(shared)));
+        check.that("damage.leaves-nothing", left.is_empty(), || {
+            format!("{id}: {}", left.join("; "))
+        });
+    }
+    Ok(())
+}
+
+/// The host's end of the container's interface.
+fn host_end(result: &Value) -> Result<String> {
+    let mut hosts = results::list(result, "interfaces")
+        .filter(|one| one["sandbox"].as_str().unwrap_or_default().is_empty())
+        .filter_map(|one| one["name"].as_str())
+        .filter(|name| *name != "sanity0");
+    Ok(hosts.next().ok_or("the result has no end of the host")?.to_owned())
 }
 
 /// A new container with the result of its ADD; `None` if ADD failed.
@@ -107,7 +151,9 @@ fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let other = Attachment { id: "sanity-stranger", ..subject.container()? };
     let deleted = subject.run("DEL", &other, Some(&forged))?;
-    check.of("damage.forged-interface", &deleted, world::index(UPLINK).is_ok());
+    check.effect("damage.forged-interface", &deleted, world::index(UPLINK).is_ok(), || {
+        format!("{UPLINK} is gone")
+    });
     check.none("damage.forged-keeps-container", &inside.without(&at.netns.snapshot()?));
     let mut lost = before.without(&world::snapshot()?);
     lost.retain(|line| !line.contains("spare"));

@@ -86,10 +86,20 @@ impl Stage<'_> {
             ("delegation.args", "CNI_ARGS", ARGS),
             ("delegation.path", "CNI_PATH", &self.path),
         ] {
-            check.of(id, answer, call.variable(variable) == expected);
+            let given = call.variable(variable);
+            check.effect(id, answer, given == expected, || {
+                format!("{variable} of the delegate is \"{given}\", not \"{expected}\"")
+            });
         }
-        check.of("delegation.version", answer, call.stdin["cniVersion"] == self.subject.version);
-        check.of("delegation.name", answer, call.stdin["name"] == self.subject.conf["name"]);
+        for (id, key, expected) in [
+            ("delegation.version", "cniVersion", &json!(self.subject.version)),
+            ("delegation.name", "name", &self.subject.conf["name"]),
+        ] {
+            let given = &call.stdin[key];
+            check.effect(id, answer, given == expected, || {
+                format!("{key} of the delegate is {given}, not {expected}")
+            });
+        }
     }
 
     /// A conforming IPAM plugin.
@@ -99,43 +109,77 @@ impl Stage<'_> {
         self.recorder.answers("ADD", 0, &given.to_string())?;
         let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
-        check.of("delegation.ipam.add", &added, added.succeeded() && !calls.is_empty());
-        check.of("delegation.ipam.add-once", &added, calls.len() == 1);
+        check.effect("delegation.ipam.add", &added, added.succeeded() && !calls.is_empty(), || {
+            self.recorder.verbs()
+        });
+        check
+            .effect("delegation.ipam.add-once", &added, calls.len() == 1, || self.recorder.verbs());
         self.same(&added, &calls, &at, check);
         if let Some(Recorded { stdin, .. }) = calls.first() {
             let conf = &self.subject.conf;
-            check.of("delegation.ipam.section", &added, stdin["ipam"] == conf["ipam"]);
-            check.of("delegation.configuration", &added, stdin == conf);
+            let is_whole = stdin["ipam"] == conf["ipam"];
+            let detail = || format!("the delegate's configuration is {stdin}, not {conf}");
+            check.effect("delegation.ipam.section", &added, is_whole, detail);
+            check.effect("delegation.configuration", &added, stdin == conf, detail);
         }
         check.of("delegation.stderr", &added, added.stderr.contains(WORDS));
         let Some(result) = added.result() else { return Ok(()) };
-        let (given, named) = (results::addresses(&given), results::addresses(result));
-        let are_named = given.iter().all(|ip| named.contains(ip));
-        check.of("delegation.ipam.addresses", &added, are_named);
-        let inside = at.netns.run(crate::observe::addresses)?;
-        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
-        check.of("delegation.ipam.addresses-set", &added, are_set);
-        let is_named = result["routes"].to_string().contains("10.123.0.0/16");
-        check.of("delegation.ipam.routes", &added, is_named);
-        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
-        check.of("delegation.ipam.routes-set", &added, is_set);
-        let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
-        check.of("delegation.ipam.dns", &added, is_named);
+        Stage::applied(&at, &given, &added, result, check)?;
         if self.subject.since("0.4.0") {
             let checked = self.call("CHECK", &at, Some(result)).run()?;
             let calls = self.recorder.calls("CHECK");
-            check.of("delegation.ipam.check", &checked, checked.succeeded() && !calls.is_empty());
+            check.effect(
+                "delegation.ipam.check",
+                &checked,
+                checked.succeeded() && !calls.is_empty(),
+                || self.recorder.verbs(),
+            );
             self.same(&checked, &calls, &at, check);
             let has_result = calls.iter().all(|call| call.stdin["prevResult"] == *result);
-            check.of("delegation.prev-result", &checked, has_result);
+            check.effect("delegation.prev-result", &checked, has_result, || {
+                format!("the delegate's prevResult is not {result}")
+            });
             self.recorder.answers("CHECK", 1, REFUSAL)?;
             let refused = self.call("CHECK", &at, Some(result)).run();
             check.fails("delegation.ipam.check-fails", refused)?;
         }
         let deleted = self.del(&at, Some(result))?;
         let calls = self.recorder.calls("DEL");
-        check.of("delegation.ipam.del", &deleted, deleted.succeeded() && !calls.is_empty());
+        check.effect(
+            "delegation.ipam.del",
+            &deleted,
+            deleted.succeeded() && !calls.is_empty(),
+            || self.recorder.verbs(),
+        );
         self.same(&deleted, &calls, &at, check);
+        Ok(())
+    }
+
+    /// What the IPAM plugin returned is in the result, and in the container.
+    fn applied(
+        at: &Attachment,
+        given: &Value,
+        added: &Answer,
+        result: &Value,
+        check: &mut Check,
+    ) -> Result<()> {
+        let (given, named) = (results::addresses(given), results::addresses(result));
+        let are_named = given.iter().all(|ip| named.contains(ip));
+        check.effect("delegation.ipam.addresses", added, are_named, || format!("not {given:?}"));
+        let inside = at.netns.run(crate::observe::addresses)?;
+        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
+        check.effect("delegation.ipam.addresses-set", added, are_set, || {
+            format!("not all of {given:?} are in the container")
+        });
+        let is_named = result["routes"].to_string().contains("10.123.0.0/16");
+        let missing = || "no route to 10.123.0.0/16".to_owned();
+        check.effect("delegation.ipam.routes", added, is_named, missing);
+        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
+        check.effect("delegation.ipam.routes-set", added, is_set, missing);
+        let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
+        check.effect("delegation.ipam.dns", added, is_named, || {
+            format!("dns is {}, without 10.1.2.3", result["dns"])
+        });
         Ok(())
     }
 
@@ -146,7 +190,9 @@ impl Stage<'_> {
         let result = added.result();
         let without_netns = self.call("DEL", &at, self.subject.prev(result)).env("CNI_NETNS", "");
         let deleted = without_netns.run()?;
-        check.of("delegation.ipam.del-no-netns", &deleted, self.has_called("DEL"));
+        check.effect("delegation.ipam.del-no-netns", &deleted, self.has_called("DEL"), || {
+            self.recorder.verbs()
+        });
         self.recorder.answers("DEL", 1, REFUSAL)?;
         check.fails("delegation.ipam.del-fails", self.del(&at, result))?;
         self.recorder.answers("DEL", 0, "")?;
@@ -162,14 +208,21 @@ impl Stage<'_> {
         };
         let collected = call("GC")?;
         let calls = self.recorder.calls("GC");
-        check.of("delegation.ipam.gc", &collected, collected.succeeded() && !calls.is_empty());
+        check.effect(
+            "delegation.ipam.gc",
+            &collected,
+            collected.succeeded() && !calls.is_empty(),
+            || self.recorder.verbs(),
+        );
         let has_list = calls.iter().all(|call| call.stdin[VALID] == valid);
-        check.of("delegation.ipam.gc-attachments", &collected, has_list);
+        check.effect("delegation.ipam.gc-attachments", &collected, has_list, || {
+            format!("the delegate's list is not {valid}")
+        });
         self.recorder.answers("GC", 1, REFUSAL)?;
         check.fails("delegation.ipam.gc-fails", call("GC"))?;
         let status = call("STATUS")?;
         let is_good = status.succeeded() && self.has_called("STATUS");
-        check.of("delegation.ipam.status", &status, is_good);
+        check.effect("delegation.ipam.status", &status, is_good, || self.recorder.verbs());
         self.recorder.answers("STATUS", 1, REFUSAL)?;
         check.fails("delegation.ipam.status-fails", call("STATUS"))?;
         Ok(())
@@ -201,16 +254,24 @@ impl Stage<'_> {
                 check.of("delegation.message", &added, stdout.contains("no room"));
                 check.of("delegation.details", &added, stdout.contains("at the inn"));
                 check.of("delegation.code", &added, added.code() == Some(111));
-                check.of("delegation.ipam.refuses-del", &added, self.has_called("DEL"));
+                check.effect("delegation.ipam.refuses-del", &added, self.has_called("DEL"), || {
+                    self.recorder.verbs()
+                });
             }
             if id == "delegation.ipam.unusable" {
-                check.of("delegation.ipam.unusable-del", &added, self.has_called("DEL"));
+                check.effect(
+                    "delegation.ipam.unusable-del",
+                    &added,
+                    self.has_called("DEL"),
+                    || self.recorder.verbs(),
+                );
             }
+            // The DEL that follows each ADD.
+            self.del(&at, None)?;
             let left = leftovers(&before)?;
             check.that("delegation.ipam.leaves-nothing", left.is_empty(), || {
                 format!("{id}: {}", left.join("; "))
             });
-            self.del(&at, None)?;
         }
         self.recorder.answers("ADD", 0, &self.answer().to_string())
     }
@@ -251,7 +312,12 @@ impl Stage<'_> {
         self.recorder.answers("ADD", 0, &given.to_string())?;
         let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
-        check.of("delegation.flannel.add", &added, added.succeeded() && calls.len() == 1);
+        check.effect(
+            "delegation.flannel.add",
+            &added,
+            added.succeeded() && calls.len() == 1,
+            || self.recorder.verbs(),
+        );
         self.same(&added, &calls, &at, check);
         if let Some(Recorded { stdin, .. }) = calls.first() {
             let ipam = stdin["ipam"].to_string();
@@ -274,7 +340,12 @@ impl Stage<'_> {
         fs::remove_file("/run/subnet.env")?;
         let deleted = self.del(&at, Some(&result))?;
         let calls = self.recorder.calls("DEL");
-        check.of("delegation.flannel.del", &deleted, deleted.succeeded() && calls.len() == 1);
+        check.effect(
+            "delegation.flannel.del",
+            &deleted,
+            deleted.succeeded() && calls.len() == 1,
+            || self.recorder.verbs(),
+        );
         self.same(&deleted, &calls, &at, check);
         check.succeeds("delegation.flannel.del-twice", self.del(&at, Some(&result)))?;
         fs::write("/run/subnet.env", SUBNET)?;
@@ -284,7 +355,9 @@ impl Stage<'_> {
         self.del(&at, None)?;
         let before = world::snapshot()?;
         let refused = check.fails("delegation.flannel.refuses", self.add(&at))?;
-        check.of("delegation.flannel.refuses-del", &refused, self.has_called("DEL"));
+        check.effect("delegation.flannel.refuses-del", &refused, self.has_called("DEL"), || {
+            self.recorder.verbs()
+        });
         let stdout = String::from_utf8_lossy(&refused.stdout);
         check.of("delegation.message", &refused, stdout.contains("no room"));
         self.del(&at, None)?;

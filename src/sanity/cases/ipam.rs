@@ -17,6 +17,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let interfaces = &result["interfaces"];
     let is_empty = interfaces.is_null() || interfaces.as_array().is_some_and(Vec::is_empty);
     check.of("ipam.no-interfaces", &added, is_empty);
+    let has_index = results::list(result, "ips").any(|ip| !ip["interface"].is_null());
+    check.of("ipam.no-index", &added, !has_index);
     check.of("ipam.both-families", &added, results::addresses(result).len() == 2);
     if subject.since("0.4.0") {
         let checked = subject.run("CHECK", &at, Some(result));
@@ -68,8 +70,22 @@ fn leases(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &mut Ch
     check.fails("ipam.full", small.add(&other))?;
     small.del(at, first.json.as_ref())?;
     check.succeeds("ipam.reused", small.add(&other))?;
+    similar(&with_range("10.77.0.10", "10.77.0.13", "/var/lib/cni/similar"), at, check)?;
     crowd(&with_range("10.77.0.20", "10.77.0.200", "/var/lib/cni/crowd"), at, check);
     Ok(())
+}
+
+/// DEL releases one of four addresses, whose owners' names begin with each other: one of two further ADDs gets it.
+fn similar(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
+    let owner = |id, ifname| Attachment { id, ifname, ..at.clone() };
+    let owners = [("c1", "eth1"), ("c1", "eth10"), ("c10", "eth1"), ("c10", "eth10")]
+        .map(|(id, ifname)| owner(id, ifname));
+    for owner in &owners {
+        subject.add(owner)?;
+    }
+    subject.del(&owners[0], None)?;
+    subject.add(&owner("next", "eth0"))?;
+    check.fails("ipam.del-keeps-similar", subject.add(&owner("more", "eth0"))).map(drop)
 }
 
 /// Parallel calls get different addresses.

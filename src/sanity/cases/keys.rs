@@ -8,8 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Answer, Attachment, Check, Netns, Result, Subject, results};
-use crate::clause::{Assertion, LIE, Level, OWN};
+use crate::assertion::{Assertion, LIE, Level};
 use crate::observe::{self, Link};
+use crate::spec::OWN;
 use crate::traffic::{LIMIT, MOMENT, pings, tcp, udp};
 use crate::world::{self, NODE, OUTSIDE};
 
@@ -27,7 +28,7 @@ pub struct Key {
 macro_rules! keys {
     ($($id:literal $text:literal $members:literal $($args:literal)? => $holds:expr;)*) => {
         &[$(Key {
-            assertion: Assertion { id: $id, level: Level::Recommended, clause: OWN, text: $text, why: LIE },
+            assertion: Assertion { id: $id, level: Level::Recommended, clauses: OWN, text: $text, why: LIE },
             members: $members,
             args: concat!($($args)?),
             holds: $holds,

@@ -108,9 +108,14 @@ impl Subject<'_> {
 
     /// An attachment in a new namespace, to which bridge of the same folder was added if the plugin is a chained one.
     fn container(&self) -> Result<Attachment> {
+        self.container_of("sanity-1")
+    }
+
+    /// Such an attachment of a container with this id.
+    fn container_of(&self, id: &'static str) -> Result<Attachment> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let mut at = self.attachment("sanity-1", &format!("container-{number}"))?;
+        let mut at = self.attachment(id, &format!("container-{number}"))?;
         self.prepare()?;
         if self.kind.profile == Profile::Chained {
             at.prev = Some(self.add_bridge(&at)?);

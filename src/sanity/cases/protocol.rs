@@ -13,6 +13,9 @@ const ENVIRONMENT: u64 = 4;
 const DECODING: u64 = 6;
 const CONFIGURATION: u64 = 7;
 
+/// All codes below 100 that the specification defines.
+const CODES: [u64; 10] = [1, 2, 3, 4, 5, 6, 7, 11, 50, 51];
+
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     version(subject, check)?;
     let at = Attachment { ifname: "eth0", ..subject.attachment("sanity-1", "protocol")? };
@@ -28,12 +31,12 @@ fn version(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let json = answer.json.clone().unwrap_or_default();
     let own = json["cniVersion"].as_str().unwrap_or_default();
     check.of("version.cni-version", &answer, is_version(own));
+    check.of("version.echo", &answer, own == subject.version);
     let supported = json["supportedVersions"].as_array().into_iter().flatten();
     let supported: Vec<&str> = supported.filter_map(Value::as_str).collect();
     check.of("version.supported", &answer, !supported.is_empty());
     let are_versions = supported.iter().all(|version| is_version(version));
     check.of("version.supported-form", &answer, are_versions);
-    check.of("version.supports-configured", &answer, supported.contains(&subject.version));
     let unique: BTreeSet<_> = supported.iter().collect();
     check.of("version.supported-unique", &answer, unique.len() == supported.len());
     check.of("version.current", &answer, supported.contains(&"1.1.0"));
@@ -62,10 +65,8 @@ fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
     ] {
         let answer = check.fails(fails, subject.call("ADD", at, None).env(variable, "").run())?;
         check.of(code, &answer, answer.code() == Some(ENVIRONMENT));
-        check.of(named, &answer, message(&answer).contains(variable));
-        if variable == "CNI_CONTAINERID" {
-            error(&answer, subject, check);
-        }
+        let is_named = answer.code() != Some(ENVIRONMENT) || message(&answer).contains(variable);
+        check.of(named, &answer, is_named);
     }
     refused_values(subject, at, check)?;
     refused_verbs(subject, at, check)?;
@@ -143,6 +144,10 @@ fn stdin(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()
         if let Some((id, code)) = code {
             check.of(id, &answer, answer.code() == Some(code));
         }
+        // The version of the error is known, because the configuration was read.
+        if id == "conf.name-missing" && answer.failed() {
+            error(&answer, subject, check);
+        }
     }
     if subject.since("0.4.0") {
         let garbage = json!({"cniVersion": "9.9.9", "ips": 7});
@@ -164,6 +169,8 @@ fn error(answer: &Answer, subject: &Subject<'_>, check: &mut Check) {
     check.of("error.stdout", answer, !answer.stdout.is_empty());
     check.of("error.object", answer, json.is_object());
     check.of("error.code", answer, json["code"].is_u64());
+    let is_free = json["code"].as_u64().is_none_or(|code| code >= 100 || CODES.contains(&code));
+    check.of("error.code-reserved", answer, is_free);
     check.of("error.msg", answer, json["msg"].as_str().is_some_and(|msg| !msg.is_empty()));
     check.of("error.details", answer, json["details"].is_null() || json["details"].is_string());
     let version = json["cniVersion"].as_str();

@@ -1,7 +1,8 @@
 //! Invalid values: ADD with each fails, and leaves nothing.
 
 use super::{Check, Result, Subject, leftovers};
-use crate::clause::{Assertion, BLIND, Level, OWN};
+use crate::assertion::{Assertion, BLIND, Level};
+use crate::spec::OWN;
 use crate::world;
 
 /// The assertion about all values.
@@ -20,7 +21,7 @@ pub struct Wrong {
 macro_rules! wrong {
     ($($id:literal $text:literal $members:literal $($args:literal)?;)*) => {
         &[$(Wrong {
-            assertion: Assertion { id: $id, level: Level::Recommended, clause: OWN, text: $text, why: BLIND },
+            assertion: Assertion { id: $id, level: Level::Recommended, clauses: OWN, text: $text, why: BLIND },
             members: $members,
             args: concat!($($args)?),
         },)*]
@@ -137,6 +138,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         subject.prepare()?;
         let (before, inside) = (world::snapshot()?, at.netns.snapshot()?);
         let added = check.fails(wrong.assertion.id, add(&subject, wrong))?;
+        // The DEL that follows each ADD.
+        del(&subject)?;
         if !added.succeeded() {
             let mut left = leftovers(&before)?;
             left.extend(at.netns.snapshot()?.without(&inside));
@@ -144,7 +147,6 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
                 format!("{}: {}", wrong.assertion.id, left.join("; "))
             });
         }
-        del(&subject)?;
     }
     Ok(())
 }

@@ -188,7 +188,7 @@ impl Manifest {
             return Ok(Manifest::default());
         };
         let read = || format!("read {}", path.display());
-        let json = Json::parse(&bytes).map_err(Error::internal).context(read)?;
+        let json = Json::parse(&bytes).context(read)?;
         let manifest: Manifest = json.decode().context(read)?;
         // Files of these names are removed: a name must not lead out of the folder.
         let is_path = |owned: &&Owned| owned.name.contains('/') || owned.name.starts_with('.');

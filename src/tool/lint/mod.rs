@@ -3,14 +3,18 @@
 //! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
 //! values of their own keys ([`OwnPlugin::examine`](crate::skel::OwnPlugin::examine)).
 
+mod keys;
 mod network;
+mod routes;
+mod together;
 
 use std::collections::HashMap;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use self::network::{Network, mistake};
+use self::keys::mistake;
+use self::network::Network;
 use super::finding::{Finding, Severity, Subject, report};
 use super::folders::{CONF, CONF_DIR, plugin_path};
 use super::{JSON, Tool};

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
-use super::{Finding, Severity, Subject};
+use super::keys::mistake;
+use super::{Finding, Severity, Subject, keys, routes, together};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
-use crate::cni::{NetworkName, SpecVersion};
+use crate::cni::{NetworkName, SpecVersion, version};
 use crate::error::{Context, Error, Result};
 use crate::files;
 use crate::options::nearest;
-
 use crate::runtime::list::is_list;
 use crate::runtime::{MAX_CONF_BYTES, NetworkList, PluginConf};
 use crate::skel::call::{Call, Caller, Env, RunFn};
@@ -100,7 +100,7 @@ impl Network<'_> {
         if let (true, Json::Object(members)) = (is_list, &json) {
             let names = members.iter().map(|(name, _)| name.as_str());
             for name in names.filter(|name| !LIST_KEYS.contains(name)) {
-                self.unknown("list", &Place::key(name), &LIST_KEYS);
+                self.list_key(name, &json);
             }
         }
         let list = NetworkList::from_any_file(&self.file)?;
@@ -124,6 +124,25 @@ impl Network<'_> {
         Ok(())
     }
 
+    /// A key of the list that no runtime reads is a mistake only if it is a misspelling, or a key that a plugin of the list reads.
+    fn list_key(&mut self, name: &str, list: &Json) {
+        let types = match list.get_present("plugins") {
+            Some(Json::Array(items)) => items.iter().filter_map(|item| item.get_present("type")),
+            _ => return,
+        };
+        let plugins = types.filter_map(|name| self.table.plugin(name.as_str()?));
+        let is_read = |plugin: OwnPlugin| (plugin.keys)().get(name).is_some();
+        let place = Place::key(name);
+        if plugins.clone().any(is_read) || OPEN.contains(&name) {
+            let problem = format!("list: \"{name}\" beside \"plugins\" is not read");
+            let error =
+                mistake(problem, "move it into the object of the plugin that it is meant for");
+            self.findings.push(self.finding(Severity::Warning, self.position(&place), error));
+        } else if nearest(name, LIST_KEYS.iter().copied()).is_some() {
+            self.unknown("list", &place, &LIST_KEYS);
+        }
+    }
+
     fn version(&mut self, list: &NetworkList) {
         if list.cni_version.is_empty() {
             let msg = "\"cniVersion\" is missing, which means 0.1.0";
@@ -132,7 +151,9 @@ impl Network<'_> {
         } else if SpecVersion::exact(&list.cni_version).is_none() {
             let msg = format!("unknown CNI version \"{}\"", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
-            let error = mistake(msg, format!("choose one of {known}"));
+            let near = version::nearest(&list.cni_version, &SpecVersion::ALL);
+            let near = near.unwrap_or(SpecVersion::NEWEST);
+            let error = mistake(msg, format!("write \"{near}\"; there are {known}"));
             let position = self.position(&Place::key("cniVersion"));
             self.findings.push(self.finding(Severity::Error, position, error));
         }
@@ -160,8 +181,17 @@ impl Network<'_> {
         if let Some(ipam) = ipam {
             keys = keys.and((ipam.keys)());
         }
-        self.keys(part, &keys, ipam.is_some());
-        if self.values(part, plugin, ipam) && self.cni_path.is_some() {
+        self.unread_keys(part, &keys, ipam.is_some());
+        let is_sound = self.values(part, plugin, ipam);
+        for (key, error) in together::examine(part.conf, before, &self.subnets) {
+            self.report(Severity::Warning, part, key, error);
+        }
+        if self.cni_path.is_some() {
+            for error in routes::elsewhere(part.conf, &self.subnets) {
+                self.report(Severity::Warning, part, "ipam", error);
+            }
+        }
+        if is_sound && self.cni_path.is_some() {
             self.status(part, plugin.run);
         }
     }
@@ -226,8 +256,8 @@ impl Network<'_> {
     }
 
     /// Reports keys and capabilities that neither the plugin nor its IPAM plugin reads.
-    fn keys(&mut self, part: &Part<'_>, keys: &Keys, own_ipam: bool) {
-        for (below, names) in keys.unknown_in(part.conf.json()) {
+    fn unread_keys(&mut self, part: &Part<'_>, known: &Keys, own_ipam: bool) {
+        for (below, names) in known.unknown_in(part.conf.json()) {
             let is_open = below.first_key().is_some_and(|first| OPEN.contains(&first));
             if (!is_open || (own_ipam && below.first_key() == Some("ipam")))
                 && let Some(place) = &part.place
@@ -235,28 +265,36 @@ impl Network<'_> {
                 self.unknown(&part.title, &place.concat(&below), &names);
             }
         }
-        let runtime: Vec<_> = keys.get("runtimeConfig").into_iter().flat_map(Keys::names).collect();
+        for name in keys::above_cni(part.conf.json()) {
+            let problem = format!("\"{name}\" of \"args\" is not read");
+            let remedy = format!("write \"args\": {{\"cni\": {{\"{name}\": ...}}}}");
+            self.report(Severity::Warning, part, &format!("args.{name}"), mistake(problem, remedy));
+        }
+        let runtime: Vec<_> =
+            known.get("runtimeConfig").into_iter().flat_map(Keys::names).collect();
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
                 let problem = format!("unused capability \"{capability}\"");
-                let error = mistake(problem, suggestion(capability, &runtime));
+                let own: Vec<_> = known.names().filter(|key| !OPEN.contains(key)).collect();
+                let error = mistake(problem, keys::capability_remedy(capability, &runtime, &own));
                 self.report(Severity::Warning, part, "capabilities", error);
             }
         }
     }
 
+    /// Reports an unknown key.
     fn unknown(&mut self, owner: &str, place: &Place, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
+        if keys::is_comment(key) {
+            return;
+        }
         let problem = format!("{owner}: unknown key \"{key}\"");
-        let error = mistake(problem, suggestion(key, names));
+        let error = mistake(problem, keys::remedy(key, names));
         self.findings.push(self.finding(Severity::Warning, self.position(place), error));
     }
 
     /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
     fn values(&mut self, part: &Part<'_>, plugin: OwnPlugin, ipam: Option<OwnPlugin>) -> bool {
-        // The runtime may supply the addresses that the configuration lacks.
-        let supplied = |name: &&str| part.conf.capabilities.get(*name) == Some(&true);
-        let ipam = ipam.filter(|_| !["ips", "ipRanges"].iter().any(supplied));
         let request = part.request(&part.list.cni_version);
         let mut is_sound = true;
         for lint in [Some(plugin), ipam].into_iter().flatten() {
@@ -333,17 +371,6 @@ impl Part<'_> {
             vec![("name".to_owned(), name.into()), ("cniVersion".to_owned(), version.into())];
         members.retain(|(_, value)| *value != Json::from(""));
         Ok(self.conf.inject(&members)?.bytes().to_vec())
-    }
-}
-
-pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
-    Error::config(problem).with_details(remedy)
-}
-
-fn suggestion(word: &str, known: &[&str]) -> String {
-    match nearest(word, known.iter().copied()) {
-        Some(near) => format!("did you mean \"{near}\"?"),
-        None => "remove it".to_owned(),
     }
 }
 

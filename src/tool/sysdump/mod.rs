@@ -223,7 +223,8 @@ impl Sources<'_> {
         let rest = archive.room().saturating_sub(CONFIGURATIONS);
         for file in files {
             let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-            let read = files::read(&file, MAX_CONF_BYTES).map_err(|cause| cause.to_string());
+            let read =
+                files::read(&file, MAX_CONF_BYTES).map_err(|cause| Error::io("read", &cause));
             match read.and_then(|bytes| Json::parse(&bytes)) {
                 Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
                 Ok(json) => {

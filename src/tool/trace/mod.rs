@@ -106,25 +106,27 @@ fn run(command: &Command, folders: &Folders, json: bool) -> Result<ExitCode> {
         sort_by_key(&mut calls, |recording| recording.call().start);
     }
     print(&match command {
-        Command::List { .. } if json => array(calls.iter().map(Recording::json).collect())?,
+        Command::List { .. } if json => {
+            array(&calls.iter().map(Recording::json).collect::<Vec<_>>())?
+        }
         Command::List { .. } => list(&calls),
         Command::Show(id) => {
             let trace = &find(&calls, id)?.call().trace;
             let of_trace = calls.iter().filter(|recording| recording.call().trace == *trace);
             let steps = of_trace.flat_map(|recording| &recording.spans);
             if json {
-                array(steps.map(Span::json).collect())?
+                array(&steps.map(Span::json).collect::<Vec<_>>())?
             } else {
                 waterfall::show(&calls, trace)
             }
         }
         Command::Stats { prometheus: true } => stats::prometheus(&calls, folders)?,
-        Command::Stats { prometheus: false } if json => array(stats::json(&calls))?,
+        Command::Stats { prometheus: false } if json => array(&stats::json(&calls))?,
         Command::Stats { prometheus: false } => stats::text(&calls),
     })
 }
 
-fn array(objects: Vec<Value>) -> Result<String> {
+fn array(objects: &[Value]) -> Result<String> {
     Ok(pretty(&objects)? + "\n")
 }
 

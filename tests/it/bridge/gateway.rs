@@ -185,7 +185,7 @@ fn three_ranges_give_three_addresses_and_gateways() {
             let error = net.on("ADD", &container).error();
             assert_eq!(error.brief(), (7, msg.as_str()));
             no_veth_remains(&node);
-            assert_eq!(net.on("DEL", &container).error().brief(), (7, msg.as_str()));
+            net.on("DEL", &container).ok();
             continue;
         }
         let result = net.add(&container);

@@ -95,12 +95,24 @@ fn texts_that_are_no_addresses() {
     }
     let error = asking(&net, "", &["x"], &[]).unwrap_err();
     assert!(error.contains('x'), "{error}");
-    let error = asking(&net, "", &[], &[""]).unwrap_err();
-    assert!(error.contains("IP <nil> not v4 nor v6"), "{error}");
     // DEL ignores invalid requests.
     add(&net, "c1");
     net.call("DEL", "c1").env("CNI_ARGS", "IP=abc").ok();
     assert_eq!(net.leases(), [""; 0]);
+}
+
+/// A wrapper that has no address to ask for sends an empty one.
+#[test]
+fn an_empty_request_is_no_request() {
+    let node = Node::new();
+    let net = two_sets(&node);
+    for (env, args, runtime) in
+        [("IP=", &[][..], &[][..]), ("IgnoreUnknown=1;IP= ", &[""], &[]), ("", &[], &["", " "])]
+    {
+        let given = asking(&net, env, args, runtime);
+        assert!(given.is_ok(), "{env} {args:?} {runtime:?} {given:?}");
+        net.call("DEL", "c1").ok();
+    }
 }
 
 #[test]

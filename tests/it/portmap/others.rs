@@ -132,3 +132,31 @@ fn tables_of_an_earlier_release_are_completed() {
     let near = tcp(&two.container, &one.container, "192.0.2.1:8080", 80);
     assert!(near.is_some() && tcp(&peer, &one.container, "192.0.2.1:8080", 80).is_some());
 }
+
+/// No hostIP, "0.0.0.0" and "::" mean all addresses: one port in two spellings is one mapping, to two ports a mistake.
+#[test]
+fn a_port_in_two_spellings_is_one_mapping() {
+    for rules in [Rules::Nftables, Rules::Iptables] {
+        for other in ["::", "0.0.0.0"] {
+            let ports = Ports::new(rules, "1.0.0");
+            let pod = ports.pod("c1");
+            let with = |container: u16| {
+                let mut spelled = mapping(8080, container, "tcp");
+                spelled["hostIP"] = json!(other);
+                spelled
+            };
+            for list in [
+                json!([mapping(8080, 80, "tcp"), with(80)]),
+                json!([with(80), mapping(8080, 80, "tcp")]),
+            ] {
+                ports.add(&pod, &list);
+                ports.del(&pod, &list);
+            }
+            let list = json!([mapping(8080, 80, "tcp"), with(81)]);
+            let call = ports.net(&list, &json!({"prevResult": pod.prev})).call("ADD", pod.id);
+            let error = call.netns(&pod.container.path()).error();
+            let msg = "failed to parse config: host port 8080/tcp is mapped to two container ports";
+            assert_eq!(error.brief(), (7, msg), "{rules:?} {other}");
+        }
+    }
+}

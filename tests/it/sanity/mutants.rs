@@ -1,10 +1,26 @@
 //! The mutants: shell commands that wrap a correct plugin and add one defect each.
+//!
+//! | file | defects in |
+//! | --- | --- |
+//! | `protocol.rs` | VERSION, parameters, configurations, errors, the form of results |
+//! | `state.rs` | ADD, CHECK, DEL, GC and STATUS against the state of the kernel |
+//! | `delegation.rs` | calls of delegated plugins |
+//! | `process.rs` | the environment of the process, unusual but valid calls |
+//! | `keys.rs` | keys and values of configurations |
+//! | `generated.rs` | every verb of every type, every member of a result |
 
-mod rows;
+mod delegation;
+mod generated;
+mod keys;
+mod process;
+mod protocol;
+mod state;
 
 /// All mutants.
-pub(super) fn all() -> Vec<&'static Mutant> {
-    MUTANTS.iter().chain(rows::MUTANTS).collect()
+pub(super) fn all() -> Vec<Mutant> {
+    let files = [protocol::ALL, state::ALL, delegation::ALL, process::ALL, keys::ALL];
+    let rows = files.into_iter().flatten().copied().flatten();
+    rows.map(Row::mutant).chain(generated::all()).collect()
 }
 
 /// A plugin with one defect.
@@ -14,638 +30,49 @@ pub(super) struct Mutant {
     pub(super) kind: &'static str,
     /// The specification version of the request.
     pub(super) version: &'static str,
-    /// The command with the defect.
+    /// The command with the defect, or several as a pattern of the shell.
     pub(super) verb: &'static str,
     /// The shell commands: `run` is the correct plugin, `bend` edits its output with sed, `inside`
     /// runs a command in the container.
-    pub(super) body: &'static str,
+    pub(super) body: String,
     /// The assertion that must fail.
     pub(super) seen: &'static str,
+    /// The clause of the specification that it breaks, if not the assertion's first one.
+    pub(super) clause: Option<&'static str>,
 }
 
-const fn mutant(
+/// A mutant of a table.
+#[derive(Debug)]
+struct Row {
     kind: &'static str,
     version: &'static str,
     verb: &'static str,
     seen: &'static str,
     body: &'static str,
-) -> Mutant {
-    Mutant { kind, version, verb, body, seen }
+    clause: Option<&'static str>,
 }
 
-const MUTANTS: &[Mutant] = &[
-    mutant("loopback", "1.0.0", "VERSION", "version.succeeds", "exit 1"),
-    mutant("loopback", "1.0.0", "VERSION", "version.json", "echo hello"),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.cni-version",
-        r#"bend 's/"cniVersion":"[^"]*"/"cniVersion":"new"/'"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.includes-own",
-        r#"bend 's/"cniVersion":"[^"]*"/"cniVersion":"0.0.7"/'"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.supported-unique",
-        r#"bend 's/"0.1.0"/"0.1.0","0.1.0"/'"#,
-    ),
-    mutant("loopback", "1.0.0", "VERSION", "version.supported-form", r#"bend 's/"0.1.0"/"0.1"/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.supported",
-        r#"bend 's/,"supportedVersions".*/}/'"#,
-    ),
-    mutant("loopback", "1.0.0", "VERSION", "version.current", r#"bend 's/,"1.1.0"//'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.no-other-variable",
-        r#"[ -n "$CNI_PATH" ] || exit 1; run"#,
-    ),
-    mutant("loopback", "1.0.0", "VERSION", "version.no-stdin", r#"[ -n "$in" ] || exit 1; run"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "VERSION",
-        "version.any-stdin",
-        "case $in in no*) exit 1 ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.containerid.missing",
-        r#"[ -n "$CNI_CONTAINERID" ] || export CNI_CONTAINERID=x; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.netns.missing",
-        r#"[ -n "$CNI_NETNS" ] || export CNI_NETNS=/run/netns/protocol; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.ifname.missing",
-        r#"[ -n "$CNI_IFNAME" ] || export CNI_IFNAME=lo; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.ifname.too-long",
-        "[ ${#CNI_IFNAME} -le 15 ] || export CNI_IFNAME=lo; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.ifname.slash",
-        "case $CNI_IFNAME in */*) export CNI_IFNAME=lo ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.ifname.blank",
-        r"case $CNI_IFNAME in *\ *) export CNI_IFNAME=lo ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.ifname.dots",
-        "case $CNI_IFNAME in ..) export CNI_IFNAME=lo ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.containerid.path",
-        "case $CNI_CONTAINERID in */*) export CNI_CONTAINERID=x ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.containerid.first",
-        "case $CNI_CONTAINERID in -*) export CNI_CONTAINERID=x ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.netns.nowhere",
-        r#"[ -e "$CNI_NETNS" ] || export CNI_NETNS=/run/netns/protocol; [ -n "$CNI_NETNS" ] && run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.netns.no-namespace",
-        "case $CNI_NETNS in /etc*) export CNI_NETNS=/run/netns/protocol ;; esac; run",
-    ),
-    mutant("loopback", "1.0.0", "NONSENSE", "env.command.unknown", "exit 0"),
-    mutant("loopback", "0.3.1", "CHECK", "env.command.check-early", "exit 0"),
-    mutant("loopback", "1.0.0", "GC", "env.command.gc-early", "exit 0"),
-    mutant("loopback", "1.0.0", "STATUS", "env.command.status-early-code", "exit 1"),
-    mutant("loopback", "1.0.0", "add", "env.command.case", "CNI_COMMAND=ADD run"),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "env.containerid.code",
-        r#"bend 's/"code": 4/"code": 104/'"#,
-    ),
-    mutant("loopback", "1.0.0", "ADD", "env.containerid.named", "bend 's/CNI_CONTAINERID/it/'"),
-    mutant("loopback", "1.0.0", "ADD", "env.netns.named", "bend 's/CNI_NETNS/it/'"),
-    mutant("loopback", "1.0.0", "ADD", "env.ifname.named", "bend 's/CNI_IFNAME/it/'"),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "CHECK",
-        "env.check.containerid",
-        r#"[ -n "$CNI_CONTAINERID" ] || exit 0; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "DEL",
-        "env.del.containerid",
-        r#"[ -n "$CNI_CONTAINERID" ] || exit 0; run"#,
-    ),
-    mutant("loopback", "1.0.0", "DEL", "env.del.ifname", r#"[ -n "$CNI_IFNAME" ] || exit 0; run"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.stdout",
-        r#"out=$(run); status=$?; [ $status = 0 ] && echo "$out" || echo "$out" >&2; exit $status"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.object",
-        r#"out=$(run); status=$?; [ $status = 0 ] || out=failed; echo "$out"; exit $status"#,
-    ),
-    mutant("loopback", "1.0.0", "ADD", "error.msg", r#"bend 's/"msg"/"text"/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.code",
-        r#"bend 's/"code": \([0-9]*\)/"code": "\1"/'"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.cni-version",
-        r#"out=$(run); status=$?; [ $status = 0 ] || out=$(echo "$out" | sed /cniVersion/d); echo "$out"; exit $status"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.cni-version-known",
-        r#"out=$(run); status=$?; [ $status = 0 ] || out=$(echo "$out" | sed 's/"cniVersion": "[^"]*"/"cniVersion": "7"/'); echo "$out"; exit $status"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "error.details",
-        r#"bend 's/"msg": "[^"]*"/&, "details": 7/'"#,
-    ),
-    mutant("loopback", "1.0.0", "ADD", "env.containerid.missing", "run; exit 0"),
-    mutant("loopback", "1.0.0", "ADD", "env.netns.missing", "run || kill -9 $$"),
-    mutant("loopback", "1.0.0", "ADD", "stdin.cut-off", r#"[ "$in" != '{' ] || exit 0; run"#),
-    mutant("loopback", "1.0.0", "ADD", "stdin.no-json", "case $in in no*) exit 0 ;; esac; run"),
-    mutant("loopback", "1.0.0", "ADD", "stdin.no-object", "case $in in '['*) exit 0 ;; esac; run"),
-    mutant("loopback", "1.0.0", "ADD", "stdin.empty", r#"[ -n "$in" ] || exit 0; run"#),
-    mutant("loopback", "1.0.0", "ADD", "stdin.cut-off-code", r#"bend 's/"code": 6/"code": 106/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.name-missing",
-        r#"case $in in *'"name"'*) run ;; *) exit 0 ;; esac"#,
-    ),
-    mutant("loopback", "1.0.0", "ADD", "conf.name-code", r#"bend 's/"code": 7/"code": 107/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.name-path",
-        "case $in in *../up*) exit 0 ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.name-type",
-        r#"case $in in *'"name":7'*) exit 0 ;; esac; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.version-unknown",
-        "case $in in *9.9.9*) exit 0 ;; esac; run",
-    ),
-    mutant("loopback", "1.0.0", "ADD", "conf.version-code", r#"bend 's/"code": 1,/"code": 101,/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.version-old",
-        "case $in in *0.0.9*) exit 0 ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.version-form",
-        r#"case $in in *'"one"'*) exit 0 ;; esac; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "conf.version-type",
-        r#"case $in in *'"cniVersion":1,'*) exit 0 ;; esac; run"#,
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "CHECK",
-        "conf.prev-result-garbage",
-        "case $in in *9.9.9*) exit 0 ;; esac; run",
-    ),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "result.cni-version",
-        r#"bend 's/"cniVersion": "[^"]*"/"cniVersion": "0.4.0"/'"#,
-    ),
-    mutant("loopback", "1.0.0", "ADD", "result.json", "echo adding; run"),
-    mutant("loopback", "1.0.0", "ADD", "result.no-error", r#"bend '1s/{/{"code": 0,/'"#),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "ADD",
-        "kernel.up",
-        "run; status=$?; inside ip link set lo down; exit $status",
-    ),
-    mutant("loopback", "1.0.0", "CHECK", "check.interface-gone", "exit 0"),
-    mutant("loopback", "1.0.0", "CHECK", "check.succeeds", "exit 1"),
-    mutant(
-        "loopback",
-        "1.0.0",
-        "CHECK",
-        "check.silent",
-        r#"run; status=$?; echo "{}"; exit $status"#,
-    ),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "result.ip.no-version",
-        r#"bend 's/"address"/"version": "4", "address"/'"#,
-    ),
-    mutant(
-        "host-local",
-        "0.4.0",
-        "ADD",
-        "result.ip.version",
-        r#"bend 's/"version": "4"/"version": "6"/'"#,
-    ),
-    mutant("host-local", "1.0.0", "ADD", "result.no-ip4", r#"bend '1s/{/{"ip4": {},/'"#),
-    mutant("host-local", "0.2.0", "ADD", "result.old.no-ips", r#"bend '1s/{/{"ips": [],/'"#),
-    mutant(
-        "host-local",
-        "0.2.0",
-        "ADD",
-        "result.old.ip4",
-        "bend 's,10.88.0.[0-9]*/16,fd88::9/64,'",
-    ),
-    mutant("host-local", "1.0.0", "ADD", "result.ip.address", r#"bend 's,/16",",'"#),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "result.ip.gateway",
-        r#"bend 's/"gateway": "[^"]*"/"gateway": "none"/'"#,
-    ),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "result.routes",
-        r#"bend 's,"dst": "0.0.0.0/0","dst": "default",'"#,
-    ),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "result.dns",
-        r#"bend '1s/{/{"dns": [],/;s/"dns": {}/"dns2": {}/'"#,
-    ),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "ipam.no-interfaces",
-        r#"bend '1s/{/{"interfaces": [{"name": "eth0"}],/'"#,
-    ),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "ipam.both-families",
-        r#"in=$(printf '%s' "$in" | sed 's/,\[{"subnet":"fd88::\/64"}\]//'); run"#,
-    ),
-    mutant("host-local", "1.0.0", "ADD", "ipam.unique", "bend 's,10.88.0.[0-9]*/16,10.88.0.2/16,'"),
-    mutant("host-local", "1.0.0", "ADD", "ipam.range", "bend 's,10.77.0.9/24,10.77.0.8/24,'"),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "ADD",
-        "ipam.concurrent",
-        "mkdir /run/busy 2>/dev/null || exit 1; run; status=$?; sleep 0.05; rmdir /run/busy; exit $status",
-    ),
-    mutant("host-local", "1.0.0", "DEL", "ipam.reused", "exit 0"),
-    mutant("host-local", "1.0.0", "DEL", "del.no-netns", r#"[ -n "$CNI_NETNS" ] || exit 1; run"#),
-    mutant(
-        "host-local",
-        "1.0.0",
-        "DEL",
-        "ipam.del-keeps-others",
-        "run; CNI_CONTAINERID=sanity-2 run",
-    ),
-    mutant("host-local", "1.1.0", "GC", "gc.releases-stale", "exit 0"),
-    mutant("host-local", "1.1.0", "GC", "gc.succeeds", "exit 1"),
-    mutant("host-local", "1.1.0", "GC", "gc.silent", "run; echo done"),
-    mutant("host-local", "1.1.0", "GC", "gc.keeps-valid", "rm -rf /var/lib/cni/gc; run"),
-    mutant("host-local", "1.1.0", "STATUS", "status.succeeds", "exit 1"),
-    mutant("host-local", "1.1.0", "STATUS", "status.silent", "echo ready; run"),
-    mutant("ptp", "1.1.0", "STATUS", "status.ipam-missing", "exit 0"),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.ip.interface",
-        r#"bend 's/"interface": [0-9]*/"interface": 77/'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.interface.mac",
-        r#"bend 's/"mac": "[^"]*"/"mac": "none"/'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "kernel.mac",
-        r#"bend 's/"mac": "[^"]*"/"mac": "02:00:00:00:00:01"/'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.interface.sandbox",
-        r#"bend 's,"sandbox": "[^"]*","sandbox": "/run/netns/other",'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.names-interface",
-        r#"bend 's/"name": "eth/"name": "net/'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "kernel.host-interface",
-        r#"bend 's/"name": "veth/"name": "gone/'"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "kernel.address",
-        "run; status=$?; inside ip addr flush dev eth0; exit $status",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "kernel.route",
-        "run; status=$?; inside ip route del default; exit $status",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "kernel.no-other-interface",
-        "run; status=$?; inside ip link add extra type veth peer name more; exit $status",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.names-addresses",
-        "run; status=$?; inside ip addr add 10.55.0.1/24 dev eth0; exit $status",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "result.has-addresses",
-        r#"in=$(printf '%s' "$in" | sed 's/,\[{"subnet":"fd88::\/64"}\]//'); run"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "traffic.masquerade4",
-        r#"in=$(printf '%s' "$in" | sed 's/"ipMasq":true/"ipMasq":false/'); run"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "add.interface-exists",
-        "inside ip link del eth0 2>/dev/null; run",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "del.second-interface-keeps-first",
-        r#"run; status=$?; [ "$CNI_IFNAME" = eth0 ] || inside ip addr flush dev eth0; exit $status"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "ADD",
-        "add.failure-leaves-nothing",
-        "run || { touch /run/left.$$; exit 1; }",
-    ),
-    mutant("ptp", "1.0.0", "DEL", "add.again-after-del", "exit 0"),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.twice",
-        r#"inside ip link show "$CNI_IFNAME" >/dev/null 2>&1 || exit 1; run"#,
-    ),
-    mutant("ptp", "1.0.0", "DEL", "del.leaves-nothing", "touch /run/left.$$; run"),
-    mutant("ptp", "1.0.0", "DEL", "del.no-netns", r#"[ -n "$CNI_NETNS" ] || exit 1; run"#),
-    mutant("ptp", "1.0.0", "DEL", "del.no-netns-releases", r#"[ -n "$CNI_NETNS" ] || exit 0; run"#),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.netns-gone",
-        r#"[ -z "$CNI_NETNS" ] || [ -e "$CNI_NETNS" ] || exit 1; run"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.netns-gone-leaves-nothing",
-        r#"[ -z "$CNI_NETNS" ] || [ -e "$CNI_NETNS" ] || exit 0; run"#,
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.no-prev-result",
-        "case $in in *prevResult*) run ;; *) exit 1 ;; esac",
-    ),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.never-added",
-        r#"[ "$CNI_CONTAINERID" != sanity-never ] || exit 1; run"#,
-    ),
-    mutant("ptp", "1.0.0", "DEL", "del.silent", "run; status=$?; echo done; exit $status"),
-    mutant(
-        "ptp",
-        "1.0.0",
-        "DEL",
-        "del.interface-gone",
-        r#"inside ip link show "$CNI_IFNAME" >/dev/null 2>&1 || exit 1; run"#,
-    ),
-    mutant(
-        "bridge",
-        "1.0.0",
-        "ADD",
-        "traffic.gateway4",
-        r#"in=$(printf '%s' "$in" | sed 's/"isGateway":true/"isGateway":false/'); run"#,
-    ),
-    mutant(
-        "bridge",
-        "1.0.0",
-        "ADD",
-        "traffic.containers4",
-        "run; status=$?; ip link set sanity0 type bridge nf_call_iptables 0; for port in $(ls /sys/class/net/sanity0/brif); do bridge link set dev $port isolated on; done; exit $status",
-    ),
-    mutant(
-        "bridge",
-        "1.0.0",
-        "DEL",
-        "del.second-container-keeps-first",
-        r#"run; status=$?; [ "$CNI_CONTAINERID" != sanity-3 ] || nsenter --net=/run/netns/one ip addr flush dev eth0; exit $status"#,
-    ),
-    mutant(
-        "portmap",
-        "1.0.0",
-        "ADD",
-        "portmap.udp4",
-        r#"in=$(printf '%s' "$in" | sed 's/"udp"/"tcp"/'); run"#,
-    ),
-    mutant(
-        "portmap",
-        "1.0.0",
-        "ADD",
-        "portmap.tcp4",
-        r#"in=$(printf '%s' "$in" | sed 's/"hostPort":8080/"hostPort":8090/'); run"#,
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "ADD",
-        "tuning.mtu",
-        r#"in=$(printf '%s' "$in" | sed 's/"mtu":1300/"mtu":1400/'); run"#,
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "ADD",
-        "tuning.sysctl",
-        r#"in=$(printf '%s' "$in" | sed 's/arp_filter/arp_accept/'); run"#,
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "ADD",
-        "chained.keeps-addresses",
-        "bend 's,10.88.0.[0-9]*/16,10.88.9.9/16,'",
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "ADD",
-        "chained.keeps-interfaces",
-        r#"bend 's/"name": "veth/"name": "gone/'"#,
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "ADD",
-        "chained.no-prev-result",
-        "case $in in *prevResult*) run ;; *) exit 0 ;; esac",
-    ),
-    mutant(
-        "tuning",
-        "1.0.0",
-        "DEL",
-        "chained.del-keeps-the-others",
-        "run; status=$?; [ ! -e /run/once ] || ip addr flush dev sanity0; touch /run/once; exit $status",
-    ),
-    mutant(
-        "bandwidth",
-        "1.0.0",
-        "ADD",
-        "bandwidth.qdisc",
-        "run; status=$?; for link in $(ls /sys/class/net); do tc qdisc del dev $link root 2>/dev/null; done; exit $status",
-    ),
-    mutant(
-        "sbr",
-        "1.0.0",
-        "ADD",
-        "sbr.rule",
-        "run; status=$?; inside ip rule del from $(inside ip rule | grep -o '10[.][.0-9]*'); exit $status",
-    ),
-];
+impl Row {
+    fn mutant(&self) -> Mutant {
+        let Row { kind, version, verb, seen, body, clause } = *self;
+        Mutant { kind, version, verb, seen, body: body.to_owned(), clause }
+    }
+}
+
+/// The version, then one mutant per line: type, verb, failing assertion, shell commands, and the
+/// clause if it is not the assertion's first one.
+macro_rules! rows {
+    ($version:literal $($kind:literal $verb:literal $seen:literal $body:literal $($clause:literal)?;)*) => {
+        &[$($crate::sanity::mutants::Row {
+            kind: $kind,
+            version: $version,
+            verb: $verb,
+            seen: $seen,
+            body: $body,
+            clause: $crate::sanity::mutants::rows!(@clause $($clause)?),
+        },)*]
+    };
+    (@clause) => { None };
+    (@clause $clause:literal) => { Some($clause) };
+}
+use rows;

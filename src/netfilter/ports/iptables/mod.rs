@@ -21,7 +21,7 @@ use crate::attachment::Record;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::iptables::{Records, Rule, Scope, Table};
+use crate::netfilter::iptables::{Records, Rule, Scope, Table, program};
 use crate::netfilter::layout::HandedOver;
 use crate::netfilter::{Backend, Family, Owner, PacketFilter};
 
@@ -86,10 +86,25 @@ pub(super) fn add(
             for earlier in &forward.targets[..at] {
                 undo(filter, Family::of(earlier.addr()), owner);
             }
-            return created.map(|()| taken.into_inner());
+            return created
+                .map_err(|error| without_mark_chain(filter, family, forward).unwrap_or(error))
+                .map(|()| taken.into_inner());
         }
     }
     Ok(None)
+}
+
+/// The error if the chain of `externalSetMarkChain` does not exist.
+fn without_mark_chain(filter: &PacketFilter, family: Family, forward: &Forward) -> Option<Error> {
+    let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
+    let table = filter.iptables(family).ok()?.read(NAT, Scope::of(&[chain])).ok()?;
+    (!table.has_chain(chain)).then(|| {
+        let program = program(family);
+        Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat"))
+            .with_details(
+                "start the program that creates the chain, or remove the key: portmap then marks packets itself",
+            )
+    })
 }
 
 /// Whether an entry may be for one of these ports. Entries that cannot be parsed may be for any port.
@@ -179,8 +194,11 @@ fn chain_of(table: &Table, owner: Owner<'_>) -> String {
             && !is_of_other(table, chain, &comment)
     };
     let entries = table.rules.iter().filter(|rule| is_entry(rule, &comment));
-    let common = entries.filter_map(|entry| entry.value("-j")).find(is_own).unwrap_or(&common);
-    if is_own(&common) { common.to_owned() } else { own }
+    match entries.filter_map(|entry| entry.value("-j")).find(is_own) {
+        Some(chain) => chain.to_owned(),
+        None if is_own(&common.as_str()) => common,
+        None => own,
+    }
 }
 
 /// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.

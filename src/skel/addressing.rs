@@ -1,0 +1,125 @@
+//! Addresses and routes of a configuration that no container can use, for `cnibox lint` and the warnings of ADD.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::cni::{IpConfig, NetConf, Route};
+use crate::error::Error;
+
+/// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
+pub fn reserved(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
+    let is_wide = subnet.max_prefix_len() - subnet.prefix_len() > 1;
+    match ip {
+        _ if !is_wide || !subnet.contains(&ip) => None,
+        ip if ip == subnet.network() => Some("network"),
+        ip if ip.is_ipv4() && ip == subnet.broadcast() => Some("broadcast"),
+        _ => None,
+    }
+}
+
+/// Warns of routes of a family in which the interface has no address, and of default routes that are written like subnets.
+/// Without addresses, which the runtime supplies, only of the latter.
+pub fn routes(ips: &[IpConfig], routes: &[Route]) -> Vec<Error> {
+    let mut warnings = Vec::new();
+    for Route { dst, .. } in routes {
+        let is_v4 = dst.addr().is_ipv4();
+        if dst.prefix_len() == 0 && !dst.addr().is_unspecified() {
+            let msg = format!("the route to {dst} is the default route");
+            let remedy =
+                format!("write {}, or the length of the prefix that is meant", dst.trunc());
+            warnings.push(Error::config(msg).with_details(remedy));
+        }
+        if !ips.is_empty() && ips.iter().all(|ip| ip.address.addr().is_ipv4() != is_v4) {
+            let family = if is_v4 { "IPv4" } else { "IPv6" };
+            let msg = format!("the route to {dst} is of {family}, but no address is");
+            let remedy = format!("remove the route, or add {family} addresses");
+            warnings.push(Error::config(msg).with_details(remedy));
+        }
+    }
+    warnings
+}
+
+/// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the routes itself.
+pub fn gateways(net: &NetConf, ips: &[IpConfig], routes: &[Route]) -> Vec<Error> {
+    if ips.is_empty() || net.json.get_present("type").and_then(|name| name.as_str()) == Some("ptp")
+    {
+        return Vec::new();
+    }
+    let is_on_link = |route: &Route| route.gw.is_none() && route.scope.is_some();
+    let reaches = |gateway: &IpAddr| {
+        let mut on_link = routes.iter().filter(|route| is_on_link(route) && !route.is_default());
+        ips.iter().any(|ip| ip.address.contains(gateway))
+            || on_link.any(|route| route.dst.contains(gateway))
+    };
+    let used = routes.iter().filter_map(|route| route.gw);
+    let mut all: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.gateway).chain(used).collect();
+    all.retain(|gateway| !reaches(gateway));
+    all.sort_unstable();
+    all.dedup();
+    let warning = |gateway: IpAddr| {
+        let length = if gateway.is_ipv4() { 32 } else { 128 };
+        let remedy = format!(
+            "add {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}} to \"routes\", or choose a gateway of the subnet"
+        );
+        let msg = format!("the gateway {gateway} is in no subnet of the interface");
+        Error::config(msg).with_details(remedy)
+    };
+    all.into_iter().map(warning).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::Json;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    fn ip(address: &str, gateway: &str) -> IpConfig {
+        IpConfig { address: net(address), gateway: gateway.parse().ok(), interface: None }
+    }
+
+    #[test]
+    fn only_the_ends_of_a_subnet_are_reserved() {
+        for (ip, subnet, what) in [
+            ("10.0.0.0", "10.0.0.0/24", Some("network")),
+            ("10.0.0.255", "10.0.0.0/24", Some("broadcast")),
+            ("10.0.0.255", "10.0.0.0/16", None),
+            ("10.0.0.1", "10.0.0.0/31", None),
+            ("10.0.1.0", "10.0.0.0/24", None),
+            ("fd00::", "fd00::/64", Some("network")),
+            ("fd00::ffff:ffff:ffff:ffff", "fd00::/64", None),
+        ] {
+            assert_eq!(reserved(ip.parse().unwrap(), net(subnet)), what, "{ip} of {subnet}");
+        }
+    }
+
+    #[test]
+    fn routes_need_addresses_of_their_family() {
+        let of = |ips: &[IpConfig], dst: &str| routes(ips, &[Route::to(net(dst))]).len();
+        let v4 = [ip("10.1.0.0/24", "")];
+        for (dst, found) in [("0.0.0.0/0", 0), ("::/0", 1), ("10.9.0.0/0", 1), ("fd00::/0", 2)] {
+            assert_eq!(of(&v4, dst), found, "{dst}");
+        }
+        assert_eq!(of(&[], "::/0"), 0);
+    }
+
+    #[test]
+    fn a_gateway_needs_a_way_to_it() {
+        let conf =
+            |kind: &str| NetConf::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes());
+        let (macvlan, ptp) = (conf("macvlan").unwrap(), conf("ptp").unwrap());
+        let far = [ip("10.1.0.5/32", "10.9.0.1")];
+        let route = |text: &str| Json::parse(text.as_bytes()).unwrap().decode::<Route>().unwrap();
+        let on_link = route(r#"{"dst":"10.9.0.1/32","scope":253}"#);
+        assert_eq!(gateways(&macvlan, &far, &[]).len(), 1);
+        assert_eq!(gateways(&macvlan, &far, &[Route::to(net("0.0.0.0/0"))]).len(), 1);
+        assert_eq!(gateways(&macvlan, &far, &[on_link]), []);
+        assert_eq!(gateways(&ptp, &far, &[]), []);
+        assert_eq!(gateways(&macvlan, &[ip("10.1.0.5/24", "10.1.0.1")], &[]), []);
+        let by = route(r#"{"dst":"0.0.0.0/0","gw":"10.7.0.1"}"#);
+        assert_eq!(gateways(&macvlan, &[ip("10.1.0.5/24", "")], &[by]).len(), 1);
+    }
+}

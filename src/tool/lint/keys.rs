@@ -1,0 +1,70 @@
+//! The words of findings about keys: comments, keys at another level than the one that is read, misspellings.
+
+use crate::cni::json::Json;
+use crate::error::Error;
+use crate::options::nearest;
+
+/// A finding, with its remedy.
+pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::config(problem).with_details(remedy)
+}
+
+/// Whether a key is a comment: nobody reads it, and nobody expects so.
+pub(super) fn is_comment(key: &str) -> bool {
+    const WORDS: [&str; 5] = ["comment", "comments", "description", "documentation", "$schema"];
+    let marked = ["_", "//", "#"].iter().any(|mark| key.starts_with(mark));
+    marked || WORDS.iter().any(|word| word.eq_ignore_ascii_case(key))
+}
+
+/// The remedy for a key that is not read, where the keys `known` are.
+pub(super) fn remedy(key: &str, known: &[&str]) -> String {
+    if let Some(near) = nearest(key, known.iter().copied()) {
+        return format!("did you mean \"{near}\"?");
+    }
+    let denied = key.strip_prefix("no").or_else(|| key.strip_prefix("disable"));
+    match denied.and_then(|denied| known.iter().find(|name| name.eq_ignore_ascii_case(denied))) {
+        Some(name) => format!("write \"{name}\": false"),
+        None => "remove it".to_owned(),
+    }
+}
+
+/// The remedy for a capability that the plugin does not use. `keys` are the keys of its configuration.
+pub(super) fn capability_remedy(name: &str, used: &[&str], keys: &[&str]) -> String {
+    if keys.contains(&name) {
+        return format!("\"{name}\" is a key of the plugin: write it beside \"capabilities\"");
+    }
+    remedy(name, used)
+}
+
+/// The keys of `args` that plugins read below `args.cni` only.
+pub(super) fn above_cni(conf: &Json) -> Vec<String> {
+    const READ: [&str; 7] = ["allmulti", "ips", "mac", "mtu", "promisc", "sysctl", "txQLen"];
+    let Some(Json::Object(members)) = conf.get_present("args") else { return Vec::new() };
+    let names = members.iter().map(|(name, _)| name.as_str());
+    names.filter(|name| READ.contains(name)).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_are_told_by_their_names() {
+        for key in ["_note", "//", "// why", "#", "Comment", "Documentation", "$schema"] {
+            assert!(is_comment(key), "{key}");
+        }
+        assert!(!is_comment("commentary") && !is_comment("mtu"));
+    }
+
+    #[test]
+    fn the_key_that_is_meant_is_named() {
+        for (key, remedy_of_it) in [
+            ("snatt", "did you mean \"snat\"?"),
+            ("noSnat", "write \"snat\": false"),
+            ("disableSnat", "write \"snat\": false"),
+            ("colour", "remove it"),
+        ] {
+            assert_eq!(remedy(key, &["snat", "backend"]), remedy_of_it);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Keys of one plugin that take away what an earlier plugin of the list gave.
+
+use ipnet::IpNet;
+
+use super::keys::mistake;
+use crate::cni::json::Json;
+use crate::error::Error;
+use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
+use crate::runtime::PluginConf;
+
+/// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of the
+/// addresses so far.
+pub(super) fn examine(
+    conf: &PluginConf,
+    before: &[PluginConf],
+    subnets: &[IpNet],
+) -> Vec<(&'static str, Error)> {
+    let mut found = Vec::new();
+    let has_v6 = subnets.iter().any(|subnet| subnet.addr().is_ipv6());
+    if let Some(Json::Number(mtu)) = conf.json().get_present("mtu")
+        && let Some(mtu) = mtu.as_u64().filter(|mtu| (1..LEAST_OF_IPV6.into()).contains(mtu))
+        && has_v6
+    {
+        let msg = format!("with mtu {mtu} the interface has no IPv6 address");
+        found.push(("mtu", mistake(msg, REMEDY_OF_IPV6)));
+    }
+    if conf.plugin_type == "tuning" {
+        found.extend(mac_of(conf).and_then(|key| Some((key, behind(before)?))));
+    }
+    found
+}
+
+/// The key by which tuning may get a MAC.
+fn mac_of(conf: &PluginConf) -> Option<&'static str> {
+    let is_set = |mac: &Json| mac.as_str().is_some_and(|mac| !mac.is_empty());
+    if conf.json().get_present("mac").is_some_and(is_set) {
+        return Some("mac");
+    }
+    (conf.capabilities.get("mac") == Some(&true)).then_some("capabilities")
+}
+
+/// What another MAC takes away.
+fn behind(before: &[PluginConf]) -> Option<Error> {
+    let remedy = |plugin: &str| {
+        format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"")
+    };
+    if let Some(first) = before.iter().find(|conf| conf.ipam_type == "dhcp") {
+        let msg = "the DHCP lease is for the MAC before tuning changes it";
+        return Some(mistake(msg, remedy(&first.plugin_type)));
+    }
+    let checks = |conf: &&PluginConf| {
+        conf.plugin_type == "bridge"
+            && conf.json().get_present("macspoofchk") == Some(&Json::Bool(true))
+    };
+    let first = before.iter().find(checks)?;
+    let msg = "\"macspoofchk\" drops the frames of a MAC that tuning sets";
+    Some(mistake(msg, remedy(&first.plugin_type)))
+}
