@@ -93,7 +93,8 @@ soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of 
 lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
-	$(CARGO) clippy --locked --no-default-features --bins -- -D warnings
+	$(CARGO) clippy --locked --no-default-features --features plugins --bins -- -D warnings
+	$(CARGO) clippy --locked --no-default-features --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
@@ -139,13 +140,16 @@ image: ## an OCI archive of an image with only the executable, in target/dist; a
 	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py cnibox $(DIST)/cnibox.oci.tar \
 		$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) $(foreach target,$(TARGETS),$(call image_of,$(target)))
 
-dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in target/dist
+# Its list, manual pages and completions come from an executable that this machine can execute.
+dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in target/dist; of several architectures with TARGETS, as image
 	tests/prepare.sh dist
-	$(MAKE) build sanity BUILD='auditable build'
+	[ "$(TARGETS)" = "$(HOST)" ] || tests/prepare.sh cross
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
-	packaging/dist.sh $(BINARY) $(TARGET) $(DIST)
-	tests/dist.sh $(DIST)
+	for target in $(HOST) $(filter-out $(HOST),$(TARGETS)); do $(MAKE) build sanity BUILD='auditable build' TARGET=$$target || exit; done
+	for target in $(TARGETS); do \
+		packaging/dist.sh $(OUT)/$$target/release/cnibox $$target $(DIST) $(OUT)/$(HOST)/release/cnibox || exit; done
+	$(if $(filter $(HOST),$(TARGETS)),tests/dist.sh $(DIST),@echo "dist: these files are for another architecture: tests/dist.sh verifies them there")
 
 reproduce: dist ## build the release again from a clone in another folder, and compare all checksums
 	tests/reproduce.sh $(DIST)

@@ -11,8 +11,6 @@ here=$(dirname "$0")
 cd "$here/.."
 : "${SOURCE_DATE_EPOCH:?}"
 export SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE=1
-# MAINTAINER: the maintainer of the packages, set by distributors.
-maintainer=${MAINTAINER:-The cnibox authors <cnibox@localhost>}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 names=$("$host" list | sed 's/ .*//')
 
@@ -60,21 +58,11 @@ tree() {
     chmod -R u=rwX,go=rX "$root"
 }
 
-# pack_deb NAME ROOT: packs a tree as a deb.
+# pack_deb NAME ROOT [FOLDER NAME...]: packs a tree as a deb, with the names in its plugin folder.
 pack_deb() {
-    name=$1 root=$2 doc=$2/usr/share/doc/$1
-    cp packaging/copyright "$doc/copyright"
-    mkdir -p "$root/usr/share/lintian/overrides"
-    sed "s/@PACKAGE@/$name/" packaging/lintian-overrides >"$root/usr/share/lintian/overrides/$name"
-    printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$name" "$version" \
-        "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
-        gzip -9n >"$doc/changelog.gz"
-    mkdir "$root/DEBIAN"
-    [ "$name" = cni-sanity ] || install -m 755 packaging/postinst packaging/postrm "$root/DEBIAN/"
-    size=$(du -sk --apparent-size "$root" | cut -f1)
-    sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/; s/@MAINTAINER@/$maintainer/" "packaging/$name.control" >"$root/DEBIAN/control"
-    find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-    dpkg-deb --root-owner-group -Zxz --build "$root" "$out/${name}_${version}_$deb.deb" >/dev/null
+    name=$1 root=$2
+    shift 2
+    packaging/deb.sh "$name" "$root" "$out" "$version" "$deb" "$@"
 }
 
 # pack_rpm NAME ROOT: packs a tree as an rpm.
@@ -83,18 +71,20 @@ pack_rpm() {
     cp LICENSE "$root/usr/share/doc/$name/"
     find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
     stage=$(readlink -f "$work")
+    units=$(cd "$root/usr/lib/systemd/system" 2>/dev/null && echo * || echo none)
     (cd "$root" && find . ! -type d | sed 's,^\.,,' | sort) >"$work/files"
     rpmbuild -bb --quiet --target "$rpm" \
         --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
         --define "_rpmfilename $name-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
         --define "stage $(readlink -f "$root")" --define "filelist $stage/files" \
-        --define "package $name" --define "release_version $version" packaging/package.spec >/dev/null
+        --define "package $name" --define "release_version $version" --define "units $units" packaging/package.spec >/dev/null
     mv "$work/$name-$version-1.$rpm.rpm" "$out/"
 }
 
 # The plugin folder of containerd and podman: /usr/lib/cni in Debian, /usr/libexec/cni in Fedora and RHEL.
 tree /usr/lib/cni vendor-completions "$work/deb"
-pack_deb cnibox "$work/deb"
+# shellcheck disable=SC2086 # one word each
+pack_deb cnibox "$work/deb" /usr/lib/cni $names
 tree /usr/libexec/cni site-functions "$work/rpm"
 pack_rpm cnibox "$work/rpm"
 
@@ -106,7 +96,8 @@ for kind in deb rpm; do
     mv "$work/kubernetes-$kind/usr/share/doc/cnibox" "$work/kubernetes-$kind/usr/share/doc/cnibox-kubernetes"
     # This unit would install into the folder of this package.
     rm "$work/kubernetes-$kind/usr/lib/systemd/system/cnibox-install.service"
-    "pack_$kind" cnibox-kubernetes "$work/kubernetes-$kind"
+    # shellcheck disable=SC2086 # one word each
+    "pack_$kind" cnibox-kubernetes "$work/kubernetes-$kind" /opt/cni/bin $names
 done
 
 # The conformance suite has separate packages, because nodes do not need it.

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """provenance.py FOLDER: writes FOLDER/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files in
-the folder: commit, dependencies and builder. The build is reproducible (`make reproduce`)."""
+the folder: commit, dependencies and builder. The build is reproducible (`make reproduce`).
+
+SOURCE is the address of the repository, BUILDER_ID that of the builder; the project's own are names, not addresses."""
 
 import hashlib
 import os
@@ -18,21 +20,25 @@ def said(*command):
 def main(folder):
     sha256 = lambda path: {"sha256": hashlib.sha256(archive.read(path)).hexdigest()}
     names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    commit = said("git", "rev-parse", "HEAD")
+    source = os.environ.get("SOURCE", "urn:cnibox:source")
+    rustc = said(os.environ.get("RUSTC", "rustc"), "--version")
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": sha256(os.path.join(folder, name))} for name in names],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": "make dist",
-                "externalParameters": {"source": {"gitCommit": said("git", "rev-parse", "HEAD")}},
+                "buildType": "urn:cnibox:make-dist",
+                "externalParameters": {"source": {"uri": source, "digest": {"gitCommit": commit}}},
                 "internalParameters": {"SOURCE_DATE_EPOCH": archive.EPOCH},
                 "resolvedDependencies": [
+                    {"name": "source", "uri": source, "digest": {"gitCommit": commit}},
                     {"name": "Cargo.lock", "digest": sha256("Cargo.lock")},
-                    {"name": "rustc", "annotations": {"version": said(os.environ.get("RUSTC", "rustc"), "--version")}},
+                    {"name": "rustc", "uri": "pkg:generic/rustc@" + rustc.split()[1], "annotations": {"version": rustc}},
                 ],
             },
-            "runDetails": {"builder": {"id": os.environ.get("BUILDER_ID", "make dist")}},
+            "runDetails": {"builder": {"id": os.environ.get("BUILDER_ID", "urn:cnibox:make")}},
         },
     }
     archive.write(os.path.join(folder, "provenance.json"), encoded(statement) + b"\n")

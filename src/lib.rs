@@ -28,33 +28,50 @@
 //! A plugin is a type that implements [`skel::Plugin`]; start reading at
 //! `plugins/loopback.rs`, the smallest one, then `plugins/ptp.rs`.
 //!
-//! A Rust program that is a container runtime uses [`runtime`]; everything else is private.
+//! A Rust program that is a container runtime uses [`runtime`]; everything else is private. Without the default feature
+//! `plugins` (`default-features = false`) the crate has only `runtime` and the layers below it.
+#![cfg_attr(
+    not(feature = "plugins"),
+    expect(dead_code, unused_imports, reason = "parts of the lower layers that plugins use")
+)]
 
+#[cfg(feature = "plugins")]
 mod applets;
+#[cfg(feature = "plugins")]
 mod attachment;
 mod cmd;
 mod cni;
 mod error;
 mod files;
+#[cfg(feature = "plugins")]
 mod iface;
 mod invoke;
 #[cfg(test)]
 #[path = "../tests/it/lane.rs"]
 mod lane;
+#[cfg(feature = "plugins")]
 mod leases;
 mod log;
+#[cfg(feature = "plugins")]
 mod netfilter;
+#[cfg(feature = "plugins")]
 mod netlink;
 mod netns;
 mod options;
+#[cfg(feature = "plugins")]
 mod plugins;
+#[cfg(feature = "plugins")]
 mod repairs;
 pub mod runtime;
+#[cfg(feature = "plugins")]
 mod skel;
 mod sort;
+#[cfg(feature = "plugins")]
 #[doc(hidden)]
 pub mod start;
+#[cfg(feature = "plugins")]
 mod sysctl;
+#[cfg(feature = "plugins")]
 mod tool;
 mod trace;
 

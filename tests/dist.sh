@@ -63,6 +63,11 @@ plugins "$work/cnibox-deb/usr/lib/cni"
 plugins "$work/cnibox-rpm/usr/libexec/cni"
 plugins "$work/cnibox-kubernetes-deb/opt/cni/bin"
 plugins "$work/cnibox-kubernetes-rpm/opt/cni/bin"
+# 77: without dpkg and apt.
+tests/packages.sh "$out/cnibox_${version}_$go.deb" || [ $? = 77 ] || fail "the deb in place of the reference's"
+for deb in "$out"/*_"$go".deb; do
+    dpkg-deb --ctrl-tarfile "$deb" | tar -tf - | grep -qx ./md5sums || fail "no md5sums in $deb"
+done
 # podman's packages depend on this name, which the reference's package provides; without it podman
 # would be removed together with the reference.
 stack=container-network-stack
@@ -140,11 +145,18 @@ assert all("licenses" in component and "hashes" in component for component in bo
            if component["purl"].startswith("pkg:cargo/"))
 END
 python3 - "$out" <<'END' || fail "the provenance"
-import hashlib, json, os, sys
+import hashlib, json, os, re, sys
 statement = json.load(open(sys.argv[1] + "/provenance.json"))
 for subject in statement["subject"]:
     data = open(os.path.join(sys.argv[1], subject["name"]), "rb").read()
     assert subject["digest"]["sha256"] == hashlib.sha256(data).hexdigest(), subject
+# SLSA 1.0: types, builders and sources are URIs; a dependency has an address, a digest or content.
+is_uri = lambda text: re.fullmatch(r"[a-z][a-z0-9+.-]*:\S+", text)
+build, run = (statement["predicate"][key] for key in ("buildDefinition", "runDetails"))
+assert is_uri(build["buildType"]) and is_uri(run["builder"]["id"]), build
+for dependency in build["resolvedDependencies"]:
+    assert is_uri(dependency.get("uri", "a:a")) and {"uri", "digest", "content"} & set(dependency), dependency
+assert any("gitCommit" in dependency.get("digest", {}) for dependency in build["resolvedDependencies"])
 others = set(os.listdir(sys.argv[1])) - {subject["name"] for subject in statement["subject"]}
 assert others <= {"provenance.json", "SHA256SUMS", "SHA256SUMS.sig"}, others
 END

@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]: checks the dependencies of a task besides cargo, before the first compilation.
+# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task besides cargo, before the first compilation.
 #
 # Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
 # tools with cargo; DEPS=no installs nothing. Otherwise it prints the command of the system's package
@@ -49,8 +49,8 @@ dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
 cpio              cpio                           dist,arm64       -
-aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu      arm64            -
-/usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross arm64    -
+aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu      arm64,cross      -
+/usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross arm64,cross -
 qemu-system-aarch64 qemu-system-arm              arm64            -
 containerd        containerd                     runtimes         -
 runc              runc                           runtimes         -
@@ -107,9 +107,9 @@ containernetworking-plugins | the reference plugins, to compare with | container
 "
 
 case $purpose in
-    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz | arm64) ;;
+    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz | arm64 | cross) ;;
     *)
-        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]" >&2
+        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64|cross]" >&2
         exit 2
         ;;
 esac
@@ -235,7 +235,7 @@ if [ -z "$why_not" ]; then
     missing | while read -r program package _; do
         case $package in
             -)
-                say "cargo install $program, which takes some minutes"
+                say "cargo install $program, which compiles it: two to eight minutes"
                 cargo install --locked --quiet "$program" >&2 || true
                 ;;
             pip)

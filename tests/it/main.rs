@@ -124,6 +124,7 @@ mod migration;
 mod mtu;
 mod net;
 mod node;
+mod packages;
 mod parity;
 mod portmap;
 mod protocol;

@@ -1,0 +1,33 @@
+#!/bin/sh
+# deb.sh NAME ROOT OUT VERSION ARCH [FOLDER NAME...]: packs the tree ROOT as OUT/NAME_VERSION_ARCH.deb. FOLDER and the names are
+# those of plugins, whose files of other packages the package replaces without a moment in which one is missing.
+#
+# COMPRESSION: an algorithm of dpkg-deb(1). MAINTAINER: the maintainer of the packages.
+set -eu
+name=$1 root=$2 out=$3 version=$4 arch=$5 folder=${6-}
+shift $(($# < 6 ? $# : 6))
+here=$(dirname "$0")
+maintainer=${MAINTAINER:-The cnibox authors <cnibox@localhost>}
+: "${SOURCE_DATE_EPOCH:?}"
+
+doc=$root/usr/share/doc/$name
+mkdir -p "$doc" "$root/usr/share/lintian/overrides" "$root/DEBIAN"
+cp "$here/copyright" "$doc/copyright"
+sed "s/@PACKAGE@/$name/" "$here/lintian-overrides" >"$root/usr/share/lintian/overrides/$name"
+printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$name" "$version" \
+    "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+    gzip -9n >"$doc/changelog.gz"
+if [ -n "$folder" ]; then
+    units=$(cd "$root/usr/lib/systemd/system" && echo *)
+    for script in preinst postinst prerm postrm; do
+        sed "s,@PACKAGE@,$name,; s,@FOLDER@,$folder,; s,@NAMES@,$*,; s,@UNITS@,$units," \
+            "$here/maintainer-script" >"$root/DEBIAN/$script"
+        chmod 755 "$root/DEBIAN/$script"
+    done
+fi
+(cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\n' | LC_ALL=C sort | xargs -d '\n' md5sum) >"$root/DEBIAN/md5sums"
+chmod 644 "$root/DEBIAN/md5sums"
+size=$(du -sk --apparent-size "$root" | cut -f1)
+sed "s/@VERSION@/$version/; s/@ARCH@/$arch/; s/@SIZE@/$size/; s/@MAINTAINER@/$maintainer/" "$here/$name.control" >"$root/DEBIAN/control"
+find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$out/${name}_${version}_$arch.deb" >/dev/null
