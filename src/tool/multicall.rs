@@ -158,6 +158,7 @@ fn tools() -> impl Iterator<Item = &'static Tool> {
 }
 
 /// The command of each tool, with its options.
+#[cfg(feature = "testing")]
 pub fn of_tools() -> Vec<(&'static str, Vec<&'static str>)> {
     let flags = |tool: &Tool| all(tool.options).map(|opt| opt.flag).collect();
     tools().map(|tool| (tool.command, flags(tool))).collect()
