@@ -144,6 +144,21 @@ fn as_release(release: &str) -> Vec<u8> {
 }
 
 #[test]
+fn install_says_how_the_commands_are_reached() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let folder = at.folder.display().to_string();
+    let hint = format!("cnibox and cnitool are in {folder}: export PATH=$PATH:{folder}\n");
+    assert!(at.install(&[]).ends_with(&hint));
+    let path = format!("/usr/bin:{folder}");
+    assert!(!at.call("install", &[]).env("PATH", &path).printed().contains("PATH="));
+    for quiet in [&["--json"][..], &["--dry-run"]] {
+        assert!(!at.install(quiet).contains("PATH="), "{quiet:?}");
+    }
+    assert!(!at.call("install", &["--root", &folder]).printed().contains("PATH="));
+}
+
+#[test]
 fn every_applet_is_installed_in_every_mode() {
     for mode in ["symlink", "hardlink", "copy"] {
         let node = Node::new();

@@ -19,6 +19,7 @@ mod renew;
 mod uninstall;
 mod watch;
 
+use std::env;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -92,9 +93,24 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
         if options.watch {
             watch::run(&job).map(|()| ExitCode::SUCCESS)
         } else {
-            report(options, &job.run()?)
+            let status = report(options, &job.run()?)?;
+            if let Some(hint) = path_hint(options) {
+                print(&hint)?;
+            }
+            Ok(status)
         }
     })
+}
+
+/// How the commands are reached if the shell does not search the folder.
+fn path_hint(options: &Options) -> Option<String> {
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let is_searched = env::split_paths(&paths).any(|path| path == options.folder);
+    if is_searched || options.json || options.dry_run || options.has_root {
+        return None;
+    }
+    let folder = options.folder.display();
+    Some(format!("cnibox and cnitool are in {folder}: export PATH=$PATH:{folder}\n"))
 }
 
 /// Keeps the folder as it was installed, with the mode and the applets of that installation, or with all applets if
@@ -120,7 +136,7 @@ fn call(
     args: Vec<String>,
     work: impl FnOnce(&Options) -> Result<ExitCode>,
 ) -> ExitCode {
-    let read = |line| Options::read(&line, |name| std::env::var_os(name));
+    let read = |line| Options::read(&line, |name| env::var_os(name));
     tool.run(args, read, |options| work(&options))
 }
 

@@ -110,6 +110,8 @@ pub(super) struct Options {
     pub(super) verify: bool,
     pub(super) protect: bool,
     pub(super) watch: bool,
+    /// Whether the folders are below another root.
+    pub(super) has_root: bool,
     /// Whether rules are handed over: not below another root.
     pub(super) hand_over: bool,
     pub(super) dry_run: bool,
@@ -148,6 +150,7 @@ impl Options {
             verify: !line.has("--no-verify"),
             protect: line.has("--protect"),
             watch: line.has(WATCH),
+            has_root: root.is_some(),
             hand_over: !line.has("--no-hand-over") && root.is_none(),
             dry_run: line.has(DRY_RUN.flag),
             json: line.has(JSON.flag),
