@@ -201,7 +201,7 @@ fn refusals_change_nothing() {
         (
             json!({"ingressRate": -1}),
             6,
-            "failed to load netconf: invalid value: integer `-1`, expected u64",
+            "failed to load netconf: expected a whole number that is not negative, found the number -1",
         ),
         (
             json!({"ingressRate": "1M"}),

@@ -50,10 +50,10 @@ impl Node {
         for applet in cnibox::testing::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
-        node.sh("mount --make-rprivate / && mkdir -p /run/cni /run/cnibox");
+        node.sh("mount --make-rprivate / && mkdir -p /run/cni /run/cnibox /var/lib/cni");
         node.sh("mount -t tmpfs -o mode=755 tmpfs /run/cni");
-        node.sh("mount -t tmpfs -o mode=700 tmpfs /run/cnibox");
-        node.sh("ip link set lo up");
+        node.sh("mount -t tmpfs -o mode=755 tmpfs /var/lib/cni");
+        node.sh("mount -t tmpfs -o mode=700 tmpfs /run/cnibox && ip link set lo up");
         node
     }
 

@@ -1,6 +1,6 @@
 //! Invalid configurations and host states: error code, message, and no change.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{layer2, simple};
 use crate::net::{no_veth_remains, settles};
@@ -222,9 +222,9 @@ fn an_mtu_the_kernel_refuses_takes_everything_back() {
     assert!(error.code == 999 && error.details.contains("MTU is below 1280"), "{error:?}");
     settles(&before.0, || node.snapshot());
     settles(&before.1, || container.snapshot(&node));
-    // A negative MTU means the default.
-    let result: Value = simple(&node, &json!({"mtu": -1})).add(&container);
-    assert_eq!(result["interfaces"][2]["mtu"], 1500);
+    let error = simple(&node, &json!({"mtu": -1})).on("ADD", &container).error();
+    assert_eq!((error.code, error.msg.as_str()), (7, "invalid MTU -1, must be 0, or 68 to 65535"));
+    settles(&before.1, || container.snapshot(&node));
 }
 
 #[test]

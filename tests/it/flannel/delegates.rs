@@ -27,7 +27,9 @@ fn transcript(version: &'static str, copied: bool) -> String {
     let mut run = |verb: &str, keys: &Value| {
         let outcome = net.with(keys).on(verb, &container).env("RUST_BACKTRACE", "0").run();
         let state = format!("{:?} {:?}", kept(&node), node.leases("net"));
-        let text = normal(&format!("{outcome:?}"), &node, &container);
+        // A delegate in process logs under the name of the call.
+        let text = normal(&format!("{outcome:?}"), &node, &container)
+            .replace("cnibox: flannel ADD, ", "cnibox: bridge DEL, ");
         out.extend(["== ", verb, "\n", &text, "\n", &state, "\n"]);
         outcome.stdout
     };
