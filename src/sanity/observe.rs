@@ -8,7 +8,7 @@ use std::path::Path;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
-use rtnetlink::packet_route::rule::RuleMessage;
+use rtnetlink::packet_route::rule::{RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 
@@ -193,7 +193,11 @@ impl Snapshot {
             ));
         }
         for rule in netlink::dump(Message::GetRule(RuleMessage::default()))? {
-            if let Message::NewRule(rule) = rule {
+            // The kernel adds a rule with the first VRF of a namespace, and keeps it.
+            let of_vrf = RuleAttribute::L3MDev(true);
+            if let Message::NewRule(rule) = rule
+                && !rule.attributes.contains(&of_vrf)
+            {
                 found.insert(format!("rule {:?} {:?}", rule.header, rule.attributes));
             }
         }

@@ -368,7 +368,9 @@ fn bad_configurations_change_nothing() {
         (
             json!({"mac": group}),
             7,
-            format!("invalid args {group} for MAC addr: address {group}: not a unicast address"),
+            format!(
+                "invalid args {group} for MAC addr: address {group}: not a unicast address, but multicast"
+            ),
         ),
     ] {
         simple(&node, &keys).add_is_refused(&container, code, &msg);
