@@ -111,7 +111,7 @@ fn versions_that_a_verb_came_with() {
     let error = node.call("bridge", "ADD").netns("/x").conf(&conf).error();
     assert_eq!(
         error.details,
-        r#"config is "0.5.0", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#
+        r#"config is "0.5.0", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]; write "0.4.0""#
     );
 }
 
