@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """charts.py [--check | JSON FOLDER]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
 footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, the badges of README.md, and the
-tables of docs/performance.md, from bench.json and nftables.json.
+table of docs/performance.md.
 
 --check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
 which it has the rows into FOLDER."""
@@ -282,11 +282,9 @@ def main(*args):
     for name in ("crowd", "growth"):
         files[f"{IMAGES}{name}.svg"] = PICTURES[name + ".svg"](Bench(json.loads(read(f"{IMAGES}{name}.json"))))
     page = read(TABLE)
-    for name in ("bench", "nftables"):
-        before, after = f"<!-- charts.py {name}.json -->\n", "\n<!-- end -->"
-        start = page.index(before) + len(before)
-        page = page[:start] + table(Bench(json.loads(read(f"{IMAGES}{name}.json")))) + page[page.index(after, start):]
-    files[TABLE] = page
+    before, after = "<!-- charts.py bench.json -->\n", "\n<!-- end -->"
+    start = page.index(before) + len(before)
+    files[TABLE] = page[:start] + table(bench) + page[page.index(after, start):]
     stale = [path for path, text in files.items() if not os.path.exists(os.path.join(ROOT, path)) or read(path) != text]
     if args == ("--check",):
         return f"differs from the output of packaging/charts.py: {', '.join(stale)}" if stale else 0
