@@ -151,15 +151,19 @@ fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
 fn mutants_are_caught() {
     let (sound, mutants, next) = (sound(), mutants::all(), AtomicUsize::new(0));
     assert!(mutants.len() >= 400, "{}", mutants.len());
-    let survivors: Vec<String> = thread::scope(|scope| {
+    let doubtful: Vec<&Mutant> = thread::scope(|scope| {
         let work = || {
             let numbers = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)));
             let own = numbers.map_while(|number| mutants.get(number));
-            own.filter_map(|mutant| is_caught(mutant, sound.path()).err()).collect::<Vec<_>>()
+            own.filter(|mutant| is_caught(mutant, sound.path()).is_err()).collect::<Vec<_>>()
         };
-        let workers: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
+    // On a busy machine a call may have taken longer than the suite waits.
+    let survivors: Vec<String> =
+        doubtful.iter().filter_map(|mutant| is_caught(mutant, sound.path()).err()).collect();
+    println!("{} mutants had a second try", doubtful.len());
     println!("{} of {} mutants are caught", mutants.len() - survivors.len(), mutants.len());
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
 }
