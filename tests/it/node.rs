@@ -219,7 +219,7 @@ impl Snapshot {
         ));
         state.insert("leases".to_owned(), leases);
         let notes = sh(
-            "find /run/cni/cnibox ! -type d ! -name bridge-vlan.lock 2>/dev/null | sort || true",
+            "find /run/cni/cnibox ! -type d ! -name bridge-vlan.lock ! -name 'netns-*.lock' 2>/dev/null | sort || true",
         );
         state.insert("notes".to_owned(), notes);
         state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));

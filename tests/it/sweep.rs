@@ -393,10 +393,7 @@ fn host(node: &Node) -> Snapshot {
          find . -type f ! -path './cnibox/*' ! -path './dhcp*' ! -path '*/.cnibox/*' -exec grep -H . {{}} +; true",
         node.path("leases").display()
     ));
-    // The lock of a container whose DEL was killed, and that is gone, goes with the next GC (`sbr::*`).
-    let notes = "find /run/cni/cnibox ! -type d ! -name bridge-vlan.lock ! -name 'netns-*.lock' 2>/dev/null | sort || true";
-    let node_state = node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS));
-    node_state.with("notes", node.sh(notes))
+    node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS))
 }
 
 /// All state inside a container, if it exists.
