@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::iptables::DEFAULT_ADMIN;
 use super::layout::{Feature, HandedOver};
 use super::{Backend, Owner, PacketFilter, all};
-use crate::attachment::Kept;
+use crate::attachment::{Kept, Record};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
 
@@ -127,7 +127,9 @@ pub fn del(
 ) -> Result<()> {
     let pod = KEPT.read::<Pod>(owner);
     let own = pod.as_ref().and_then(own_link);
-    let recorded = pod.iter().flat_map(|pod| &pod.ips);
+    // A DEL that was killed has removed the part, not the record.
+    let record = Record::of(owner).unwrap_or_default();
+    let recorded = pod.iter().flat_map(|pod| &pod.ips).chain(&record.ips);
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
     let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, &all_ips, own)];
     if let Some(nft) = filter.nft_if_present()? {
