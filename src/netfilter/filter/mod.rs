@@ -93,13 +93,14 @@ impl Policy {
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`del`] removes the rest.
 pub fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    if pod.backend == Backend::Nftables {
+        KEPT.keep(owner, pod);
+        return Ok(nft::add(filter.nft()?, owner, pod)?);
+    }
     let mut former = KEPT.read::<Pod>(owner).map(|pod| pod.ips).unwrap_or_default();
     former.retain(|ip| !pod.ips.contains(ip));
     KEPT.keep(owner, pod);
-    match pod.backend {
-        Backend::Nftables => Ok(nft::add(filter.nft()?, owner, pod)?),
-        Backend::Iptables => iptables::add(filter, owner, pod, &former),
-    }
+    iptables::add(filter, owner, pod, &former)
 }
 
 /// Verifies everything that [`add`] created, and changes nothing.

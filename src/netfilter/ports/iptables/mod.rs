@@ -385,11 +385,14 @@ pub(super) fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>])
 fn stale(table: &Table, network: &str, valid: &[Owner<'_>]) -> BTreeSet<(String, String)> {
     let mut stale = BTreeSet::new();
     for (entry, chain, of, id) in container_entries(table) {
-        let ifname = interface(table, chain, network, id);
-        let is_valid = |owner: &Owner<'_>| {
-            owner.id == id && ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname)
-        };
-        if of == network && !valid.iter().any(is_valid) {
+        let mut of_container = valid.iter().filter(|owner| owner.id == id).peekable();
+        let is_valid = of.ne(network)
+            || of_container.peek().is_some() && {
+                let ifname = interface(table, chain, network, id);
+                of_container
+                    .any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
+            };
+        if !is_valid {
             let comment = entry.value("--comment").unwrap_or_default();
             stale.insert((chain.to_owned(), comment.to_owned()));
         }
