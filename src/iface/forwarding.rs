@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use crate::error::{Context, Result};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, Netlink, RouteFilter};
 use crate::repairs::Repairs;
 use crate::sysctl;
 
@@ -50,16 +50,23 @@ pub fn repair(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut Repairs
 }
 
 /// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the node
-/// loses the routes that its routers advertise, or never gets them. `own` is the link of the containers; others of
-/// containers have random names, or are ports.
+/// loses the routes that its routers advertise, or never gets them. Not on `own`, the link of the containers, nor on others
+/// of containers: ports, links with the random names of host ends, and bridges without a gateway behind them.
 fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
-    let links = host.dump_links()?.into_iter();
-    let is_foreign = |link: &Link| {
-        let is_containers = link.name.starts_with("veth") || link.master.is_some();
-        link.index != own.index && !link.loopback && !is_containers
+    let leads_out = |link: &Link| {
+        let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
+        let routes = host.dump_routes(&filter).unwrap_or_default();
+        routes.iter().any(|route| route.gw.is_some() || !route.nexthops.is_empty())
     };
-    let accepting = links.filter(|link| link.accept_ra == Some(1) && is_foreign(link));
-    let names = accepting.map(|link| link.name);
+    let is_containers = |link: &Link| {
+        let is_bridge = link.kind.as_deref() == Some("bridge");
+        let has_name_of_host_end = link.name.starts_with("veth");
+        let is_port = link.master.is_some();
+        link.index == own.index || is_port || has_name_of_host_end || is_bridge && !leads_out(link)
+    };
+    let links = host.dump_links()?.into_iter();
+    let uplinks = links.filter(|link| link.accept_ra == Some(1) && !link.loopback);
+    let names = uplinks.filter(|link| !is_containers(link)).map(|link| link.name);
     for name in names.chain(["default".to_owned()]) {
         let key = format!("net/ipv6/conf/{name}/accept_ra");
         // The link may be gone meanwhile.

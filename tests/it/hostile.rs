@@ -344,6 +344,8 @@ fn forwarding_keeps_the_advertised_default_route() {
         let net = Net::new(&node, plugin, "1.1.0", &json!({"isGateway": true, "ipam": ipam}));
         node.sh("ip link add up1 type veth peer name up2");
         node.sh("ip link add vethreference type veth peer name up3");
+        node.sh("ip link add lab0 type bridge; ip link add br7 type bridge; ip link set br7 up");
+        node.sh("ip address add 192.0.2.2/24 dev br7; ip route add 198.51.100.0/24 via 192.0.2.1");
         net.add(&Container::new());
         assert_eq!(host_parameter(&node, "all", "forwarding"), "1");
         assert!(default().contains("dev up0 proto ra"), "{plugin}: {}", default());
@@ -351,6 +353,8 @@ fn forwarding_keeps_the_advertised_default_route() {
         assert_eq!(host_parameter(&node, "up1", "accept_ra"), "2", "without a route yet");
         assert_eq!(host_parameter(&node, "default", "accept_ra"), "2", "links to come");
         assert_eq!(host_parameter(&node, "vethreference", "accept_ra"), "1", "a container's");
+        assert_eq!(host_parameter(&node, "lab0", "accept_ra"), "1", "a bridge of containers");
+        assert_eq!(host_parameter(&node, "br7", "accept_ra"), "2", "a bridge that leads out");
         // New links of containers do not inherit it.
         net.call("ADD", "c2").netns(&Container::new().path()).result();
         let ends = node.sh("grep -l 2 /proc/sys/net/ipv6/conf/veth*/accept_ra || true");

@@ -135,12 +135,11 @@ impl Parameter {
 }
 
 impl Found<'_> {
-    /// Sets the value. The right value is not written: the parameter need not be writable then.
+    /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an earlier
+    /// parameter of the list may have changed this one.
     pub(super) fn write(&self) -> Result<()> {
-        if self.former.as_deref() == Some(self.value) {
-            return Ok(());
-        }
-        sysctl::write(self.key, self.value)
+        let has_value = || sysctl::read(self.key).is_ok_and(|now| now == self.value);
+        sysctl::write(self.key, self.value).or_else(|e| if has_value() { Ok(()) } else { Err(e) })
     }
 
     /// Restores the original value, if it is known.

@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use super::keys::mistake;
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
-use crate::netlink::{Netlink, RT_TABLE_MAIN, RouteFilter};
+use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 use crate::runtime::PluginConf;
 
 /// Warnings for a plugin whose containers the node routes to, with the subnets of their addresses.
@@ -19,7 +19,7 @@ pub(super) fn elsewhere(conf: &PluginConf, subnets: &[IpNet]) -> Vec<Error> {
     overlaps(own, subnets).unwrap_or_default()
 }
 
-/// The routes of other links than `own` into, or around, the subnets. Routes to single addresses are those of ptp, default routes
+/// The routes of other links than `own`, and than the gateway of one of its VLANs, into, or around, the subnets. Routes to single addresses are those of ptp, default routes
 /// those of the node.
 fn overlaps(own: &str, subnets: &[IpNet]) -> Result<Vec<Error>> {
     let host = Netlink::open()?;
@@ -33,7 +33,9 @@ fn overlaps(own: &str, subnets: &[IpNet]) -> Result<Vec<Error>> {
         if dst.prefix_len() == 0 || is_single || route.gw.is_some() {
             continue;
         }
-        if let Some(link) = host.link_by_index(oif)?.filter(|link| link.name != own) {
+        let vlan_gateways = format!("{own}.");
+        let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
+        if let Some(link) = host.link_by_index(oif)?.filter(|link| !is_own(link)) {
             let msg = format!(
                 "on this node: {dst}, in or around the subnet {subnet}, is routed to \"{}\"",
                 link.name

@@ -24,7 +24,7 @@ const IDLE_DEL: [(&str, &str); 9] = [
     ("macvlan", "del.removes-interface"),
     ("tap", "del.removes-interface"),
     ("host-local", "ipam.reused"),
-    ("portmap", "del.leaves-nothing"),
+    ("portmap", "keys.portmap.stops"),
     ("firewall", "del.leaves-nothing"),
     ("bandwidth", "del.leaves-nothing"),
     ("sbr", "del.leaves-nothing-inside"),
