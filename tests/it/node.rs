@@ -42,7 +42,7 @@ pub(crate) struct Node {
 impl Node {
     /// Moves the calling thread into a new namespace with `lo` up and an empty `/run/cni`.
     pub(crate) fn new() -> Node {
-        crate::lane::assert_not_listing();
+        crate::lane::begin();
         let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
         unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
