@@ -172,6 +172,9 @@ impl Plugin for Bridge {
         }
         // Late, as other containers may use the addresses that `forceAddress` removes.
         if !gateways.is_empty() {
+            if bridge.pinned {
+                shared::warn_of_routes(host, &conf.bridge, &gateways);
+            }
             let vlan = vlan_gateway::ensure(host, &plan, &bridge.link, index, &mut undo)?;
             let vlan = vlan.map(|link| Shared { link, pinned: true });
             let on = vlan.as_ref().unwrap_or(&bridge);
