@@ -284,7 +284,7 @@ impl<'a> Plan<'a> {
         if conf.hairpin_mode && conf.promisc_mode {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
             return Err(Error::config(msg)
-                .with_details("remove \"promiscMode\" or \"hairpinMode\": each reaches a container's own port mapping"));
+                .with_details("remove one of them: with \"hairpinMode\" a container reaches its own mapped ports on every node"));
         }
         let masquerades = l3 && conf.ip_masq;
         let backend = conf.ip_masq_backend.as_deref().filter(|_| masquerades);

@@ -39,12 +39,13 @@ pub(super) fn own_ports(conf: &PluginConf, before: &[PluginConf]) -> Option<Erro
     let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
     let maps =
         conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
-    let returns = is_on(bridge, "hairpinMode") || is_on(bridge, "promiscMode");
+    let is_promiscuous = is_on(bridge, "promiscMode");
     let passes = || sysctl::read("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
-    (maps && !returns && passes()).then(|| {
+    (maps && !is_on(bridge, "hairpinMode") && passes()).then(|| {
         let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
                    iptables (sysctl net.bridge.bridge-nf-call-iptables)";
-        mistake(msg, "if it has to, add \"hairpinMode\": true to \"bridge\"")
+        let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
+        mistake(msg, format!("if it has to, {how} \"hairpinMode\": true in \"bridge\""))
     })
 }
 
