@@ -25,8 +25,8 @@ impl Snapshot {
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
         let is_record = |path: &str| {
-            !path.ends_with("/bridge-vlan.lock")
-                && !(path.contains("/netns-") && path.ends_with(".lock"))
+            let is_of_netns = path.contains("/netns-") && path.ends_with(".lock");
+            !is_of_netns && !path.ends_with("/bridge-vlan.lock")
         };
         let topics = [
             ("network", network.join("\n")),
