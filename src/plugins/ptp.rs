@@ -21,10 +21,11 @@ use crate::iface::child::Found;
 use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{Inside, forwarding, verify};
+use crate::iface::{Inside, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
+use crate::log;
 use crate::netfilter::names::identity;
-use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
+use crate::netfilter::{Backend, Owner, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
 use crate::skel::{
@@ -77,7 +78,7 @@ impl Plugin for Ptp {
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
         let mtu = conf.mtu.resolve(host)?;
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
@@ -105,7 +106,7 @@ impl Plugin for Ptp {
         if conf.ip_masq {
             cx.note(Self::NAME, req, &result, &mut undo);
             let addrs = result.addresses();
-            let (filter, registered) = (&filter, addrs.clone());
+            let registered = addrs.clone();
             undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
             masquerade::add(filter, Backend::choose(backend, filter), owner, &addrs)?;
         }
@@ -127,7 +128,7 @@ impl Plugin for Ptp {
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let addrs: Vec<IpNet> = found.prev.ips_of(found.index).map(|ip| ip.address).collect();
-        masquerade::check(&PacketFilter::new(), owner, &addrs)
+        masquerade::check(cx.filter(), owner, &addrs)
     }
 
     fn repair(cx: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
@@ -149,12 +150,12 @@ impl Plugin for Ptp {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         // The key may have been changed since ADD.
         if conf.ip_masq || Record::of(owner).is_some() {
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(&filter, owner, &addrs));
+            failures.keep(masquerade::del(filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             failures.keep(req.del_veth(cx))
@@ -167,7 +168,7 @@ impl Plugin for Ptp {
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
             let deleted = failures.keep(req.del_stale_veths(cx));
             let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
-            failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+            failures.keep(masquerade::gc(cx.filter(), network.as_str(), &valid));
             deleted
         });
         failures.into_result()
@@ -177,9 +178,9 @@ impl Plugin for Ptp {
         let backend = conf.backend().or_unavailable()?;
         conf.mtu.resolve(cx.usable_host()?).or_unavailable()?;
         if conf.ip_masq {
-            let filter = PacketFilter::new();
-            Backend::choose(backend, &filter).require_usable(&filter)?;
-            layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
+            let filter = cx.filter();
+            Backend::choose(backend, filter).require_usable(filter)?;
+            layout::refuse(masquerade::damage(filter)?).or_unavailable()?;
         }
         cx.ipam_status()
     }
@@ -229,7 +230,11 @@ impl HostSide<'_> {
         let failed = || "failed to add route on host";
         let route = route_to(hop, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
-        let Some(present) = present_route(host, &route)? else { return add(RouteMode::Exclusive) };
+        let taken = host.matching_route(route.dst.addr())?;
+        let Some(present) = taken.clone().filter(|taken| is_to(taken, &route)) else {
+            taken.map_or(Ok(()), |wider| self.warn_of_subnet(host, &wider, hop.address))?;
+            return add(RouteMode::Exclusive);
+        };
         if present.oif == Some(self.link.index) {
             // The address is listed twice.
             return Ok(());
@@ -248,6 +253,29 @@ impl HostSide<'_> {
         }
         Err(occupied(&present, through)).context(failed)
     }
+
+    /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets went until
+    /// now.
+    fn warn_of_subnet(&self, host: &Netlink, wider: &Route, address: IpNet) -> Result<()> {
+        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet(wider)) else { return Ok(()) };
+        let links = host.dump_links()?;
+        let is_of_network = |link: &&Link| {
+            let network = identity(&link.alias).map(|(_, _, network)| network);
+            link.index != self.link.index && network == Some(self.owner.network)
+        };
+        if links.iter().any(|link| is_of_network(&link)) {
+            return Ok(());
+        }
+        if let Some(link) = links.iter().find(|link| link.index == oif) {
+            log::warn(overlap::warning(wider, address.trunc(), link));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a route is to the destination of `wanted`, whatever its metric.
+fn is_to(route: &Route, wanted: &Route) -> bool {
+    route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)
 }
 
 /// Whether a link is the pair of another container that the kernel deletes now, with the container's namespace: the
@@ -262,10 +290,9 @@ fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
     }
 }
 
-/// The host's route to the destination of `wanted`, whatever its metric.
+/// The host's route to the destination of `wanted`.
 fn present_route(host: &Netlink, wanted: &Route) -> Result<Option<Route>> {
-    let present = host.matching_route(wanted.dst.addr())?;
-    Ok(present.filter(|route| route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)))
+    Ok(host.matching_route(wanted.dst.addr())?.filter(|route| is_to(route, wanted)))
 }
 
 /// The error for a route that another owner has to the container's address.

@@ -26,7 +26,7 @@ use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
 use crate::netfilter::spoof::{self, Port};
-use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
+use crate::netfilter::{Backend, Owner, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Mac, Netlink, Switch};
 use crate::repairs::Repairs;
 use crate::skel::{
@@ -129,7 +129,7 @@ impl Plugin for Bridge {
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let mtu = conf.mtu.resolve(host)?;
         let bridge = shared::ensure(host, &plan, mtu, Mac::random_local())?;
-        let filter = &PacketFilter::new();
+        let filter = cx.filter();
         let mut undo = Rollback::new();
 
         let master = Some(bridge.link.index);
@@ -172,6 +172,9 @@ impl Plugin for Bridge {
         }
         // Late, as other containers may use the addresses that `forceAddress` removes.
         if !gateways.is_empty() {
+            if bridge.pinned {
+                shared::warn_of_routes(host, &conf.bridge, &gateways);
+            }
             let vlan = vlan_gateway::ensure(host, &plan, &bridge.link, index, &mut undo)?;
             let vlan = vlan.map(|link| Shared { link, pinned: true });
             let on = vlan.as_ref().unwrap_or(&bridge);
@@ -196,20 +199,20 @@ impl Plugin for Bridge {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let (filter, prev) = (PacketFilter::new(), req.prev.as_ref());
+        let (filter, prev) = (cx.filter(), req.prev.as_ref());
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         // The keys may have been changed since ADD.
         let has_rules = Record::of(owner).is_some();
         if has_rules || (conf.ip_masq && cx.has_ipam()) {
             let addrs = prev.map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(&filter, owner, &addrs));
+            failures.keep(masquerade::del(filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             let deleted = failures.keep(req.del_veth(cx));
             // After the port, so that it never forwards unchecked frames.
             if has_rules || conf.macspoofchk {
                 let ports = prev.map(|prev| listed_ports(prev, &req.ifname)).unwrap_or_default();
-                failures.keep(spoof::del(&filter, owner, &ports));
+                failures.keep(spoof::del(filter, owner, &ports));
             }
             del_gateway(cx, conf, failures);
             deleted
@@ -221,10 +224,10 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
             let deleted = failures.keep(req.del_stale_veths(cx));
-            let (filter, network) = (PacketFilter::new(), cx.net.name.as_str());
+            let (filter, network) = (cx.filter(), cx.net.name.as_str());
             let valid = Owner::each(&cx.net.name, &req.valid);
-            failures.keep(masquerade::gc(&filter, network, &valid));
-            failures.keep(spoof::gc(&filter, network, &valid));
+            failures.keep(masquerade::gc(filter, network, &valid));
+            failures.keep(spoof::gc(filter, network, &valid));
             del_gateway(cx, conf, failures);
             deleted
         });
@@ -239,14 +242,14 @@ impl Plugin for Bridge {
             shared::require_bridge(&link).or_unavailable()?;
             plan.vlans.require_filtering(host, &link).or_unavailable()?;
         }
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         if conf.macspoofchk {
-            Backend::Nftables.require_usable(&filter)?;
-            layout::refuse(spoof::damage(&filter)?).or_unavailable()?;
+            Backend::Nftables.require_usable(filter)?;
+            layout::refuse(spoof::damage(filter)?).or_unavailable()?;
         }
         if plan.masquerades {
-            Backend::choose(plan.backend, &filter).require_usable(&filter)?;
-            layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
+            Backend::choose(plan.backend, filter).require_usable(filter)?;
+            layout::refuse(masquerade::damage(filter)?).or_unavailable()?;
         }
         cx.if_ipam(Cx::ipam_status)
     }
@@ -281,7 +284,7 @@ impl<'a> Plan<'a> {
         if conf.hairpin_mode && conf.promisc_mode {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
             return Err(Error::config(msg)
-                .with_details("remove \"promiscMode\" or \"hairpinMode\": each reaches a container's own port mapping"));
+                .with_details("remove one of them: with \"hairpinMode\" a container reaches its own mapped ports on every node"));
         }
         let masquerades = l3 && conf.ip_masq;
         let backend = conf.ip_masq_backend.as_deref().filter(|_| masquerades);

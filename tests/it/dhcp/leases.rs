@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::world::{World, addresses};
 use crate::net::{Net, no_veth_remains, normal_json, settles};
-use crate::node::{Container, Node, VERSIONS, eventually};
+use crate::node::{Container, MILESTONES, Node, VERSIONS, eventually};
 
 /// The number of containers of `many_at_once`, unless `DHCP_CONTAINERS` is set.
 const MANY: u8 = 50;
@@ -106,7 +106,7 @@ fn what_is_provided_reaches_the_server() {
 
 #[test]
 fn concurrent_dels_all_succeed() {
-    for version in VERSIONS {
+    for version in MILESTONES {
         let world = World::new();
         let _server = world.dnsmasq(9, &[]);
         let _daemon = world.daemon(&[]);
@@ -351,4 +351,41 @@ fn a_macvlan_has_its_address_from_the_masters_network() {
     assert!(world.records().is_empty());
     settles(&before, || world.node.snapshot());
     settles(&empty, || one.snapshot(&world.node));
+}
+
+/// The server knows the MAC of the lease only.
+#[test]
+fn tuning_warns_of_another_mac_than_that_of_the_lease() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let _daemon = world.daemon(&[]);
+    world.node.sh("ip link add lan0 up type veth peer name lan1 && ip link set lan1 up master br0");
+    let of_pool = json!({"ipam": world.node.host_local(&["10.1.2.0/24"])});
+    let macvlan = Net::new(
+        &world.node,
+        "macvlan",
+        "1.1.0",
+        &json!({"master": "lan0", "ipam": world.ipam(&json!({}))}),
+    );
+    for (net, is_leased) in
+        [(world.net("1.1.0"), true), (macvlan, true), (world.net("1.1.0").with(&of_pool), false)]
+    {
+        let container = Container::new();
+        let prev = net.add(&container);
+        let keys = json!({"type": "tuning", "ipam": null, "prevResult": prev});
+        let tuning = Net { plugin: "tuning", ..net.with(&keys) };
+        let said = |mac: &str| {
+            let outcome = tuning.with(&json!({"mac": mac})).on("ADD", &container).run();
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            outcome.stderr
+        };
+        let mac = prev["interfaces"].as_array().unwrap().last().unwrap()["mac"].as_str().unwrap();
+        assert_eq!(said(mac), "", "the MAC of the lease");
+        let other = said("02:00:00:00:00:2a");
+        let expected = format!("the DHCP lease of \"eth0\" is for {mac}: the server does not know");
+        assert_eq!(other.contains(&expected), is_leased, "{other:?}");
+        tuning.del(&container);
+        net.del(&container);
+        assert_eq!(world.node.sh("ls /run/cni/cnibox/attachments 2>/dev/null || true"), "");
+    }
 }
