@@ -152,7 +152,7 @@ fn advice(source: &str) -> Vec<String> {
     let places = [
         r"with_details\(",
         r"with_remedy\(",
-        r"(?:let|const) (?:mut )?(?:remedy|details|cure|REMEDY|[A-Z]+_REMEDY|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
+        r"(?:let|const) (?:mut )?(?:remedy|details|cure|[A-Z_]*REMEDY\w*|LACKING_MODULE|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
         r"fn (?:\w*remedy\w*|correction|grammar|suggestion|in_quotes|in_list|under_another_name|beside_capabilities|label_of|accept_by_iptables)\b[^{;]*\{",
     ];
     let mut ranges = Vec::new();
