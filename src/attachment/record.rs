@@ -44,6 +44,8 @@ pub struct Record {
     pub end: Option<HostEnd>,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
+    /// `ipam.type` of the plugin that wrote the record; empty without one, and up to release 0.2.0.
+    pub ipam: String,
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
     /// What each feature of the packet filter keeps, by its name.

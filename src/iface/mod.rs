@@ -6,6 +6,7 @@ pub mod configure;
 pub mod forwarding;
 pub mod inside;
 pub mod mtu;
+pub mod overlap;
 pub mod peer;
 pub mod routes;
 pub mod tables;

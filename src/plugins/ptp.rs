@@ -21,8 +21,9 @@ use crate::iface::child::Found;
 use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{Inside, forwarding, verify};
+use crate::iface::{Inside, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
+use crate::log;
 use crate::netfilter::names::identity;
 use crate::netfilter::{Backend, Owner, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
@@ -229,7 +230,11 @@ impl HostSide<'_> {
         let failed = || "failed to add route on host";
         let route = route_to(hop, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
-        let Some(present) = present_route(host, &route)? else { return add(RouteMode::Exclusive) };
+        let taken = host.matching_route(route.dst.addr())?;
+        let Some(present) = taken.clone().filter(|taken| is_to(taken, &route)) else {
+            taken.map_or(Ok(()), |wider| self.warn_of_subnet(host, &wider, hop.address))?;
+            return add(RouteMode::Exclusive);
+        };
         if present.oif == Some(self.link.index) {
             // The address is listed twice.
             return Ok(());
@@ -248,6 +253,29 @@ impl HostSide<'_> {
         }
         Err(occupied(&present, through)).context(failed)
     }
+
+    /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets went until
+    /// now.
+    fn warn_of_subnet(&self, host: &Netlink, wider: &Route, address: IpNet) -> Result<()> {
+        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet(wider)) else { return Ok(()) };
+        let links = host.dump_links()?;
+        let is_of_network = |link: &&Link| {
+            let network = identity(&link.alias).map(|(_, _, network)| network);
+            link.index != self.link.index && network == Some(self.owner.network)
+        };
+        if links.iter().any(|link| is_of_network(&link)) {
+            return Ok(());
+        }
+        if let Some(link) = links.iter().find(|link| link.index == oif) {
+            log::warn(overlap::warning(wider, address.trunc(), link));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a route is to the destination of `wanted`, whatever its metric.
+fn is_to(route: &Route, wanted: &Route) -> bool {
+    route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)
 }
 
 /// Whether a link is the pair of another container that the kernel deletes now, with the container's namespace: the
@@ -262,10 +290,9 @@ fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
     }
 }
 
-/// The host's route to the destination of `wanted`, whatever its metric.
+/// The host's route to the destination of `wanted`.
 fn present_route(host: &Netlink, wanted: &Route) -> Result<Option<Route>> {
-    let present = host.matching_route(wanted.dst.addr())?;
-    Ok(present.filter(|route| route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)))
+    Ok(host.matching_route(wanted.dst.addr())?.filter(|route| is_to(route, wanted)))
 }
 
 /// The error for a route that another owner has to the container's address.

@@ -4,6 +4,7 @@ use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Ser
 use super::context::{Cx, absent, removes};
 use super::plugin::{AddReq, DelReq, Plugin, Sandbox};
 use super::reclaim;
+use super::rollback::Rollback;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::{nearest, quoted_list};
 use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
@@ -48,7 +49,7 @@ fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
         Verb::Del => {
             let (req, trouble) = del_request(cx)?;
             P::del(cx, &conf, &req)?;
-            if P::OUTLIVES_ITS_CONTAINER {
+            if P::OUTLIVES_ITS_CONTAINER || cx.is_leased(P::NAME) {
                 forget(Owner::new(&cx.net.name, &req.id, &req.ifname), P::NAME)?;
             }
             trouble?;
@@ -62,7 +63,7 @@ fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
                 log::warn(UNLISTED);
                 P::gc_unlisted(cx, &conf)?;
             }
-            if P::OUTLIVES_ITS_CONTAINER {
+            if P::OUTLIVES_ITS_CONTAINER || cx.is_leased(P::NAME) {
                 reclaim::collect(P::NAME, &cx.net.name, req.as_ref())?;
             }
         }
@@ -185,7 +186,9 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = add_request(cx)?;
     restore_protection(cx);
     let result = P::add(cx, conf, &req)?;
-    result.convert(cx.version).inspect_err(|_| {
+    let mut undo = Rollback::new();
+    cx.note_lease(P::NAME, &req, &result, &mut undo);
+    let converted = result.convert(cx.version).inspect_err(|_| {
         if !P::UNDO_IF_UNREPRESENTABLE {
             return;
         }
@@ -195,7 +198,9 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
         if let Err(error) = P::del(cx, conf, &DelReq { id, ifname, netns, prev: None }) {
             log::warn(format_args!("roll back an ADD without a result: {error}"));
         }
-    })
+    })?;
+    undo.commit();
+    Ok(converted)
 }
 
 /// Protections of the host that a flush of rules may have ended, whatever the plugin: until a plugin with rules of its own

@@ -67,16 +67,15 @@ impl<'a> Cx<'a> {
     /// of an earlier plugin of the list serves as well.
     pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
-        let netns = req.sandbox.identity();
-        let is_noted = || Record::of(owner).is_some_and(|record| is_current(&record, netns));
-        if req.prev.is_some() && is_noted() {
+        if req.prev.is_some() && is_noted(owner, req) {
             return;
         }
         let data_dir = self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")?.as_str());
         let mut record = Record {
-            netns,
+            netns: req.sandbox.identity(),
             end: self.end().or_else(|| self.listed_end(owner, req, result)),
             ips: result.addresses().iter().map(IpNet::addr).collect(),
+            ipam: self.net.ipam_type.clone(),
             data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
@@ -99,6 +98,26 @@ impl<'a> Cx<'a> {
         undo.push("forget the attachment", move || record.remove());
     }
 
+    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is recorded for the
+    /// plugins that follow.
+    pub(super) fn is_leased(&self, plugin: &str) -> bool {
+        self.ipam_needs_link() && plugin != self.net.ipam_type
+    }
+
+    /// Records the attachment if it [is leased](Cx::is_leased), unless the plugin has recorded it already.
+    pub(super) fn note_lease(
+        &self,
+        plugin: &str,
+        req: &AddReq,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) {
+        let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
+        if self.is_leased(plugin) && !is_noted(owner, req) {
+            self.note(plugin, req, result, undo);
+        }
+    }
+
     /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
     fn listed_end(&self, owner: Owner<'_>, req: &AddReq, result: &CniResult) -> Option<HostEnd> {
         let ends =
@@ -108,6 +127,12 @@ impl<'a> Cx<'a> {
             _ => None,
         }
     }
+}
+
+/// Whether the attachment has a record already, of this container.
+fn is_noted(owner: Owner<'_>, req: &AddReq) -> bool {
+    let netns = req.sandbox.identity();
+    Record::of(owner).is_some_and(|record| is_current(&record, netns))
 }
 
 /// Whether the record is of the container in the namespace `netns`, rather than of an earlier one with the same id.

@@ -501,6 +501,10 @@ fn configurations_and_plugins() {
             "overlaps 10.88.0.0/16 of network \"pods\"",
         ),
         ("cp $D/net.d/10-pods.conflist $D/net.d/20.conflist", "network \"pods\" is already in"),
+        (
+            "ip link add docker0 type bridge; ip addr add 10.88.7.1/24 dev docker0; ip link set docker0 up",
+            "on this node: 10.88.7.0/24, in or around the subnet 10.88.0.0/16, is routed to \"docker0\"",
+        ),
         ("rm $D/bin/portmap", "plugin \"portmap\": failed to find plugin \"portmap\" in path"),
         (
             "ln -sfn nothing $D/bin/portmap",

@@ -53,7 +53,7 @@ fn what_is_right_is_left_alone() {
     let tuning = json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "1024"}, "capabilities": {"mac": true},
         "runtimeConfig": {}, "args": {"any": {"thing": 1}}});
     let plugins = json!([
-        bridge(&pool("10.88.0.0/16")),
+        with(&json!({"hairpinMode": true})),
         portmap(),
         {"type": "firewall", "ingressPolicy": "same-bridge"},
         tuning,
@@ -366,6 +366,58 @@ fn the_node_is_asked_as_well() {
         assert_eq!((status, lines.lines().count()), (Some(1), 1), "{lines}");
     }
     assert_unchanged(&before, &node.snapshot());
+}
+
+#[test]
+fn subnets_that_the_node_routes_elsewhere_are_told() {
+    let node = Node::new();
+    node.sh("ip link add docker0 up type bridge && ip addr add 10.88.0.1/16 dev docker0 && \
+             ip link add cni0 up type bridge && ip addr add 10.89.0.1/16 dev cni0 && \
+             ip route add 10.90.0.0/16 via 10.89.0.7");
+    let ptp = |subnet: &str| json!({"type": "ptp", "ipam": pool(subnet)});
+    for (plugin, is_told) in [
+        (bridge(&pool("10.88.7.0/24")), true),
+        (bridge(&pool("10.64.0.0/10")), true),
+        (ptp("10.88.7.0/24"), true),
+        (bridge(&pool("10.89.0.0/16")), false),
+        (bridge(&pool("10.90.0.0/16")), false),
+        (json!({"type": "macvlan", "master": "docker0", "ipam": pool("10.88.0.0/16")}), false),
+    ] {
+        write(&node, "10-pods.conflist", &list("pods", &json!([plugin])));
+        let (status, lines) = run(&node, &[]);
+        let said = "on this node: 10.88.0.0/16, in or around the subnet 10";
+        let link =
+            "is routed to \"docker0\"; containers, or hosts behind that link, are not reached";
+        assert_eq!(lines.contains(said) && lines.contains(link), is_told, "{plugin}: {lines}");
+        assert_eq!(status, Some(is_told.into()), "{plugin}: {lines}");
+        assert_eq!(run(&node, &["--offline"]).0, Some(0), "{plugin}");
+    }
+}
+
+/// `portmap::traffic::own_ports_need_hairpin_mode_with_br_netfilter` has the packets.
+#[test]
+fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
+    let node = Node::new();
+    let key = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    if !Path::new(key).exists() {
+        println!("skipped: no br_netfilter");
+        return;
+    }
+    let note =
+        "note: plugin 1 \"portmap\": on this node: a container does not reach its own mapped ports";
+    for (value, keys, is_noted) in [
+        ("1", json!({}), true),
+        ("0", json!({}), false),
+        ("1", json!({"hairpinMode": true}), false),
+        ("1", json!({"promiscMode": true}), true),
+    ] {
+        node.sh(&format!("echo {value} > {key}"));
+        write(&node, "10-pods.conflist", &list("pods", &json!([with(&keys), portmap()])));
+        let (status, lines) = run(&node, &[]);
+        assert_eq!(lines.contains(note), is_noted, "{value} {keys}: {lines}");
+        assert!(status == Some(0) && lines.ends_with("no mistake was found\n"), "{lines}");
+        assert_eq!(run(&node, &["--offline"]).1, "no mistake was found\n");
+    }
 }
 
 #[test]

@@ -130,6 +130,7 @@ mod portmap;
 mod protocol;
 mod ptp;
 mod repair;
+mod restricted;
 mod sanity;
 mod sbr;
 mod scale;

@@ -469,7 +469,12 @@ impl Drop for Running {
 
 impl Running {
     pub(crate) fn start(call: &Call) -> Running {
-        Running(call.command().stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        Running::start_with(call, Stdio::piped())
+    }
+
+    pub(crate) fn start_with(call: &Call, stderr: Stdio) -> Running {
+        let mut command = call.command();
+        Running(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap())
     }
 
     pub(crate) fn id(&self) -> u32 {

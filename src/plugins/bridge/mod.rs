@@ -172,6 +172,9 @@ impl Plugin for Bridge {
         }
         // Late, as other containers may use the addresses that `forceAddress` removes.
         if !gateways.is_empty() {
+            if bridge.pinned {
+                shared::warn_of_routes(host, &conf.bridge, &gateways);
+            }
             let vlan = vlan_gateway::ensure(host, &plan, &bridge.link, index, &mut undo)?;
             let vlan = vlan.map(|link| Shared { link, pinned: true });
             let on = vlan.as_ref().unwrap_or(&bridge);
@@ -281,7 +284,7 @@ impl<'a> Plan<'a> {
         if conf.hairpin_mode && conf.promisc_mode {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
             return Err(Error::config(msg)
-                .with_details("remove \"promiscMode\" or \"hairpinMode\": each reaches a container's own port mapping"));
+                .with_details("remove one of them: with \"hairpinMode\" a container reaches its own mapped ports on every node"));
         }
         let masquerades = l3 && conf.ip_masq;
         let backend = conf.ip_masq_backend.as_deref().filter(|_| masquerades);

@@ -7,7 +7,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{Conf, Plan};
 use crate::cni::Route;
 use crate::error::{Context, Error, Result};
-use crate::iface::{configure, forwarding, veth};
+use crate::iface::{configure, forwarding, overlap, veth};
+use crate::log;
 use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
 use crate::skel::Rollback;
 
@@ -105,6 +106,16 @@ pub(super) fn add_default_route(routes: &mut Vec<Route>, gw: IpAddr) {
         if gw.is_ipv4() { Ipv4Net::default().into() } else { IpNet::from(Ipv6Net::default()) };
     if !routes.iter().any(|route| route.dst.trunc() == dst) {
         routes.push(Route { gw: Some(gw), ..Route::to(dst) });
+    }
+}
+
+/// Warns of subnets of a new bridge that the node routes to another link.
+pub(super) fn warn_of_routes(host: &Netlink, bridge: &str, gateways: &[IpNet]) {
+    let vlan_gateways = format!("{bridge}.");
+    let is_own = |link: &Link| link.name == bridge || link.name.starts_with(&vlan_gateways);
+    match overlap::elsewhere(host, gateways, &is_own) {
+        Ok(warnings) => warnings.iter().for_each(log::warn),
+        Err(error) => log::debug(error),
     }
 }
 

@@ -20,8 +20,8 @@ use serde::Deserialize;
 use self::attributes::Attributes;
 use self::backup::Backup;
 use self::sysctls::{Parameter, Sysctls};
-use crate::attachment::Owner;
 use crate::attachment::backup::{self as files, BackupFile};
+use crate::attachment::{Owner, Record};
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
 use crate::files::trust;
@@ -150,6 +150,7 @@ impl Plugin for Tuning {
         let is_own = |i: &&mut Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
         for interface in result.interfaces.iter_mut().filter(is_own) {
             if let Some(mac) = plan.attributes.mac {
+                warn_of_lease(&owner, req, &interface.mac, mac);
                 interface.mac = mac.to_string();
             }
             if let Some(mtu) = plan.attributes.mtu {
@@ -213,6 +214,19 @@ impl Plugin for Tuning {
             files::require_writable(&dir).or_unavailable()?;
         }
         cx.usable_host().map(drop)
+    }
+}
+
+/// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin reported.
+fn warn_of_lease(owner: &Owner<'_>, req: &AddReq, former: &str, mac: Mac) {
+    let is_leased =
+        |record: Record| record.ipam == "dhcp" && record.netns == req.sandbox.identity();
+    if former.parse() != Ok(mac) && Record::of(*owner).is_some_and(is_leased) {
+        log::warn(format_args!(
+            "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
+             creates the interface, in place of tuning",
+            req.ifname
+        ));
     }
 }
 

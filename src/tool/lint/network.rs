@@ -190,6 +190,9 @@ impl Network<'_> {
             for error in routes::elsewhere(part.conf, &self.subnets) {
                 self.report(Severity::Warning, part, "ipam", error);
             }
+            if let Some(error) = together::own_ports(part.conf, before) {
+                self.report(Severity::Note, part, "type", error);
+            }
         }
         if is_sound && self.cni_path.is_some() {
             self.status(part, plugin.run);

@@ -2,10 +2,10 @@
 
 use ipnet::IpNet;
 
-use super::keys::mistake;
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
-use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, RouteFilter};
+use crate::iface::overlap;
+use crate::netlink::{Link, Netlink};
 use crate::runtime::PluginConf;
 
 /// Warnings for a plugin whose containers the node routes to, with the subnets of their addresses.
@@ -19,31 +19,10 @@ pub(super) fn elsewhere(conf: &PluginConf, subnets: &[IpNet]) -> Vec<Error> {
     overlaps(own, subnets).unwrap_or_default()
 }
 
-/// The routes of other links than `own`, and than the gateway of one of its VLANs, into, or around, the subnets. Routes to single addresses are those of ptp, default routes
-/// those of the node.
+/// The routes of other links than the bridge `own`, and than the gateways of its VLANs.
 fn overlaps(own: &str, subnets: &[IpNet]) -> Result<Vec<Error>> {
-    let host = Netlink::open()?;
-    let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
-    let mut found = Vec::new();
-    for route in host.dump_routes(&filter)? {
-        let (dst, Some(oif)) = (route.dst, route.oif) else { continue };
-        let is_single = dst.prefix_len() == dst.max_prefix_len();
-        let shares = |subnet: &&IpNet| subnet.contains(&dst) || dst.contains(&subnet.trunc());
-        let Some(subnet) = subnets.iter().find(shares) else { continue };
-        if dst.prefix_len() == 0 || is_single || route.gw.is_some() {
-            continue;
-        }
-        let vlan_gateways = format!("{own}.");
-        let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
-        if let Some(link) = host.link_by_index(oif)?.filter(|link| !is_own(link)) {
-            let msg = format!(
-                "on this node: {dst}, in or around the subnet {subnet}, is routed to \"{}\"",
-                link.name
-            );
-            let remedy =
-                "containers are not reached: choose a subnet that nothing else on the node uses";
-            found.push(mistake(msg, remedy));
-        }
-    }
-    Ok(found)
+    let vlan_gateways = format!("{own}.");
+    let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
+    let found = overlap::elsewhere(&Netlink::open()?, subnets, &is_own)?;
+    Ok(found.into_iter().map(|error| error.context("on this node")).collect())
 }

@@ -7,6 +7,7 @@ use crate::cni::json::Json;
 use crate::error::Error;
 use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
 use crate::runtime::PluginConf;
+use crate::sysctl;
 
 /// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of the
 /// addresses so far.
@@ -28,6 +29,24 @@ pub(super) fn examine(
         found.extend(mac_of(conf).and_then(|key| Some((key, behind(before)?))));
     }
     found
+}
+
+/// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass iptables, and a
+/// port of a bridge sends nothing back to where it came from unless it is told to.
+pub(super) fn own_ports(conf: &PluginConf, before: &[PluginConf]) -> Option<Error> {
+    let is_on =
+        |conf: &PluginConf, key: &str| conf.json().get_present(key) == Some(&Json::Bool(true));
+    let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
+    let maps =
+        conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
+    let is_promiscuous = is_on(bridge, "promiscMode");
+    let passes = || sysctl::read("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
+    (maps && !is_on(bridge, "hairpinMode") && passes()).then(|| {
+        let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
+                   iptables (sysctl net.bridge.bridge-nf-call-iptables)";
+        let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
+        mistake(msg, format!("if it has to, {how} \"hairpinMode\": true in \"bridge\""))
+    })
 }
 
 /// The key by which tuning may get a MAC.

@@ -141,3 +141,24 @@ fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
         net.del(&container);
     }
 }
+
+/// The subnet of the containers is that of another bridge of the node.
+#[test]
+fn a_new_bridge_warns_of_a_subnet_that_is_routed_elsewhere() {
+    let node = Node::new();
+    node.sh("ip link add docker0 up type bridge && ip addr add 10.1.0.1/16 dev docker0");
+    node.sh("ip link add far0 up type bridge && ip route add 10.2.0.0/16 via 10.1.0.9");
+    let said = |id: &str, keys: &Value| {
+        let outcome = simple(&node, keys).call("ADD", id).netns(&Container::new().path()).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        outcome.stderr
+    };
+    let within = |subnet: &str, bridge: &str, is_gateway: bool| json!({"bridge": bridge, "isGateway": is_gateway, "ipam": node.host_local(&[subnet])});
+    let first = said("c1", &within("10.1.2.0/24", "cni0", true));
+    let expected = "10.1.0.0/16, in or around the subnet 10.1.2.0/24, is routed to \"docker0\"; ";
+    assert!(first.contains(expected) && first.lines().count() == 1, "{first}");
+    assert_eq!(said("c2", &within("10.1.2.0/24", "cni0", true)), "", "the bridge exists");
+    assert_eq!(said("c3", &within("10.1.3.0/24", "cni1", false)), "", "the node does not route");
+    assert_eq!(said("c4", &within("10.2.3.0/24", "cni2", true)), "", "a route through a router");
+    assert_eq!(said("c5", &within("10.3.3.0/24", "cni3", true)), "", "nobody else's");
+}

@@ -352,3 +352,40 @@ fn a_macvlan_has_its_address_from_the_masters_network() {
     settles(&before, || world.node.snapshot());
     settles(&empty, || one.snapshot(&world.node));
 }
+
+/// The server knows the MAC of the lease only.
+#[test]
+fn tuning_warns_of_another_mac_than_that_of_the_lease() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let _daemon = world.daemon(&[]);
+    world.node.sh("ip link add lan0 up type veth peer name lan1 && ip link set lan1 up master br0");
+    let of_pool = json!({"ipam": world.node.host_local(&["10.1.2.0/24"])});
+    let macvlan = Net::new(
+        &world.node,
+        "macvlan",
+        "1.1.0",
+        &json!({"master": "lan0", "ipam": world.ipam(&json!({}))}),
+    );
+    for (net, is_leased) in
+        [(world.net("1.1.0"), true), (macvlan, true), (world.net("1.1.0").with(&of_pool), false)]
+    {
+        let container = Container::new();
+        let prev = net.add(&container);
+        let keys = json!({"type": "tuning", "ipam": null, "prevResult": prev});
+        let tuning = Net { plugin: "tuning", ..net.with(&keys) };
+        let said = |mac: &str| {
+            let outcome = tuning.with(&json!({"mac": mac})).on("ADD", &container).run();
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            outcome.stderr
+        };
+        let mac = prev["interfaces"].as_array().unwrap().last().unwrap()["mac"].as_str().unwrap();
+        assert_eq!(said(mac), "", "the MAC of the lease");
+        let other = said("02:00:00:00:00:2a");
+        let expected = format!("the DHCP lease of \"eth0\" is for {mac}: the server does not know");
+        assert_eq!(other.contains(&expected), is_leased, "{other:?}");
+        tuning.del(&container);
+        net.del(&container);
+        assert_eq!(world.node.sh("ls /run/cni/cnibox/attachments 2>/dev/null || true"), "");
+    }
+}

@@ -55,6 +55,37 @@ fn it_sleeps_when_nothing_happens() {
     watcher.ends();
 }
 
+/// `install --watch` is the former name of `repair --watch --install`.
+#[test]
+fn install_watch_says_once_that_it_is_deprecated() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let folder = at.folder.display().to_string();
+    at.install(&[]);
+    for (args, lines) in [
+        (["install", &folder, "--watch"].to_vec(), 1),
+        (vec!["repair", "--watch", "--install", &folder], 0),
+    ] {
+        let (said, link) = (node.path("stderr"), at.folder.join("bridge"));
+        let call = node.cnibox(&args).without("DESTDIR");
+        let stderr = fs::File::create(&said).unwrap();
+        let watcher = Running::start_with(&call, stderr.into());
+        for _ in 0..2 {
+            eventually("it does not wait", || watcher.sleeps());
+            fs::remove_file(&link).unwrap();
+            eventually("a removed link", || exists(&link));
+        }
+        watcher.ends();
+        let said = fs::read_to_string(said).unwrap();
+        let is_deprecated = |line: &&str| {
+            line.starts_with("install --watch is deprecated")
+                && line.contains("repair --watch --install")
+        };
+        assert_eq!(said.lines().filter(is_deprecated).count(), lines, "{said}");
+        assert_eq!(said.matches("deprecated").count(), lines, "{said}");
+    }
+}
+
 #[test]
 fn pause_ends_at_the_signal_also_as_process_1() {
     let node = Node::new();

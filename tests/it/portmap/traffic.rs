@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, asks, mapping, patiently, tcp, udp};
 use crate::net::Net;
-use crate::node::{Container, eventually};
+use crate::node::{Container, eventually, exists};
 use crate::strace;
 use crate::traffic::Place;
 
@@ -40,6 +40,29 @@ fn mapped_ports_answer_everyone() {
         ports.del(&pod, &web());
         assert_eq!(tcp(&peer, server, "192.0.2.1:8080", 80), None, "{rules:?}");
         assert_eq!(tcp(&ports.node, server, "127.0.0.1:8080", 80), None, "{rules:?}");
+    }
+}
+
+/// Where bridged packets pass iptables. Lint notes it (`lint::own_ports_on_a_bridge_without_hairpin_mode_are_noted`).
+#[test]
+fn own_ports_need_hairpin_mode_with_br_netfilter() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        if !exists("/proc/sys/net/bridge/bridge-nf-call-iptables") {
+            println!("skipped: no br_netfilter");
+            return;
+        }
+        let pod = ports.pod("c1");
+        ports.add(&pod, &web());
+        let port = pod.prev["interfaces"][1]["name"].as_str().unwrap();
+        for (passes, hairpin, reaches) in
+            [("1", "on", true), ("1", "off", false), ("0", "off", true), ("0", "on", true)]
+        {
+            ports.node.sh(&format!("echo {passes} > /proc/sys/net/bridge/bridge-nf-call-iptables"));
+            ports.node.sh(&format!("bridge link set dev {port} hairpin {hairpin}"));
+            let seen = tcp(&pod.container, &pod.container, "192.0.2.1:8080", 80);
+            assert_eq!(seen.is_some(), reaches, "{rules:?} {passes} {hairpin}");
+        }
     }
 }
 

@@ -350,3 +350,19 @@ fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
         net.del(&container);
     }
 }
+
+/// The subnet of the containers is that of a bridge of the node.
+#[test]
+fn the_first_container_hears_of_a_subnet_that_is_routed_elsewhere() {
+    let node = Node::new();
+    node.sh("ip link add docker0 up type bridge && ip addr add 10.1.0.1/16 dev docker0");
+    let net = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
+    let pods = [Container::new(), Container::new()];
+    let expected = "10.1.0.0/16, in or around the subnet 10.1.2.0/24, is routed to \"docker0\"; ";
+    for (pod, (id, is_told)) in pods.iter().zip([("c1", true), ("c2", false)]) {
+        let outcome = net.call("ADD", id).netns(&pod.path()).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert_eq!(outcome.stderr.contains(expected), is_told, "{id}: {outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), usize::from(is_told), "{outcome:?}");
+    }
+}

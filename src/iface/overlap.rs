@@ -1,0 +1,44 @@
+//! Routes of the node that lead the packets for a network's containers to another link.
+
+use ipnet::IpNet;
+
+use crate::error::{Error, Result};
+use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
+
+/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of links that `is_own` accepts, and
+/// routes that are [no subnet](is_subnet) of a link.
+pub fn elsewhere(
+    host: &Netlink,
+    subnets: &[IpNet],
+    is_own: &dyn Fn(&Link) -> bool,
+) -> Result<Vec<Error>> {
+    let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
+    let mut found = Vec::new();
+    for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet(route)) {
+        let shares = |net: &&IpNet| net.contains(&route.dst) || route.dst.contains(&net.trunc());
+        let Some((subnet, oif)) = subnets.iter().find(shares).zip(route.oif) else { continue };
+        if let Some(link) = host.link_by_index(oif)?.filter(|link| !is_own(link)) {
+            found.push(warning(route, subnet.trunc(), &link));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the route is to the subnet of a link of the node. Routes to single addresses are those of ptp, default routes and those
+/// through a gateway lead out of the node.
+pub fn is_subnet(route: &Route) -> bool {
+    let length = route.dst.prefix_len();
+    route.table == Some(RT_TABLE_MAIN)
+        && route.gw.is_none()
+        && length != 0
+        && length != route.dst.max_prefix_len()
+}
+
+/// The words for a route of another link that shares addresses with a network's subnet.
+pub fn warning(route: &Route, subnet: IpNet, link: &Link) -> Error {
+    let (dst, name) = (route.dst, &link.name);
+    Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\""))
+        .with_details(
+            "containers, or hosts behind that link, are not reached: choose a subnet that nothing else on the node uses",
+        )
+}
