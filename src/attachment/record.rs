@@ -1,5 +1,5 @@
 //! The record of an attachment that has something on the host which outlives the container's
-//! namespace: rules, devices.
+//! namespace: rules, devices, a DHCP lease.
 //!
 //! The first plugin of a list that creates such state writes the record before, and removes the record in its
 //! DEL, which is the last DEL of the list. Features of the packet filter add what they restore the attachment's rules

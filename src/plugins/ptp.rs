@@ -240,6 +240,10 @@ impl HostSide<'_> {
             return Ok(());
         }
         let through = present.oif.map(|index| host.link_by_index(index)).transpose()?.flatten();
+        if present.oif.is_some() && through.is_none() {
+            // The link is gone meanwhile, and its routes with it.
+            return add(RouteMode::Exclusive);
+        }
         let through = through.as_ref();
         // An earlier pair of the attachment itself.
         if through.is_some_and(|link| self.owner.owns(Some(&link.alias))) {

@@ -337,11 +337,11 @@ fn an_iptables_without_comments_is_not_chosen() {
     let lacking = |program: &str, text: &str| {
         node.script(program, &format!("case {text} in *comment*) echo 'RULE_APPEND failed (No such file or directory)' >&2; exit 4;; esac\nexit 0"));
     };
-    ["iptables", "ip6tables"].iter().for_each(|program| lacking(program, "\"$*\""));
-    for program in ["iptables-save", "ip6tables-save"] {
-        node.script(program, "exit 0");
+    for program in ["iptables", "ip6tables"] {
+        lacking(program, "\"$*\"");
+        lacking(&format!("{program}-restore"), "$(cat)");
+        node.script(&format!("{program}-save"), "exit 0");
     }
-    ["iptables-restore", "ip6tables-restore"].iter().for_each(|program| lacking(program, "$(cat)"));
     let mut masq = Masq::new(&node, "bridge", ("iptables", ""));
     masq.path = format!("{}:{}", node.bin().display(), masq.path);
     let status = |masq: &Masq<'_>| {

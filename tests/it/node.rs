@@ -57,8 +57,8 @@ impl Node {
         for applet in cnibox::testing::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        let unset = None::<&str>;
+        mount(unset, "/", unset, MsFlags::MS_REC | MsFlags::MS_PRIVATE, unset).unwrap();
         for (dir, mode) in [("/run/cni", 755), ("/var/lib/cni", 755), ("/run/cnibox", 700)] {
             fs::create_dir_all(dir).unwrap();
             let mode = format!("mode={mode}");

@@ -24,10 +24,8 @@ impl Snapshot {
             let name = path.rsplit('/').next().unwrap_or_default();
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
-        let is_record = |path: &str| {
-            !path.ends_with("/bridge-vlan.lock")
-                && !(path.contains("/netns-") && path.ends_with(".lock"))
-        };
+        let is_record =
+            |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
         let topics = [
             ("network", network.join("\n")),
             ("qdisc", qdiscs()),

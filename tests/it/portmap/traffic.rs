@@ -52,7 +52,7 @@ fn own_ports_need_hairpin_mode_with_br_netfilter() {
             println!("skipped: no br_netfilter");
             return;
         }
-        let pod = ports.pod("c1");
+        let (pod, _peer) = (ports.pod("c1"), ports.peer());
         ports.add(&pod, &web());
         let port = pod.prev["interfaces"][1]["name"].as_str().unwrap();
         for (passes, hairpin, reaches) in
