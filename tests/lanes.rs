@@ -62,6 +62,7 @@ fn a_test_that_passes_at_the_second_try_fails_only_make_soak() {
     let alone = format!("[ \"$*\" != '--exact --test-threads=2 a::b' ] || {}", echo(PASSED));
     let (good, said) = run(&unit(FAILED), 101, &alone, false);
     assert!(good && said.contains("had a second try: a::b\n"), "{said}");
+    assert!(said.contains("5 passed, 0 failed, "), "{said}");
     assert!(said.contains("second tries: 1;"), "{said}");
     let (good, said) = run(&unit(FAILED), 101, &echo(PASSED), true);
     assert!(!good && said.contains("second tries: 1;"), "{said}");

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
 
 use cnibox::testing::netlink::{LinkChange, Netlink};
 use cnibox::testing::netns::Netns;
@@ -445,9 +446,14 @@ fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
     let _lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
     let place = "/run/cnibox-iptables.lock";
     let script = format!("mount --bind {} {place} && exec timeout 45 \"$0\"", path.display());
-    let error = call("ADD").in_script(&script).error();
+    let [add, del] = ["ADD", "DEL"].map(|verb| call(verb).in_script(&script));
+    // At the same time: each waits half a minute for the lock.
+    let (error, deleted) = thread::scope(|scope| {
+        let deleted = scope.spawn(|| del.run());
+        (add.error(), deleted.join().unwrap())
+    });
     assert!(error.code == 11 && error.msg.contains("held for more than 30 s by"), "{error:?}");
-    assert_eq!(call("DEL").in_script(&script).run().status, Some(0));
+    assert_eq!(deleted.status, Some(0));
     assert!(!node.sh("iptables-save").contains("10.1.2.2"));
 }
 

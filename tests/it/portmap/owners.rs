@@ -278,11 +278,16 @@ fn a_container_has_its_ports_in_each_of_its_networks() {
         let both = |at: usize| {
             assert_eq!([8080, 8081].map(|port| networks.served(port)), [Some(at); 2], "{rules:?}");
         };
+        // At the same time: each waits two seconds for the container to give up its ports.
         let refused = || {
-            for list in [&networks.list, &json!([mapping(53, 53, "udp")])] {
-                let error = ports.call("ADD", &other, list).error();
-                assert!(error.msg.contains("is taken by container \"c1\""), "{error:?}");
-            }
+            let lists = [&networks.list, &json!([mapping(53, 53, "udp")])];
+            let calls = lists.map(|list| ports.call("ADD", &other, list));
+            thread::scope(|scope| {
+                calls.each_ref().map(|call| scope.spawn(|| call.error())).map(|refusal| {
+                    let error = refusal.join().unwrap();
+                    assert!(error.msg.contains("is taken by container \"c1\""), "{error:?}");
+                })
+            });
         };
         let mut states = Vec::new();
         for at in 0..3 {
