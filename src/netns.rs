@@ -353,7 +353,7 @@ fn quoted(path: &Path) -> String {
 /// Without `CAP_SYS_ADMIN`.
 #[cfg(test)]
 pub fn isolate() {
-    crate::lane::assert_not_listing();
+    crate::lane::begin();
     unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under unshare -rn");
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use cnibox::testing::APPLETS;
 use cnibox::testing::Kind;
 
+mod lanes;
 mod prepare;
 mod words;
 mod workflows;

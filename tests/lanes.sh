@@ -20,40 +20,54 @@ say() { echo "lanes: $*"; }
 flags=()
 [ -z "${CNIBOX_SOAK-}" ] || flags=(--include-ignored)
 
-# Runs the tests of a list, lines of "executable<tab>test<tab>features", on this kernel. A failed test
-# is retried alone: two tests and all their processes share one slow processor.
-run_list() {
-    local executable output names name status=0
-    output=$(mktemp)
-    while read -r executable; do
-        mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
-        echo "executable $executable"
+# Prints a line "executable<tab>test" for each failed test in the output of cargo or of run_list.
+# Fails if the output is not that of complete runs in which every failure has a name: if an executable
+# died, or a test of the documentation failed, which has no executable.
+failed_tests() {
+    awk '
+        function enter(name) { incomplete += running; executable = name; running = 1 }
+        /^executable / { enter(substr($0, 12)) }
+        /^ +Running .*\(.*\)$/ { enter(substr($NF, 2, length($NF) - 2)) }
+        /^ +Doc-tests / { enter("") }
+        /^test result: / { running = 0; failed += $6 }
+        /^test .* \.\.\. FAILED$/ {
+            named++
+            if (executable == "") incomplete++
+            print executable "\t" substr($0, 6, length($0) - 16)
+        }
+        END { exit incomplete + running || named != failed }' "$1"
+}
+
+# Retries up to three failed tests of an output, each alone, in the executable in which it failed: two
+# tests and all their processes share one slow processor. More failures are not treated as accidental.
+try_again() {
+    local executable name failed output status=0
+    failed=$(failed_tests "$1") || return
+    [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 3 ] || return
+    while IFS=$'\t' read -r executable name; do
+        echo "once more, alone: $name"
         # With one thread libtest prints the name before the test runs, and the test's output breaks the line.
-        if "$executable" "${flags[@]}" --exact --test-threads=2 "${names[@]}" 2>&1 | tee "$output"; then
-            continue
-        fi
-        mapfile -t names < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$output")
-        [ ${#names[@]} -gt 0 ] || status=1
-        for name in "${names[@]}"; do
-            echo "once more, alone: $name"
-            "$executable" "${flags[@]}" --exact --test-threads=2 "$name" || status=1
-        done
-    done < <(cut -f 1 "$1" | sort -u)
-    rm -f "$output"
+        output=$("$executable" "${flags[@]}" --exact --test-threads=2 "$name" 2>&1 </dev/null) || status=1
+        echo "$output"
+        grep -q '^test result: ok\. 1 passed; 0 failed; 0 ignored;' <<<"$output" || status=1
+    done <<<"$failed"
     return $status
 }
 
-# Retries up to three failed tests of the host lane, each alone; more failures are not treated as accidental.
-try_again() {
-    local name names
-    mapfile -t names < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$dir/host")
-    [ ${#names[@]} -gt 0 ] && [ ${#names[@]} -le 3 ] || return
-    for name in "${names[@]}"; do
-        echo "once more, alone: $name" | tee -a "$dir/vm"
-        CNIBOX_SKIPPED=$dir/skipped cargo test --locked --quiet --lib --test it --test arch --test docs -- \
-            "${flags[@]}" --exact "$name" || return
-    done
-    status=0
+# Runs the tests of a list, lines of "executable<tab>test<tab>features", on this kernel. The duration of
+# each test is in its output.
+run_list() {
+    local executable output names status=0
+    output=$(mktemp)
+    while read -r executable; do
+        mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
+        {
+            echo "executable $executable"
+            CNIBOX_TIMES=/dev/stderr "$executable" "${flags[@]}" --exact --test-threads=2 "${names[@]}" 2>&1 </dev/null
+        } | tee "$output" || try_again "$output" || status=1
+    done < <(cut -f 1 "$1" | sort -u)
+    rm -f "$output"
+    return $status
 }
 
 # Runs the tests of a list in VMs in the background, one VM for each processor, as a VM has one. The
@@ -74,12 +88,20 @@ start_vms() {
     done
 }
 
-# Waits for the VMs and collects their output; a VM that died shows as tests that ran in no lane.
+# Waits for the VMs and collects their output. Fails if a VM died, or a test in it failed.
 await_vms() {
-    local vm
+    local vm status=0
     [ ${#vms[@]} -gt 0 ] || return 0
-    for vm in "${vms[@]}"; do wait "$vm" || true; done
+    for vm in "${vms[@]}"; do wait "$vm" || status=1; done
     cat "$dir"/shard.*.log | tee -a "$dir/vm"
+    return $status
+}
+
+# slowest LANE FILE: prints the 20 longest durations among the lines "seconds<tab>test" of a file.
+slowest() {
+    grep -E $'^[0-9.]+\t' "$2" >"$dir/sorted" || return 0
+    say "the slowest tests of the $1 lane, in seconds:"
+    sort -rn "$dir/sorted" | awk -F '\t' 'NR <= 20 { printf "%9.1f %s\n", $1, $2 }'
 }
 
 # shellcheck disable=SC2317 # called by trap
@@ -110,37 +132,49 @@ dir=$(mktemp -d)
 vms=()
 trap end EXIT
 trap 'exit 130' INT TERM HUP
-touch "$dir/skipped" "$dir/vm"
+touch "$dir/skipped" "$dir/vm" "$dir/retried" "$dir/times"
 status=0
 cargo test --locked --no-run
 # With CNIBOX_LANE=list tests record their missing features and are skipped or fail, but do not run.
 CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" \
     >"$dir/host" 2>&1 || true
 sort -u "$dir/skipped" | grep -E -- "${2-}" >"$dir/list" || true
+if [ -n "${2-}" ] && [ ! -s "$dir/list" ]; then
+    say "no test that needs a feature which this kernel lacks has a name with $2"
+    exit 1
+fi
 if [ -s "$dir/list" ] && [ "${CNIBOX_NO_VM-}" != 1 ]; then
     start_vms "$dir/list" || say "no VM for the skipped tests; CNIBOX_NO_VM=1 disables the VM lane"
 fi
 host="not asked for"
 if [ "$1" = host-and-vm ]; then
     : >"$dir/skipped"
-    CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
-    host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok " passed, " bad " failed" }' "$dir/host")
-    [ "$status" = 0 ] || try_again || status=1
+    export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never
+    CNIBOX_TIMES=$dir/times cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
+    host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok + 0 " passed, " bad + 0 " failed" }' "$dir/host")
+    if [ "$status" = 1 ] && try_again "$dir/host" >"$dir/retried"; then status=0; fi
+    cat "$dir/retried"
     # A test that was skipped only when it ran is in no lane.
     sort -u -o "$dir/list" "$dir/list" "$dir/skipped"
 fi
-await_vms
+await_vms || status=1
 skipped=$(wc -l <"$dir/list")
 
 outcomes "$dir/list" >"$dir/outcomes"
 ran=$(grep -c 'ran in the VM$' "$dir/outcomes" || true)
 failed=$(grep -c 'failed in the VM$' "$dir/outcomes" || true)
-sed -n 's/^once more, alone: /    had a second try: /p' "$dir/vm" >"$dir/again"
+cat "$dir/retried" "$dir/vm" | sed -n 's/^once more, alone: /    had a second try: /p' >"$dir/again"
+slowest host "$dir/times"
+slowest VM "$dir/vm"
 [ "$skipped" = 0 ] || say "this kernel, $(uname -r), lacks what these tests need:"
 cat "$dir/outcomes" "$dir/again"
 # cargo counts a skipped test as passed.
-say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed, second tries: $(wc -l <"$dir/again"); in no lane: $((skipped - ran - failed))"
+say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed; second tries: $(wc -l <"$dir/again"); in no lane: $((skipped - ran - failed))"
 ignored=$(awk '/^test result:/ { ignored += $8 } END { print ignored + 0 }' "$dir/host")
 [ "$ignored" = 0 ] || [ "$1" = vm ] || say "ignored, because they take minutes or only print (make soak): $ignored"
 [ "$ran" = "$skipped" ] || [ "${CNIBOX_NO_VM-}" = 1 ] || status=1
+if [ -n "${CNIBOX_SOAK-}" ] && [ -s "$dir/again" ]; then
+    say "a test that passes only at the second try fails make soak"
+    status=1
+fi
 exit $status

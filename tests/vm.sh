@@ -2,15 +2,16 @@
 # vm.sh COMMAND [ARG...]: runs a command as root on Debian's kernel, which has every link kind and
 # packet filter that the machine's kernel may lack, and returns the exit status of the command.
 #
-# The kernel runs under QEMU's software emulation, so no virtualisation is needed. The VM sees the
-# files of this machine, writable, but writes are discarded at its end. It has its own network and an
+# The kernel runs on KVM where a guest starts there, otherwise under QEMU's software emulation, so no
+# virtualisation is needed. The VM sees the files of this machine, writable, but writes are discarded at its end. It has its own network and an
 # empty /run. Working directory, environment, stdout and stderr are the caller's; stdin is empty.
-# Programs take 10 to 15 times as long as on the machine. vm.sh --setup only downloads the kernel and
+# Under emulation programs take 10 to 15 times as long as on the machine. vm.sh --setup only downloads the kernel and
 # QEMU: once, 90 MB, with apt, without installing packages.
 #
 #   CNIBOX_VM_CACHE    folder of the downloads; default /var/cache/cnibox-vm
 #   CNIBOX_VM_TIMEOUT  timeout of the command in seconds, default 900; then exit status 124
-#   CNIBOX_VM_ACCEL    QEMU's accelerator, default tcg; CNIBOX_VM_CPU the emulated CPU, default Nehalem
+#   CNIBOX_VM_ACCEL    QEMU's accelerator; default kvm if a guest starts within 20 seconds, otherwise tcg
+#   CNIBOX_VM_CPU      the CPU; default host with kvm, Nehalem with tcg
 #   CNIBOX_VM_MEM      memory, default 2G
 #   CNIBOX_VM_QEMU     additional arguments of QEMU, such as "-device e1000"
 #   CNIBOX_VM_LOG      file for the kernel's log
@@ -24,6 +25,10 @@ timeout=${CNIBOX_VM_TIMEOUT:-900}
 # Maximum number of starts, and timeout of a boot in seconds: a boot takes three seconds, but minutes
 # on a loaded machine. A VM that does not boot in time is reported, stopped and started again.
 tries=3 boot=240
+
+# A /dev/kvm without support of the processor opens, but its guests stop before their first message.
+# The file names the boot of this machine in which that was seen.
+boot_on_kvm=20 no_kvm=$cache/no-kvm
 
 say() { echo "vm: $*" >&2; }
 
@@ -185,9 +190,15 @@ END
 
 # --- running -----------------------------------------------------------------------------------------
 
-# Starts the VM in the background.
+# Whether KVM may work: there is the device, and no guest has failed to start since the machine has.
+may_have_kvm() {
+    [ -r /dev/kvm ] && [ -w /dev/kvm ] && ! cmp -s "$no_kvm" /proc/sys/kernel/random/boot_id
+}
+
+# start ACCELERATOR: starts the VM in the background.
 start() {
-    local accel=${CNIBOX_VM_ACCEL:-tcg} more
+    local accel=$1 cpu=Nehalem more
+    [ "$accel" != kvm ] || cpu=host
     [ "$accel" != tcg ] || accel=tcg,thread=multi,tb-size=512
     read -ra more <<<"${CNIBOX_VM_QEMU:-}"
     # norandmaps: TCG reuses translated code only at the same address; programs start three times as
@@ -197,7 +208,7 @@ start() {
     local options="console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr norandmaps"
     options+=" clearcpuid=rep_good init_on_alloc=0 lsm=capability audit=0 transparent_hugepage=never"
     options+=" randomize_kstack_offset=off random.trust_cpu=on rcupdate.rcu_expedited=1 tsc=reliable no_timer_check nowatchdog net.ifnames=0"
-    qemu -machine pc -accel "$accel" -cpu "${CNIBOX_VM_CPU:-Nehalem}" -smp 1 -m "${CNIBOX_VM_MEM:-2G}" \
+    qemu -machine pc -accel "$accel" -cpu "${CNIBOX_VM_CPU:-$cpu}" -smp 1 -m "${CNIBOX_VM_MEM:-2G}" \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$dir/log" \
         -kernel "$cache/kernel" -initrd "$cache/initrd" -append "$options" \
         -virtfs local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap \
@@ -246,8 +257,19 @@ touch "$dir/stdout" "$dir/stderr"
     printf ' %q' "$@"
 } >"$dir/command"
 
+accel=${CNIBOX_VM_ACCEL:-tcg}
+if [ -z "${CNIBOX_VM_ACCEL:-}" ] && may_have_kvm; then
+    start kvm
+    if await up $boot_on_kvm; then
+        accel=kvm
+    else
+        stop
+        say "no guest starts on /dev/kvm in $boot_on_kvm seconds: emulation"
+        cat /proc/sys/kernel/random/boot_id >"$no_kvm"
+    fi
+fi
 for ((try = 1; ; try++)); do
-    start
+    [ -n "$vm" ] || start "$accel"
     ! await up $boot || break
     stop
     say "start $try of $tries: the VM did not boot in $boot seconds"

@@ -1,6 +1,6 @@
 //! The benchmark's cases: chains of plugins and their configurations.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -126,11 +126,11 @@ impl Case {
             "portmap" => json!({"capabilities": {"portMappings": true}}),
             "bandwidth" => json!({"ingressRate": 8_000_000, "ingressBurst": 800_000,
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
-            "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
+            "tuning" => json!({"mtu": 1400, "dataDir": below_run(data),
                 "sysctl": {"net.core.somaxconn": "500"}}),
             "sbr" | "firewall" => json!({}),
             "flannel" => {
-                json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": data.join("flannel"),
+                json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": below_run(data),
                 "delegate": {"bridge": BRIDGE, "isDefaultGateway": true},
                 "ipam": {"dataDir": data}})
             }
@@ -176,4 +176,9 @@ impl Case {
         conf["ipam"] = ipam;
         conf
     }
+}
+
+/// A directory for the state of a plugin, which believes only what is below `/run/cni` or `/var/lib/cni`.
+fn below_run(data: &Path) -> PathBuf {
+    Path::new("/run/cni").join(data.file_name().unwrap_or_default())
 }

@@ -1,6 +1,7 @@
 //! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
@@ -37,10 +38,15 @@ pub enum Made {
 }
 
 impl Boot {
-    /// The current boot. One that cannot be identified is no other boot, not even itself.
+    /// The current boot, read once by a process. One that cannot be identified is no other boot, not even itself.
     pub fn current() -> Boot {
-        let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
-        Boot { machine: machine_id(), id }
+        static CURRENT: OnceLock<Boot> = OnceLock::new();
+        let read = || {
+            let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
+            Boot { machine: machine_id(), id }
+        };
+        // Unit tests play several boots.
+        if cfg!(test) { read() } else { CURRENT.get_or_init(read).clone() }
     }
 
     /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.

@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::iptables::{self, Flavour, Iptables, Programs, Scope, iptables_table};
+use super::iptables::{self, Flavour, Iptables, LACKING_MODULE, Programs, Scope, iptables_table};
 use super::{Owner, all};
 use crate::attachment::Kept;
 use crate::cmd;
@@ -80,7 +80,7 @@ impl Backend {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
                 return filter.has_iptables_matches();
             }
-            filter.has_iptables() || probe()
+            filter.has_iptables_in_use() || probe().is_ok()
         };
         let is_usable = filter.programs(Family::V4).is_some_and(works);
         if is_usable || !filter.has_nf_tables() { Backend::Iptables } else { Backend::Nftables }
@@ -107,11 +107,16 @@ struct Recorded {
     backend: Backend,
 }
 
-/// Whether iptables can read the kernel's rules: status 1 means that rule 1 does not exist.
-fn probe() -> bool {
-    let Some(program) = cmd::find("iptables") else { return false };
-    let output = cmd::run(&program, &["-t", "filter", "-S", "INPUT", "1"], "");
-    output.is_ok_and(|output| matches!(output.code, Some(0 | 1)))
+/// Whether iptables can look for a rule as all rules here are, with a comment: status 1 means that there is none.
+fn probe() -> Result<()> {
+    let Some(program) = cmd::find("iptables") else { return Err(iptables::not_found(Family::V4)) };
+    let rule = ["-m", "comment", "--comment", "cnibox", "-j", "ACCEPT"];
+    let look = ["-w", "5", "-t", "filter", "-C", "INPUT"];
+    let output = cmd::run(&program, &[&look[..], &rule].concat(), "")?;
+    if matches!(output.code, Some(0 | 1)) {
+        return Ok(());
+    }
+    Err(output.failure().with_details(LACKING_MODULE))
 }
 
 /// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the
@@ -175,20 +180,14 @@ impl PacketFilter {
 
     fn require_iptables(&self) -> Result<()> {
         let programs = self.programs(Family::V4).ok_or_else(|| iptables::not_found(Family::V4))?;
-        let error = if programs.are_on_nf_tables() && self.has_nf_tables() {
-            if self.has_iptables_matches() {
-                return Ok(());
-            }
-            Error::internal("the kernel cannot match comments for iptables")
-                .with_details("load the module xt_comment, or choose the back end \"nftables\"")
-        } else {
-            if programs.list("filter", "INPUT").is_some() || probe() {
-                return Ok(());
-            }
-            Error::internal("iptables is installed but does not work")
-                .with_details("run iptables -t filter -S INPUT 1 to see why")
-        };
-        Err(error)
+        if !programs.are_on_nf_tables() || !self.has_nf_tables() {
+            return probe();
+        }
+        if self.has_iptables_matches() {
+            return Ok(());
+        }
+        Err(Error::internal("the kernel cannot match comments for iptables")
+            .with_details(LACKING_MODULE))
     }
 
     /// The tables of the node's default iptables.
@@ -263,13 +262,13 @@ impl PacketFilter {
         })
     }
 
-    /// Whether a table of iptables is used in this namespace.
-    fn has_iptables(&self) -> bool {
-        ["nat", "filter"].iter().any(|name| {
-            let table = iptables_table(Family::V4, name);
-            self.has_legacy_table(Family::V4, name)
-                || self.ask(&|nft| nft.has(table)).unwrap_or_default()
-        })
+    /// Whether a table of iptables is used in this namespace, and the kernel has matched comments for iptables-legacy.
+    fn has_iptables_in_use(&self) -> bool {
+        let is_used = |name: &&str| self.has_legacy_table(Family::V4, name);
+        let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
+        let has_comments = |text: String| text.lines().any(|line| line == "comment");
+        ["nat", "filter"].iter().any(is_used)
+            && files::read_text(matches, 64 << 10).is_ok_and(has_comments)
     }
 
     /// Whether iptables-legacy has used the table.

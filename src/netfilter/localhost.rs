@@ -98,13 +98,12 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
 
 /// For the ADD of any plugin: restores the rules if a flush has deleted them, and with them those of all tables. Takes one
 /// system call on a host without port mappings. Without `nf_tables` only mappings of a container restore them.
-pub fn restore_if_flushed() -> Result<()> {
+pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let filter = PacketFilter::new();
     match filter.nft_if_present()? {
-        Some(nft) if layout().damage(nft, &is_needed)?.is_some() => close(&filter),
+        Some(nft) if layout().damage(nft, &is_needed)?.is_some() => close(filter),
         _ => Ok(()),
     }
 }

@@ -102,9 +102,9 @@ impl Plugin for Firewall {
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let bridge = bridge(prev, policy)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let Backends { mut zone, kernel } =
-            Backends::choose(conf, policy, || Backend::choose(None, &filter))?;
+            Backends::choose(conf, policy, || Backend::choose(None, filter))?;
         let chosen = match kernel {
             _ if zone.is_some() => "firewalld",
             Some(Nftables) => "nftables",
@@ -115,13 +115,13 @@ impl Plugin for Firewall {
         let (ips, ports) = (ips(prev), ports(prev));
         let mut undo = Rollback::new();
         cx.note(Self::NAME, req, prev, &mut undo);
-        undo.push("delete the rules", || filter::del(&filter, owner, &ips, Some(&ports)));
+        undo.push("delete the rules", || filter::del(filter, owner, &ips, Some(&ports)));
         if let Some(zone) = &mut zone {
             zone.add(owner, &ips)?;
             undo.push("remove the addresses from the zone", || zone.del(owner, &ips));
         }
         if let Some(backend) = kernel {
-            filter::add(&filter, owner, &pod(backend, prev, policy, bridge, admin))?;
+            filter::add(filter, owner, &pod(backend, prev, policy, bridge, admin))?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -132,22 +132,22 @@ impl Plugin for Firewall {
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let bridge = bridge(prev, policy)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         // The back ends that have rules; if unknown, those that ADD would choose.
         let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
-        let has_rules = || filter::is_on_nft(&filter, owner, &ips(prev)).unwrap_or(false);
+        let has_rules = || filter::is_on_nft(filter, owner, &ips(prev)).unwrap_or(false);
         let Backends { mut zone, kernel } = if !is_chosen && has_rules() {
             Backends { zone: None, kernel: Some(Nftables) }
         } else {
-            Backends::choose(conf, policy, || Backend::usual(&filter))?
+            Backends::choose(conf, policy, || Backend::usual(filter))?
         };
         if let Some(zone) = &mut zone {
             zone.check(owner, &ips(prev))?;
         }
         let Some(backend) = kernel else { return Ok(()) };
         let admin = zone.is_none().then(|| conf.admin());
-        Backend::verify(Some(backend), &filter, KEPT, owner, &|backend| {
-            filter::check(&filter, owner, &pod(backend, prev, policy, bridge, admin))
+        Backend::verify(Some(backend), filter, KEPT, owner, &|backend| {
+            filter::check(filter, owner, &pod(backend, prev, policy, bridge, admin))
         })
     }
 
@@ -158,7 +158,7 @@ impl Plugin for Firewall {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let ips = ips(prev);
         let mut failures = Failures::new();
-        failures.keep(filter::del(&PacketFilter::new(), owner, &ips, Some(&ports(prev))));
+        failures.keep(filter::del(cx.filter(), owner, &ips, Some(&ports(prev))));
         let is_without_firewalld = ["nftables", "iptables"].contains(&conf.backend.as_str());
         if (!is_without_firewalld || firewalld::has(owner))
             && let Some(mut zone) = Zone::find(conf.zone())
@@ -171,17 +171,17 @@ impl Plugin for Firewall {
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let (network, valid) = (cx.net.name.as_str(), Owner::each(&cx.net.name, &req.valid));
         let mut failures = Failures::new();
-        failures.keep(filter::gc(&PacketFilter::new(), network, &valid));
+        failures.keep(filter::gc(cx.filter(), network, &valid));
         failures.keep(firewalld::gc(network, &valid));
         failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         // A policy adds no requirement.
-        Backends::choose(conf, Policy::Open, || Backend::choose(None, &filter))
-            .and_then(|backends| backends.require_usable(&filter))
+        Backends::choose(conf, Policy::Open, || Backend::choose(None, filter))
+            .and_then(|backends| backends.require_usable(filter))
             .or_unavailable()
     }
 }

@@ -25,7 +25,7 @@ use crate::iface::{Inside, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::log;
 use crate::netfilter::names::identity;
-use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
+use crate::netfilter::{Backend, Owner, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
 use crate::skel::{
@@ -78,7 +78,7 @@ impl Plugin for Ptp {
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
         let mtu = conf.mtu.resolve(host)?;
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
@@ -106,7 +106,7 @@ impl Plugin for Ptp {
         if conf.ip_masq {
             cx.note(Self::NAME, req, &result, &mut undo);
             let addrs = result.addresses();
-            let (filter, registered) = (&filter, addrs.clone());
+            let registered = addrs.clone();
             undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
             masquerade::add(filter, Backend::choose(backend, filter), owner, &addrs)?;
         }
@@ -128,7 +128,7 @@ impl Plugin for Ptp {
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let addrs: Vec<IpNet> = found.prev.ips_of(found.index).map(|ip| ip.address).collect();
-        masquerade::check(&PacketFilter::new(), owner, &addrs)
+        masquerade::check(cx.filter(), owner, &addrs)
     }
 
     fn repair(cx: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
@@ -150,12 +150,12 @@ impl Plugin for Ptp {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         // The key may have been changed since ADD.
         if conf.ip_masq || Record::of(owner).is_some() {
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(&filter, owner, &addrs));
+            failures.keep(masquerade::del(filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             failures.keep(req.del_veth(cx))
@@ -168,7 +168,7 @@ impl Plugin for Ptp {
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
             let deleted = failures.keep(req.del_stale_veths(cx));
             let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
-            failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+            failures.keep(masquerade::gc(cx.filter(), network.as_str(), &valid));
             deleted
         });
         failures.into_result()
@@ -178,9 +178,9 @@ impl Plugin for Ptp {
         let backend = conf.backend().or_unavailable()?;
         conf.mtu.resolve(cx.usable_host()?).or_unavailable()?;
         if conf.ip_masq {
-            let filter = PacketFilter::new();
-            Backend::choose(backend, &filter).require_usable(&filter)?;
-            layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
+            let filter = cx.filter();
+            Backend::choose(backend, filter).require_usable(filter)?;
+            layout::refuse(masquerade::damage(filter)?).or_unavailable()?;
         }
         cx.ipam_status()
     }

@@ -1,5 +1,7 @@
 //! The verdicts of a case: one for each assertion that the case could test.
 
+use std::panic::{self, AssertUnwindSafe};
+
 use serde::{Deserialize, Serialize};
 
 use super::Result;
@@ -21,9 +23,23 @@ pub struct Verdict {
 #[derive(Debug, Default)]
 pub struct Check {
     pub verdicts: Vec<Verdict>,
+    /// The case ends at the first failed assertion whose id contains this.
+    pub ends_at: Option<String>,
 }
 
+/// The payload of the unwinding that ends a case at its first failed assertion.
+struct Ended;
+
 impl Check {
+    /// Runs a case up to its end, or to the first failure if [`Check::ends_at`] says so.
+    pub fn run(&mut self, case: impl FnOnce(&mut Check) -> Result<()>) -> Result<()> {
+        match panic::catch_unwind(AssertUnwindSafe(|| case(self))) {
+            Err(payload) if payload.is::<Ended>() => Ok(()),
+            Err(payload) => panic::resume_unwind(payload),
+            Ok(result) => result,
+        }
+    }
+
     /// Adds a verdict; `detail` is called if the assertion does not hold.
     pub fn that(&mut self, id: &str, holds: bool, detail: impl FnOnce() -> String) {
         self.push(id, holds, detail, String::new());
@@ -79,5 +95,9 @@ impl Check {
     fn push(&mut self, id: &str, passed: bool, detail: impl FnOnce() -> String, by_hand: String) {
         let (detail, by_hand) = if passed { <_>::default() } else { (detail(), by_hand) };
         self.verdicts.push(Verdict { id: id.to_owned(), passed, detail, by_hand });
+        if !passed && self.ends_at.as_ref().is_some_and(|pattern| id.contains(pattern)) {
+            // Not a panic: nothing is printed.
+            panic::resume_unwind(Box::new(Ended));
+        }
     }
 }

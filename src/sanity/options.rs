@@ -26,6 +26,7 @@ Options:
   --type TYPE             only this type; may be repeated
   --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
   --only PATTERN          only assertions whose id contains this
+  --fail-fast             ends at the first failure
   --cni-version VERSION   only this version, which each plugin must list; may be repeated
   --faults                plugins that are killed, full disks and pipes, crowds as well: minutes
   --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
@@ -51,6 +52,8 @@ pub struct Options {
     pub types: Vec<String>,
     pub profile: Option<Profile>,
     pub only: Option<String>,
+    /// Ends at the first failed assertion.
+    pub fail_fast: bool,
     pub versions: Vec<&'static str>,
     pub config: Option<PathBuf>,
     pub expected: Vec<String>,
@@ -84,6 +87,7 @@ fn read(mut line: Parser) -> Result<Task> {
         types: Vec::new(),
         profile: None,
         only: None,
+        fail_fast: false,
         versions: Vec::new(),
         config: None,
         expected: Vec::new(),
@@ -105,6 +109,7 @@ fn read(mut line: Parser) -> Result<Task> {
             Arg::Long("type") => options.types.push(line.value()?.string()?),
             Arg::Long("profile") => options.profile = Some(profile(&line.value()?.string()?)?),
             Arg::Long("only") => options.only = Some(line.value()?.string()?),
+            Arg::Long("fail-fast") => options.fail_fast = true,
             Arg::Long("clauses") => return Ok(Task::Print(clauses())),
             Arg::Long("cni-version") => options.versions.push(version(&line.value()?.string()?)?),
             Arg::Long("config") => options.config = Some(line.value()?.into()),

@@ -21,6 +21,8 @@ pub struct Case {
     pub folder: PathBuf,
     pub config: Option<PathBuf>,
     pub only: Option<String>,
+    /// Whether the case ends at the first failed assertion.
+    pub fail_fast: bool,
 }
 
 /// The outcome of a case.
@@ -42,6 +44,11 @@ impl Outcome {
         let (kind, version) = (case.kind.clone(), case.version.clone());
         let (case, verdicts) = (case.name.clone(), Vec::new());
         Outcome { kind, version, case, verdicts, skipped: None, trouble: None }
+    }
+
+    /// Whether an assertion failed.
+    pub fn has_failed(&self) -> bool {
+        self.verdicts.iter().any(|verdict| !verdict.passed)
     }
 }
 

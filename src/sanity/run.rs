@@ -57,6 +57,12 @@ pub fn all(folder: &Path, options: &Options) -> Result<Vec<Outcome>> {
             scope.spawn(|| {
                 while let Some(case) = next() {
                     let outcome = outcome(&case);
+                    if options.fail_fast
+                        && outcome.has_failed()
+                        && let Ok(mut rest) = queue.lock()
+                    {
+                        rest.clear();
+                    }
                     if let Ok(mut outcomes) = outcomes.lock() {
                         outcomes.push(outcome);
                         progress(outcomes.len(), total);
@@ -116,6 +122,7 @@ fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Out
                 folder: folder.to_owned(),
                 config: options.config.clone(),
                 only: options.only.clone(),
+                fail_fast: options.fail_fast,
             };
             let mut check = Check::default();
             check.of("version.supports-configured", &answer, listed.contains(&version));
@@ -245,7 +252,8 @@ fn child_process(case: &Case) -> Result<Outcome> {
 
 /// The output of the child process: the outcome as JSON.
 pub fn child(case: &Case) -> Result<String> {
-    let mut check = Check::default();
+    let ends_at = case.fail_fast.then(|| case.only.clone().unwrap_or_default());
+    let mut check = Check { ends_at, ..Check::default() };
     let (skipped, trouble) = match run_in_world(case, &mut check) {
         Ok(skipped) => (skipped, None),
         Err(error) => (None, Some(error.to_string())),
@@ -270,5 +278,5 @@ fn run_in_world(case: &Case, check: &mut Check) -> Result<Option<String>> {
     conf["cniVersion"] = json!(case.version);
     let (version, folder, only) = (&case.version, &case.folder, case.only.as_deref());
     let subject = Subject { kind, version, folder, conf, only };
-    cases::run(&case.name, &subject, check).map(|()| None)
+    check.run(|check| cases::run(&case.name, &subject, check)).map(|()| None)
 }

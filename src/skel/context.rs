@@ -11,6 +11,7 @@ use crate::cni::json::Json;
 use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::log;
+use crate::netfilter::PacketFilter;
 use crate::netlink::Netlink;
 
 /// Whether the call only removes.
@@ -32,6 +33,7 @@ pub struct Cx<'a> {
     pub version: SpecVersion,
     pub(super) call: &'a Call<'a>,
     host: OnceCell<Netlink>,
+    filter: PacketFilter,
     end: Cell<Option<HostEnd>>,
     /// For GC.
     pub(super) in_doubt: OnceCell<Vec<Attachment>>,
@@ -40,7 +42,7 @@ pub struct Cx<'a> {
 impl<'a> Cx<'a> {
     pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
         let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
-        Cx { net, version, call, host, end, in_doubt }
+        Cx { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
     }
 
     /// Whether the call only removes: nothing that was written wrong after ADD may keep it from that.
@@ -57,6 +59,11 @@ impl<'a> Cx<'a> {
         } else {
             json.decode()
         }
+    }
+
+    /// The packet filter of the namespace of the plugin's process.
+    pub fn filter(&self) -> &PacketFilter {
+        &self.filter
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.

@@ -207,7 +207,7 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
 /// runs, containers would reach the host's loopback addresses.
 fn restore_protection(cx: &Cx<'_>) {
     if cx.call.caller == Caller::Runtime
-        && let Err(error) = localhost::restore_if_flushed()
+        && let Err(error) = localhost::restore_if_flushed(cx.filter())
     {
         log::warn(format_args!("containers may reach 127.0.0.0/8 of the host: {error}"));
     }

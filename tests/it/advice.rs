@@ -39,7 +39,7 @@ followed=$?
 [ $followed = 0 ] || { echo "the trouble is not gone: status $followed" >&2; exit 92; }
 nb check && ip netns exec nb ping -qc1 -W2 10.77.0.1 >/dev/null || { echo "the neighbour is cut off" >&2; exit 93; }
 closed >DIR/open; grep -vxFf DIR/open DIR/closed >&2 && { echo "this is open now" >&2; exit 94; }
-nsenter --net=NETNS ping -qc1 -W1 10.77.0.2 >/dev/null 2>&1 && { echo "the neighbour is open now" >&2; exit 95; }
+nsenter --net=NETNS ping -qc1 -W0.3 10.77.0.2 >/dev/null 2>&1 && { echo "the neighbour is open now" >&2; exit 95; }
 exit 0
 "#;
 

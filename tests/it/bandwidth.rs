@@ -116,7 +116,7 @@ fn each_direction_by_itself_from_either_source() {
 
 #[test]
 fn without_limits_nothing_is_done() {
-    for version in VERSIONS {
+    for version in ["0.3.0", "0.4.0", "1.1.0"] {
         let pod = SUBJECT.pod(version);
         let before = pod.state();
         let net = pod.net(&json!({"ingressRate": 0, "ingressBurst": 0, "egressRate": null,

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 
 use crate::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
 use crate::net::{Net, dual_ipam, merged, normal_json};
-use crate::node::{Call, Container, Node, Snapshot, VERSIONS, assert_unchanged, exists};
+use crate::node::{
+    Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists,
+};
 use crate::strace;
 
 /// A plugin under test.
@@ -251,12 +253,17 @@ impl Subject {
         Pod { node, container, prev, before, version, subject: self, keys }
     }
 
-    /// Runs `test` in each supported version; the plugin must reject the others.
+    /// Runs `test` in each supported version of [`MILESTONES`], and ADD, CHECK and DEL in the other
+    /// supported ones; the plugin must reject the rest.
     fn each_version(&self, keys: &Value, test: impl Fn(Pod<'_>)) {
         for version in VERSIONS {
             let pod = self.pod_with(version, keys);
             if self.versions.contains(&version) {
-                test(pod);
+                if MILESTONES.contains(&version) {
+                    test(pod);
+                } else {
+                    pod.add_check_del_del("with");
+                }
                 continue;
             }
             let error = pod.call("ADD").error();

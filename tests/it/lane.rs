@@ -19,6 +19,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::thread::Thread;
+use std::time::Instant;
 
 use nix::sched::{CloneFlags, unshare};
 
@@ -82,10 +84,36 @@ pub(crate) fn offers(features: &[Feature]) -> bool {
     false
 }
 
-/// Fails a test that needs no feature while `CNIBOX_LANE=list` collects missing features.
-pub(crate) fn assert_not_listing() {
+/// Starts the running test's clock. Fails a test that needs no feature while `CNIBOX_LANE=list`
+/// collects missing features.
+pub(crate) fn begin() {
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     assert_ne!(lane, "list", "needs nothing, and is not run");
+    CLOCK.with(|_| ());
+}
+
+thread_local! {
+    static CLOCK: Clock = Clock { begin: Instant::now(), thread: std::thread::current() };
+}
+
+/// Lives as long as the thread of a test. Then it appends a line "seconds<tab>test" to the file that
+/// `CNIBOX_TIMES` names.
+struct Clock {
+    begin: Instant,
+    thread: Thread,
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name())
+        else {
+            return;
+        };
+        let line = format!("{:.1}\t{test}\n", self.begin.elapsed().as_secs_f64());
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        // A panic in the destructor of a thread's value would end all tests.
+        drop(file.and_then(|mut file| file.write_all(line.as_bytes())));
+    }
 }
 
 fn probed(feature: &Feature) -> bool {

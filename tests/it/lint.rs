@@ -403,7 +403,7 @@ fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
         println!("skipped: no br_netfilter");
         return;
     }
-    let note =
+    let text =
         "note: plugin 1 \"portmap\": on this node: a container does not reach its own mapped ports";
     for (value, keys, is_noted) in [
         ("1", json!({}), true),
@@ -414,7 +414,7 @@ fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
         node.sh(&format!("echo {value} > {key}"));
         write(&node, "10-pods.conflist", &list("pods", &json!([with(&keys), portmap()])));
         let (status, lines) = run(&node, &[]);
-        assert_eq!(lines.contains(note), is_noted, "{value} {keys}: {lines}");
+        assert_eq!(lines.contains(text), is_noted, "{value} {keys}: {lines}");
         assert!(status == Some(0) && lines.ends_with("no mistake was found\n"), "{lines}");
         assert_eq!(run(&node, &["--offline"]).1, "no mistake was found\n");
     }

@@ -6,7 +6,8 @@
 //!
 //! | module | |
 //! | --- | --- |
-//! | `node` | the private host, calls of plugins, snapshots of all state that plugins may leave |
+//! | `node` | the private host, calls of plugins |
+//! | `snapshot` | all state that plugins may leave, compared |
 //! | `lane` | kernel features that a test needs, and where tests run without them |
 //! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
@@ -19,7 +20,6 @@
 //! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
 //! | `buildkit` | calls as `BuildKit` makes them: its names of the plugins, a namespace for each step |
 //! | `examples` | the example on each plugin's page, run as a reader would |
-//! | `messages`, `advice` | what mistakes are told as; the advice followed |
 //! | `strace`, `compare` | system calls of a call; results without random parts |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
@@ -135,6 +135,7 @@ mod sanity;
 mod sbr;
 mod scale;
 mod seven;
+mod snapshot;
 mod spoof;
 mod status;
 mod strace;

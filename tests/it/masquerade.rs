@@ -330,6 +330,36 @@ fn a_back_end_is_checked_early_and_by_status() {
     }
 }
 
+/// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and ADD say so if it is configured.
+#[test]
+fn an_iptables_without_comments_is_not_chosen() {
+    let node = Node::new();
+    let lacking = |program: &str, text: &str| {
+        node.script(program, &format!("case {text} in *comment*) echo 'RULE_APPEND failed (No such file or directory)' >&2; exit 4;; esac\nexit 0"));
+    };
+    for program in ["iptables", "ip6tables"] {
+        lacking(program, "\"$*\"");
+        lacking(&format!("{program}-restore"), "$(cat)");
+        node.script(&format!("{program}-save"), "exit 0");
+    }
+    let mut masq = Masq::new(&node, "bridge", ("iptables", ""));
+    masq.path = format!("{}:{}", node.bin().display(), masq.path);
+    let status = |masq: &Masq<'_>| {
+        masq.call("STATUS", "", "").without("CNI_CONTAINERID").without("CNI_NETNS")
+    };
+    let container = Container::new();
+    for call in [status(&masq), masq.call("ADD", "c1", &container.path())] {
+        let error = call.error();
+        assert!(error.msg.contains("No such file or directory"), "{}", error.msg);
+        assert!(error.details.contains("xt_comment"), "{}", error.details);
+    }
+    let any = masq.with(&json!({"ipMasqBackend": null}));
+    status(&any).ok();
+    any.add("c1", &container);
+    assert!(node.sh("nft list tables").contains("inet cnibox_masquerade"));
+    any.call("DEL", "c1", &container.path()).ok();
+}
+
 /// The directory of the reference plugins, if installed.
 fn reference() -> Option<String> {
     let peer = std::env::var("PEER").unwrap_or_else(|_| "/usr/lib/cni".to_owned());

@@ -1,5 +1,5 @@
 //! A test's node: a private host namespace, a directory of links to the executable, a state
-//! directory; containers; and snapshots that detect leaks.
+//! directory; and containers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,15 +14,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cnibox::testing::netns::Netns;
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+pub(crate) use crate::snapshot::{Snapshot, assert_unchanged};
+
 /// Every version of the specification.
 pub(crate) const VERSIONS: [&str; 7] =
     ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// A version of each kind: without interfaces in results; with CHECK and a `prevResult` for DEL; with
+/// GC and STATUS. Tests of what a version changes only in the text of results use these.
+pub(crate) const MILESTONES: [&str; 3] = ["0.2.0", "0.4.0", "1.1.0"];
 
 /// The timeout of a call including its child processes: in the VM, some calls take half a minute
 /// under strace.
@@ -42,7 +49,7 @@ pub(crate) struct Node {
 impl Node {
     /// Moves the calling thread into a new namespace with `lo` up and an empty `/run/cni`.
     pub(crate) fn new() -> Node {
-        crate::lane::assert_not_listing();
+        crate::lane::begin();
         let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
         unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
@@ -50,10 +57,15 @@ impl Node {
         for applet in cnibox::testing::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
-        node.sh("mount --make-rprivate / && mkdir -p /run/cni /run/cnibox /var/lib/cni");
-        node.sh("mount -t tmpfs -o mode=755 tmpfs /run/cni");
-        node.sh("mount -t tmpfs -o mode=755 tmpfs /var/lib/cni");
-        node.sh("mount -t tmpfs -o mode=700 tmpfs /run/cnibox && ip link set lo up");
+        let unset = None::<&str>;
+        mount(unset, "/", unset, MsFlags::MS_REC | MsFlags::MS_PRIVATE, unset).unwrap();
+        for (dir, mode) in [("/run/cni", 755), ("/var/lib/cni", 755), ("/run/cnibox", 700)] {
+            fs::create_dir_all(dir).unwrap();
+            let mode = format!("mode={mode}");
+            mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(mode.as_str()))
+                .unwrap();
+        }
+        node.sh("ip link set lo up");
         node
     }
 
@@ -135,7 +147,7 @@ impl Node {
 
     /// All host state that a plugin might change, except permitted remainders: see [`Snapshot`].
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot::take(self, "")
+        Snapshot::take(self)
     }
 }
 
@@ -156,13 +168,12 @@ impl Container {
 
     /// Runs a command line in the container, which must succeed.
     pub(crate) fn sh(&self, line: &str) -> String {
-        sh(&format!("nsenter --net={} -- {line}", self.path()))
+        self.run(|| sh(line))
     }
 
     /// Whether a command line succeeds in the container.
     pub(crate) fn try_sh(&self, line: &str) -> bool {
-        let line = format!("nsenter --net={} -- {line}", self.path());
-        shell(&line).output().unwrap().status.success()
+        self.run(|| shell(line).output().is_ok_and(|output| output.status.success()))
     }
 
     /// Runs `ip -j ...` in the container.
@@ -189,85 +200,8 @@ impl Container {
 
     /// All state in the container that a plugin might change.
     pub(crate) fn snapshot(&self, node: &Node) -> Snapshot {
-        Snapshot::take(node, &format!("nsenter --net={} -- ", self.path()))
+        self.run(|| Snapshot::take(node))
     }
-}
-
-/// Traffic control without the kernel's default qdiscs, including ingress filters.
-const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//; s/^qdisc/queue/";
-    for dev in $(tc qdisc show | sed -n "s/^qdisc [ic][nl].* ffff: dev \([^ ]*\) .*/\1/p"); do
-        tc filter show dev $dev ingress | sed "s/ parent ffff:[^ ]*//"; done"#;
-
-/// Links, addresses, routes, rules, qdiscs and leases at one moment, as comparable text.
-#[derive(Debug, PartialEq, Eq, Clone)]
-pub(crate) struct Snapshot(BTreeMap<String, String>);
-
-impl Snapshot {
-    fn take(node: &Node, enter: &str) -> Snapshot {
-        let topics = ["link", "addr", "route show table all", "rule", "-6 rule"];
-        let script = topics.map(|topic| format!("ip -o {topic}")).join("; echo ----; ");
-        let text = sh(&format!("{enter}sh -c '{script}; echo ----; {QDISCS}'"));
-        let topics = topics.into_iter().chain(["qdisc"]);
-        let mut state = BTreeMap::new();
-        for (topic, text) in topics.zip(text.split("----\n")) {
-            let lines: Vec<_> = text.lines().filter_map(without_noise).collect();
-            state.insert(topic.to_owned(), lines.join("\n"));
-        }
-        let leases = sh(&format!(
-            "find {} -type f -not -path '*/.cnibox/*' -not -name lock -not -name 'last_reserved_ip.*' 2>/dev/null | sort || true",
-            node.path("leases").display()
-        ));
-        state.insert("leases".to_owned(), leases);
-        let notes = sh(
-            "find /run/cni/cnibox ! -type d ! -name bridge-vlan.lock ! -name 'netns-*.lock' 2>/dev/null | sort || true",
-        );
-        state.insert("notes".to_owned(), notes);
-        state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));
-        Snapshot(state)
-    }
-
-    /// The snapshot with an additional topic that only some tests compare.
-    pub(crate) fn with(mut self, topic: &str, text: String) -> Snapshot {
-        self.0.insert(topic.to_owned(), text);
-        self
-    }
-
-    /// The differences, for messages.
-    pub(crate) fn difference(&self, other: &Snapshot) -> String {
-        let changed = self.0.iter().filter(|(key, value)| other.0.get(*key) != Some(value));
-        changed.fold(String::new(), |out, (key, value)| {
-            out + &format!("--- {key}\nbefore:\n{value}\nafter:\n{}\n", other.0[key])
-        })
-    }
-}
-
-/// Asserts that nothing changed between two snapshots.
-#[track_caller]
-pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
-    assert!(before == after, "something was left behind:\n{}", before.difference(after));
-}
-
-/// Removes lifetimes and the carrier state with its consequences (link-local addresses and their
-/// routes), which the kernel updates asynchronously after the call that caused them.
-fn without_noise(line: &str) -> Option<String> {
-    let line = line.split_once("valid_lft").map_or(line, |(start, _)| start);
-    // Local routes follow the addresses, which are compared themselves.
-    let noise = ["fe80::", "ff00::", "table local proto kernel"];
-    if noise.iter().any(|text| line.contains(text)) {
-        return None;
-    }
-    let mut words = Vec::new();
-    let mut skip = false;
-    for word in line.split_whitespace() {
-        let value_of_noise =
-            std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
-        if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
-            words.push(
-                word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""),
-            );
-        }
-    }
-    Some(words.join(" "))
 }
 
 /// A call of a plugin, in builder style.
@@ -497,7 +431,15 @@ pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().symlink_metadata().is_ok()
 }
 
+/// A command line; without a shell, which takes as long as `ip` itself, if it is only words.
 fn shell(line: &str) -> Command {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || " ./:_@%+,-".contains(c);
+    let mut words = line.split_whitespace();
+    if let Some(program) = words.next().filter(|_| line.chars().all(is_plain)) {
+        let mut command = Command::new(program);
+        command.args(words);
+        return command;
+    }
     let mut command = Command::new("sh");
     command.args(["-c", line]);
     command
@@ -505,7 +447,7 @@ fn shell(line: &str) -> Command {
 
 #[track_caller]
 fn sh(line: &str) -> String {
-    let output = shell(line).output().unwrap();
+    let output = shell(line).output().unwrap_or_else(|error| panic!("{line}: {error}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {stderr}");
     String::from_utf8(output.stdout).unwrap()

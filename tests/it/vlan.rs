@@ -9,7 +9,7 @@ use crate::concurrency::at_once;
 use crate::lane::{self, needs};
 use crate::lifecycle::{Subject, golden, lifecycle};
 use crate::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, Node, VERSIONS, eventually};
+use crate::node::{Container, MILESTONES, Node, eventually};
 use crate::traffic::{Place, tcp, udp};
 
 const SUBJECT: Subject = Subject {
@@ -105,7 +105,7 @@ fn vlans_of_one_master_do_not_hear_each_other() {
 #[test]
 fn del_without_a_namespace_releases_addresses() {
     needs!(lane::VLAN);
-    for version in VERSIONS {
+    for version in MILESTONES {
         let (node, container) = (Node::new(), quick());
         let net = Net::new(&node, "vlan", version, &(SUBJECT.keys)(&node));
         net.add(&container);

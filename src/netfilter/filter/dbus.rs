@@ -190,7 +190,7 @@ fn number(order: u8, bytes: &[u8]) -> u32 {
 }
 
 /// Whether a body is the boolean `true`: a `u32`, in either byte order.
-fn is_true(body: &[u8]) -> bool {
+pub fn is_true(body: &[u8]) -> bool {
     body.len() == 4 && body.contains(&1)
 }
 

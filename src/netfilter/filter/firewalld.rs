@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::dbus::{Bus, texts};
+use super::dbus::{Bus, is_true, texts};
 use super::missing;
 use crate::attachment::{Keepsake, Kept};
 use crate::cni::ip::host_net;
@@ -120,15 +120,18 @@ impl<'a> Zone<'a> {
 
     /// Verifies that each address is in the zone.
     pub fn check(&mut self, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-        let sources = self.sources(self.name).map_err(|error| {
-            let msg = format!("failed to list the sources of {} zone", self.name);
-            Error::internal(msg).with_details(io_text(&error))
-        })?;
-        let mut wanted = ips.iter().map(|ip| host_net(*ip).to_string());
-        let absent = wanted.find(|source| !sources.contains(source));
-        absent.map_or(Ok(()), |source| {
-            Err(missing(owner, KEPT, &format!("address {source} in {} zone", self.name)))
-        })
+        for source in ips.iter().map(|ip| host_net(*ip).to_string()) {
+            let reply = self.bus.call(NAME, ZONE, "querySource", &[self.name, &source]);
+            let reply = reply.map_err(|error| {
+                let msg = format!("failed to find the address {source} in {} zone", self.name);
+                Error::internal(msg).with_details(io_text(&error))
+            })?;
+            if !is_true(&reply) {
+                let what = format!("address {source} in {} zone", self.name);
+                return Err(missing(owner, KEPT, &what));
+            }
+        }
+        Ok(())
     }
 
     fn first_missing(&mut self, all: &[Keepsake<Record>]) -> Option<String> {

@@ -55,6 +55,14 @@ const RETRIES: Duration = Duration::from_secs(10);
 /// its own change between two reads, and a busy kernel refuses changes temporarily.
 const REFUSALS: usize = 4;
 
+/// The remedy where iptables lacks what its rules need.
+pub(super) const LACKING_MODULE: &str =
+    "load the modules ip_tables and xt_comment, or choose the back end \"nftables\"";
+
+/// What iptables reports if the kernel lacks a table, a match or a target.
+const LACKING: [&str; 3] =
+    ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
+
 /// An implementation of iptables.
 #[derive(Clone, Copy, Debug)]
 pub enum Flavour {
@@ -174,7 +182,9 @@ impl Programs {
             refusals = if attempt == former { refusals + 1 } else { 1 };
             former = attempt;
             if refusals == REFUSALS {
-                return Err(output.failure());
+                let error = output.failure();
+                let lacks = LACKING.iter().any(|text| error.msg().contains(text));
+                return Err(if lacks { error.with_details(LACKING_MODULE) } else { error });
             } else if Instant::now() >= until {
                 let msg = format!("change iptables table {name}: others kept changing it");
                 let cause = output.failure().msg().to_owned();

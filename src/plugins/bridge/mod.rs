@@ -26,7 +26,7 @@ use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
 use crate::netfilter::spoof::{self, Port};
-use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
+use crate::netfilter::{Backend, Owner, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Mac, Netlink, Switch};
 use crate::repairs::Repairs;
 use crate::skel::{
@@ -129,7 +129,7 @@ impl Plugin for Bridge {
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let mtu = conf.mtu.resolve(host)?;
         let bridge = shared::ensure(host, &plan, mtu, Mac::random_local())?;
-        let filter = &PacketFilter::new();
+        let filter = cx.filter();
         let mut undo = Rollback::new();
 
         let master = Some(bridge.link.index);
@@ -199,20 +199,20 @@ impl Plugin for Bridge {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let (filter, prev) = (PacketFilter::new(), req.prev.as_ref());
+        let (filter, prev) = (cx.filter(), req.prev.as_ref());
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         // The keys may have been changed since ADD.
         let has_rules = Record::of(owner).is_some();
         if has_rules || (conf.ip_masq && cx.has_ipam()) {
             let addrs = prev.map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(&filter, owner, &addrs));
+            failures.keep(masquerade::del(filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             let deleted = failures.keep(req.del_veth(cx));
             // After the port, so that it never forwards unchecked frames.
             if has_rules || conf.macspoofchk {
                 let ports = prev.map(|prev| listed_ports(prev, &req.ifname)).unwrap_or_default();
-                failures.keep(spoof::del(&filter, owner, &ports));
+                failures.keep(spoof::del(filter, owner, &ports));
             }
             del_gateway(cx, conf, failures);
             deleted
@@ -224,10 +224,10 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
             let deleted = failures.keep(req.del_stale_veths(cx));
-            let (filter, network) = (PacketFilter::new(), cx.net.name.as_str());
+            let (filter, network) = (cx.filter(), cx.net.name.as_str());
             let valid = Owner::each(&cx.net.name, &req.valid);
-            failures.keep(masquerade::gc(&filter, network, &valid));
-            failures.keep(spoof::gc(&filter, network, &valid));
+            failures.keep(masquerade::gc(filter, network, &valid));
+            failures.keep(spoof::gc(filter, network, &valid));
             del_gateway(cx, conf, failures);
             deleted
         });
@@ -242,14 +242,14 @@ impl Plugin for Bridge {
             shared::require_bridge(&link).or_unavailable()?;
             plan.vlans.require_filtering(host, &link).or_unavailable()?;
         }
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         if conf.macspoofchk {
-            Backend::Nftables.require_usable(&filter)?;
-            layout::refuse(spoof::damage(&filter)?).or_unavailable()?;
+            Backend::Nftables.require_usable(filter)?;
+            layout::refuse(spoof::damage(filter)?).or_unavailable()?;
         }
         if plan.masquerades {
-            Backend::choose(plan.backend, &filter).require_usable(&filter)?;
-            layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
+            Backend::choose(plan.backend, filter).require_usable(filter)?;
+            layout::refuse(masquerade::damage(filter)?).or_unavailable()?;
         }
         cx.if_ipam(Cx::ipam_status)
     }

@@ -55,28 +55,28 @@ impl Plugin for Portmap {
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let parse = || conf.backend().and_then(|_| conf.mappings());
         let mappings = parse().context(|| "failed to parse config")?;
         let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
-            return ports::heal(&filter).map(|()| prev.clone());
+            return ports::heal(filter).map(|()| prev.clone());
         }
-        let backend = conf.choose_backend(&filter).context(|| "failed to parse config")?;
+        let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
         conf.without_effect(backend).iter().for_each(log::warn);
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mut forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
-        open_localhost(&filter, &localnet)?;
+        open_localhost(filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
         undo.push("remove the record of the mappings", || KEPT.remove(owner));
         KEPT.keep(owner, &forward);
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
-        unmap.push("delete the mappings", || ports::del(&filter, owner, None));
-        let taken = map(&filter, owner, &forward)?;
+        unmap.push("delete the mappings", || ports::del(filter, owner, None));
+        let taken = map(filter, owner, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
@@ -87,7 +87,7 @@ impl Plugin for Portmap {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let (configured, mappings) = (conf.backend()?, conf.mappings()?);
         let prev = req.require_prev()?;
         if mappings.is_empty() {
@@ -95,10 +95,10 @@ impl Plugin for Portmap {
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let targets = nets(prev, owner.ifname);
-        Backend::verify(configured, &filter, KEPT, owner, &|backend| {
+        Backend::verify(configured, filter, KEPT, owner, &|backend| {
             conf.require_keys_of(backend)?;
             let forward = forward(conf, backend, mappings.clone(), targets.clone())?;
-            ports::check(&filter, owner, &forward)
+            ports::check(filter, owner, &forward)
         })?;
         for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read(&key)? != "1" {
@@ -106,7 +106,7 @@ impl Plugin for Portmap {
                     .with_details(format!("sysctl -w {key}=1")));
             }
         }
-        layout::refuse(localhost::damage(&filter)?)
+        layout::refuse(localhost::damage(filter)?)
     }
 
     fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
@@ -119,14 +119,14 @@ impl Plugin for Portmap {
         for key in localnet_keys(cx, conf, &nets(prev, req.ifname.as_str()), prev)? {
             if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
                 let what = format!("sysctl {key}");
-                repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
+                repairs.restore(what, || open_localhost(cx.filter(), &[key]));
             }
         }
         Ok(())
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let filter = PacketFilter::new();
+        let filter = cx.filter();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname));
         let forward = Forward {
@@ -138,18 +138,18 @@ impl Plugin for Portmap {
             options: conf.options().ok(),
             localnet: false,
         };
-        ports::del(&filter, owner, Some(&forward))
+        ports::del(filter, owner, Some(&forward))
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let valid = Owner::each(&cx.net.name, &req.valid);
-        ports::gc(&PacketFilter::new(), cx.net.name.as_str(), &valid)
+        ports::gc(cx.filter(), cx.net.name.as_str(), &valid)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let filter = PacketFilter::new();
-        conf.choose_backend(&filter).or_unavailable()?.require_usable(&filter)?;
-        layout::refuse(ports::damage(&filter)?).or_unavailable()?;
+        let filter = cx.filter();
+        conf.choose_backend(filter).or_unavailable()?.require_usable(filter)?;
+        layout::refuse(ports::damage(filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
     }
 }

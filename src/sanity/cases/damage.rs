@@ -80,8 +80,10 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         subject.run("CHECK", &at, Some(&json!({"cniVersion": "9.9.9", "ips": 7})))?;
         subject.end(&at, Some(&result))?;
     }
+    let common = ["damage.del", "damage.leaves-nothing"];
+    let asks = |id| subject.asks(id) || common.iter().any(|id| subject.asks(id));
     for ((id, _, damage), container) in
-        DAMAGES.iter().filter(|(_, kinds, _)| subject.is(kinds)).zip(IDS)
+        DAMAGES.iter().filter(|(id, kinds, _)| subject.is(kinds) && asks(id)).zip(IDS)
     {
         let before = world::snapshot()?;
         let at = subject.container_of(container)?;

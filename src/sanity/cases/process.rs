@@ -68,7 +68,9 @@ fn configurations(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             json!({"dns": {"nameservers": ["10.1.2.3"], "domain": "example.org", "search": ["a"], "options": ["b"]}}),
         ),
     ] {
-        check.succeeds(id, add(subject, members, |call| call))?;
+        if subject.asks(id) {
+            check.succeeds(id, add(subject, members, |call| call))?;
+        }
     }
     let at = subject.container()?;
     let with_stdin =
@@ -106,7 +108,9 @@ fn names(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         all.push(("process.ifname-longest", "CNI_IFNAME", "fifteen-bytes-9"));
     }
     for (id, variable, value) in all {
-        check.succeeds(id, add(subject, json!({}), |call| call.env(variable, value)))?;
+        if subject.asks(id) {
+            check.succeeds(id, add(subject, json!({}), |call| call.env(variable, value)))?;
+        }
     }
     Ok(())
 }

@@ -148,9 +148,11 @@ fn is_never_dead(kind: &str) {
         world.runtime("add", "live", "/run/netns/live").printed();
         hide(&mut world, hiding);
         assert_keeps_all(&world, &format!("{kind}, {}", hiding.name));
-        // Nor on the host itself, after the calls with that view.
-        world.view.clear();
-        assert_keeps_all(&world, &format!("{kind}, after {}", hiding.name));
+        if !hiding.view.is_empty() {
+            // Nor on the host itself, after the calls with that view.
+            world.view.clear();
+            assert_keeps_all(&world, &format!("{kind}, after {}", hiding.name));
+        }
     }
 }
 

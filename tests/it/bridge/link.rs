@@ -259,7 +259,7 @@ fn layer_2_is_refused_in_0_1_0_and_0_2_0() {
 
 #[test]
 fn disable_container_interface_leaves_the_containers_end_down() {
-    for version in &VERSIONS[2..] {
+    for version in ["0.3.0", "0.4.0", "1.1.0"] {
         let node = Node::new();
         let container = Container::new();
         let net = layer2(&node, version, &json!({"disableContainerInterface": true}));
@@ -274,7 +274,7 @@ fn disable_container_interface_leaves_the_containers_end_down() {
         assert!(local.contains("inet6 fe80:"), "{local}");
         assert!(is_veth(result["interfaces"][1]["name"].as_str().unwrap()));
         assert!(is_mac(result["interfaces"][2]["mac"].as_str().unwrap()));
-        if *version >= "0.4.0" {
+        if version >= "0.4.0" {
             net.check(&container, &result).ok();
         }
         net.del(&container);

@@ -46,6 +46,9 @@ class F(dbus.service.Object):
     @dbus.service.method(Z, in_signature="s", out_signature="as")
     def getSources(self, zone):
         return dbus.Array([s for s in self.sources if self.sources[s] == zone], signature="s")
+    @dbus.service.method(Z, in_signature="ss", out_signature="b")
+    def querySource(self, zone, source):
+        return self.sources.get(source) == zone
     @dbus.service.method("org.fedoraproject.FirewallD1")
     def reload(self):
         self.sources.clear()

@@ -1,0 +1,134 @@
+//! Snapshots of a node or a container, which show what a call has left behind.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::node::Node;
+
+/// Links, addresses, routes, rules, qdiscs, packet filter rules, leases and records at one moment, as comparable text.
+#[derive(Debug, PartialEq, Eq, Clone)]
+pub(crate) struct Snapshot(BTreeMap<String, String>);
+
+impl Snapshot {
+    /// The state of the calling thread's namespace, and the files of the node: few processes, because a
+    /// test takes many snapshots.
+    pub(crate) fn take(node: &Node) -> Snapshot {
+        let mut network = output("ip -o -batch -", "link\naddr\nroute show table all\nrule\n");
+        network += &output("ip -6 -o -batch -", "rule\n");
+        let network: Vec<_> = network.lines().filter_map(without_noise).collect();
+        // A lock's file belongs to no attachment, nor does the hint of the last address.
+        let is_lease = |path: &str| {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
+        };
+        let is_record =
+            |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
+        let topics = [
+            ("network", network.join("\n")),
+            ("qdisc", qdiscs()),
+            ("leases", files(&node.path("leases"), &is_lease)),
+            ("notes", files(Path::new("/run/cni/cnibox"), &is_record)),
+            ("rules", output("nft -s list ruleset", "")),
+        ];
+        Snapshot(topics.map(|(topic, text)| (topic.to_owned(), text)).into())
+    }
+
+    /// The snapshot with an additional topic that only some tests compare.
+    pub(crate) fn with(mut self, topic: &str, text: String) -> Snapshot {
+        self.0.insert(topic.to_owned(), text);
+        self
+    }
+
+    /// The differences, for messages.
+    pub(crate) fn difference(&self, other: &Snapshot) -> String {
+        let changed = self.0.iter().filter(|(key, value)| other.0.get(*key) != Some(value));
+        changed.fold(String::new(), |out, (key, value)| {
+            out + &format!("--- {key}\nbefore:\n{value}\nafter:\n{}\n", other.0[key])
+        })
+    }
+}
+
+/// Asserts that nothing changed between two snapshots.
+#[track_caller]
+pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
+    assert!(before == after, "something was left behind:\n{}", before.difference(after));
+}
+
+/// The output of a command, which must succeed.
+fn output(command: &str, stdin: &str) -> String {
+    let mut words = command.split(' ');
+    let mut program = Command::new(words.next().unwrap());
+    program.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = program.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The files below a directory for which the function is true, one a line; links and sockets are files.
+fn files(root: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
+    fn walk(dir: &Path, found: &mut Vec<String>) {
+        // A record may be removed meanwhile, by a child process of a DEL.
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => walk(&entry.path(), found),
+                Ok(_) => found.push(entry.path().display().to_string()),
+                Err(_) => {}
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(root, &mut found);
+    found.retain(|path| is_wanted(path));
+    found.sort();
+    found.join("\n")
+}
+
+/// Traffic control without the kernel's default qdiscs, including ingress filters.
+fn qdiscs() -> String {
+    let all = output("tc qdisc show", "");
+    let mut lines = Vec::new();
+    for line in all.lines().filter(|line| !line.contains(" 0: dev ")) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let refcnt = words.iter().position(|word| *word == "refcnt").unwrap_or(words.len());
+        let is_noise = |at: usize| at == refcnt || at == refcnt + 1 || words[at].starts_with("---");
+        let kept = (0..words.len()).filter(|at| !is_noise(*at)).map(|at| words[at]);
+        lines.push(kept.collect::<Vec<_>>().join(" "));
+        if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
+            let filters = output(&format!("tc filter show dev {dev} ingress"), "");
+            lines.extend(filters.lines().map(|line| {
+                let words = line.split_whitespace().collect::<Vec<_>>();
+                words.join(" ").replace(" parent ffff:fff1", "").replace(" parent ffff:", "")
+            }));
+        }
+    }
+    lines.join("\n")
+}
+
+/// Removes lifetimes and the carrier state with its consequences (link-local addresses and their
+/// routes), which the kernel updates asynchronously after the call that caused them.
+fn without_noise(line: &str) -> Option<String> {
+    let line = line.split_once("valid_lft").map_or(line, |(start, _)| start);
+    // Local routes follow the addresses, which are compared themselves.
+    let noise = ["fe80::", "ff00::", "table local proto kernel"];
+    if noise.iter().any(|text| line.contains(text)) {
+        return None;
+    }
+    let mut words = Vec::new();
+    let mut skip = false;
+    for word in line.split_whitespace() {
+        let value_of_noise =
+            std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
+        if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
+            words.push(
+                word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""),
+            );
+        }
+    }
+    Some(words.join(" "))
+}

@@ -1,0 +1,95 @@
+//! tests/lanes.sh with a stand-in for cargo: which failures of the host lane fail the run.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::root;
+
+/// The output of a test executable.
+const PASSED: &str = "test a::b ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured";
+const FAILED: &str =
+    "test a::b ... FAILED\ntest result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured";
+const NONE: &str = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured";
+
+fn program(path: &Path, script: &str) {
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A run in which cargo prints `output` and exits with `status`, and in which each line of `alone` is
+/// the script of an executable that is run alone: whether it succeeds, and its last line.
+fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let executable = at("unit").display().to_string();
+    program(&at("unit"), alone);
+    fs::write(at("output"), output.replace("EXECUTABLE", &executable)).unwrap();
+    let cargo = format!(
+        "case $* in *--no-run* | *--lib*) exit ;; esac\ncat {}\nexit {status}",
+        at("output").display()
+    );
+    program(&at("cargo"), &cargo);
+    let mut lanes = Command::new("bash");
+    lanes.arg(root().join("tests/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_SOAK");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    lanes.env("PATH", path).env("CNIBOX_NO_VM", "1");
+    if soak {
+        lanes.env("CNIBOX_SOAK", "1");
+    }
+    let output = lanes.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success(), said + &String::from_utf8_lossy(&output.stderr))
+}
+
+/// The output of a run of the unit tests of an executable.
+fn unit(text: &str) -> String {
+    format!("     Running unittests src/main.rs (EXECUTABLE)\n{text}\n")
+}
+
+fn echo(text: &str) -> String {
+    format!("echo '{text}'")
+}
+
+#[test]
+fn a_test_that_passes_at_the_second_try_fails_only_make_soak() {
+    let (good, said) = run(&unit(PASSED), 0, "exit 1", true);
+    assert!(good && said.contains("1 passed, 0 failed, "), "{said}");
+    assert!(said.contains("second tries: 0;"), "{said}");
+    let alone = format!("[ \"$*\" != '--exact --test-threads=2 a::b' ] || {}", echo(PASSED));
+    let (good, said) = run(&unit(FAILED), 101, &alone, false);
+    assert!(good && said.contains("had a second try: a::b\n"), "{said}");
+    assert!(said.contains("second tries: 1;"), "{said}");
+    let (good, said) = run(&unit(FAILED), 101, &echo(PASSED), true);
+    assert!(!good && said.contains("second tries: 1;"), "{said}");
+}
+
+#[test]
+fn a_second_try_that_runs_no_test_or_fails_fails_the_run() {
+    for alone in [echo(FAILED) + "; exit 101", echo(NONE), echo(PASSED) + "; exit 1"] {
+        let (good, said) = run(&unit(FAILED), 101, &alone, false);
+        assert!(!good && said.contains("second tries: 1;"), "{said}");
+    }
+}
+
+#[test]
+fn some_failures_are_final() {
+    let four = FAILED.replace("test a::b ... FAILED\n", &"test a::b ... FAILED\n".repeat(4));
+    let four = four.replace("1 failed", "4 failed");
+    let document = FAILED.replace("a::b", "src/runtime/mod.rs - runtime (line 13)");
+    for (output, reason) in [
+        (format!("   Doc-tests cnibox\n{document}\n"), "a doctest"),
+        (unit(FAILED) + &format!("   Doc-tests cnibox\n{document}\n"), "a doctest, too"),
+        (unit(&four), "many"),
+        (unit("test a::b ... ok"), "the executable died"),
+        (unit("test a::c ... ok") + &unit(FAILED), "one of two executables died"),
+        (unit("test result: FAILED. 4 passed; 1 failed; 0 ignored"), "no name"),
+        (unit(PASSED), "cargo failed"),
+    ] {
+        let (good, said) = run(&output, 101, &echo(PASSED), false);
+        assert!(!good && said.contains("second tries: 0;"), "{reason}: {said}");
+    }
+}
