@@ -168,6 +168,23 @@ fn mutants_are_caught() {
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
 }
 
+#[test]
+fn fail_fast_ends_at_the_first_failure() {
+    let mutant = Mutant {
+        kind: "bridge",
+        version: "1.1.0",
+        verb: "ADD",
+        body: "exit 1".to_owned(),
+        seen: "add.succeeds",
+        clause: None,
+    };
+    let sound = sound();
+    let folder = make(&mutant, sound.path());
+    let args = ["--type", "bridge", "--cni-version", "1.1.0", "--fail-fast", "--jobs", "1"];
+    let (status, report) = sanity(folder.path(), &args);
+    assert_eq!((status, failed(&report).len()), (Some(1), 1), "{report}");
+}
+
 /// The output of `cni-sanity` with one option, by lines and tabs.
 fn table(option: &str) -> Vec<Vec<String>> {
     let output = Command::new(env!("CARGO_BIN_EXE_cni-sanity")).arg(option).output().unwrap();
