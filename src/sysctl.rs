@@ -53,7 +53,8 @@ fn refused(attempt: &str, key: &str, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("{attempt} sysctl {key}"), cause).with_code(Code::INTERNAL);
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) if key.starts_with("net/ipv6/conf/") => error.with_details(
-            "the kernel has no IPv6 there: it is switched off, or the MTU is below 1280",
+            "the kernel has no IPv6 there, as it is switched off or the MTU is below 1280: raise the MTU, or remove \
+             what needs IPv6",
         ),
         Some(Errno::ENOENT) => {
             error.with_details("the kernel has no such parameter: \"sysctl -aN\" lists all")

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use regex_lite::Regex;
+use regex_lite::{Captures, Regex};
 use serde_json::Value;
 
 use super::root;
@@ -29,6 +29,9 @@ const OF_THE_PROGRAM: [&str; 9] = [
     r"\b[a-z_]{3,}::[A-Za-z_]{3,}",
     r"\bsrc/[a-z_/]+\.rs\b",
 ];
+
+/// What follows the trouble in a warning that tells what to do.
+const INSTRUCTION: &str = r"[;:] (--\w+|cnitool|cnibox|DEL re|add|choose|give|install|remove|run|see|set|start|try|use|write)";
 
 /// Texts that are the reference's.
 const OF_THE_REFERENCE: [&str; 6] = [
@@ -106,12 +109,17 @@ fn literals(source: &str) -> (Vec<Literal>, String) {
     .unwrap()
     });
     static BREAK: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\\\n\s*").unwrap());
+    static ESCAPE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"\\(["\\n])"#).unwrap());
     let (mut found, mut code) = (Vec::new(), source.as_bytes().to_vec());
     for token in TOKEN.captures_iter(source) {
         let whole = token.get(0).unwrap();
         if let Some(text) = token.get(1).or(token.get(2)) {
-            let joined = BREAK.replace_all(text.as_str(), "").into_owned();
-            let text = joined.replace("\\\"", "\"").replace("\\\\", "\\").replace("\\n", "\n");
+            let joined = BREAK.replace_all(text.as_str(), "");
+            let text = ESCAPE.replace_all(&joined, |escape: &Captures<'_>| match &escape[1] {
+                "n" => "\n".to_owned(),
+                other => other.to_owned(),
+            });
+            let text = text.into_owned();
             found.push(Literal { start: whole.start(), text });
         }
         code[whole.range()].fill(b' ');
@@ -136,13 +144,15 @@ fn extent(code: &str, open: usize) -> std::ops::Range<usize> {
     open..code.len()
 }
 
-/// The pieces of advice in a source text: what becomes the details of an error, or the remedy of a finding.
+/// The pieces of advice in a source text: what becomes the details of an error, or the remedy of a finding;
+/// and warnings with an instruction.
 fn advice(source: &str) -> Vec<String> {
+    static INSTRUCTIONS: LazyLock<Regex> = LazyLock::new(|| Regex::new(INSTRUCTION).unwrap());
     let (found, code) = literals(source);
     let places = [
         r"with_details\(",
         r"with_remedy\(",
-        r"(?:let|const) (?:mut )?(?:remedy|details|cure|REMEDY|[A-Z]+_REMEDY|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
+        r"(?:let|const) (?:mut )?(?:remedy|details|cure|[A-Z_]*REMEDY\w*|LACKING_MODULE|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
         r"fn (?:\w*remedy\w*|correction|grammar|suggestion|in_quotes|in_list|under_another_name|beside_capabilities|label_of|accept_by_iptables)\b[^{;]*\{",
     ];
     let mut ranges = Vec::new();
@@ -162,6 +172,13 @@ fn advice(source: &str) -> Vec<String> {
         if let Some(last) = found.iter().rfind(|literal| range.contains(&literal.start)) {
             ranges.push(last.start..last.start + 1);
         }
+    }
+    // A warning with an instruction.
+    for (call, name) in code.match_indices("log::warn") {
+        let range = extent(&code, call + name.len());
+        let within = found.iter().filter(|literal| range.contains(&literal.start));
+        let texts = within.filter(|literal| INSTRUCTIONS.is_match(&literal.text));
+        ranges.extend(texts.map(|literal| literal.start..literal.start + 1));
     }
     let is_advice = |literal: &&Literal| {
         let letters = literal.text.chars().filter(|c| c.is_alphabetic()).count();

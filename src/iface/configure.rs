@@ -156,7 +156,7 @@ pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
     };
     let taken = matches!(refused.errno(), Some(Errno::EADDRINUSE | Errno::EBUSY));
     let error = Error::from(refused).context(format!("failed to set \"{}\" UP", link.name));
-    let remedy = "another link on the same device has its MAC address";
+    let remedy = "another link on the same device has its MAC address: request another";
     Err(if taken { error.with_details(remedy) } else { error })
 }
 

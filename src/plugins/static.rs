@@ -209,6 +209,9 @@ fn refuse_invalid(ips: &[IpConfig]) -> Result<()> {
     Ok(())
 }
 
+/// The remedy for a configuration that was edited after ADD.
+const REMEDY: &str = "attach the container again, or undo the change of its configuration";
+
 /// Verifies that the result of ADD has the address, its prefix length and its gateway.
 fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
     let IpConfig { address, gateway, .. } = wanted;
@@ -219,7 +222,8 @@ fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
     };
     if gateway.is_some() && *gateway != found.gateway {
         let text = |gateway: &Option<IpAddr>| gateway.map_or("none".to_owned(), |g| g.to_string());
-        let details = format!("the gateway is {}, not {}", text(&found.gateway), text(gateway));
+        let details =
+            format!("the gateway is {}, not {}: {REMEDY}", text(&found.gateway), text(gateway));
         let msg = format!("static: Failed to match addr {ip} on interface {ifname}");
         return Err(Error::internal(msg).with_details(details));
     }
@@ -227,7 +231,7 @@ fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
     let lengths = [address.prefix_len(), address.max_prefix_len()];
     if !lengths.contains(&found.address.prefix_len()) {
         let msg = format!("static: address {ip} of interface {ifname} has another prefix length");
-        return Err(Error::internal(msg).with_details(format!("{} in prevResult", found.address)));
+        return Err(Error::internal(msg).with_details(format!("it is {}: {REMEDY}", found.address)));
     }
     Ok(())
 }

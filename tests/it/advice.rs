@@ -14,10 +14,17 @@ use crate::messages::{Mistake, mistakes};
 const BEFORE: &str = r#"
 again() { cnitool del pods NETNS >/dev/null 2>&1; cnitool add pods NETNS "$@"; }
 lint() { cnibox lint --offline DIR/net.d; }
-swap() { sed -i "s#$1#$2#" DIR/net.d/*; }
 conf() { cat >DIR/net.d/10-pods.conflist; }
 sound() { echo '{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","bridge":"cni0"'"$1"'}]}' | conf; }
-wire() { ip link add wire0 up type veth peer name wire1; ip link set wire1 up; }
+check() { cnitool check pods NETNS; }
+obey() {
+  for i in 1 2 3; do
+    l=$(check 2>&1) && return
+    case $l in *"in the container: "*) place="nsenter --net=NETNS" ;; *) place= ;; esac
+    $place sh -c "${l##*[:;] }"
+  done
+  check
+}
 nb() { NETCONFPATH=DIR/nb.d CNI_PATH=DIR/nb.bin DIR/nb.bin/cnitool "$1" neighbours /run/netns/nb --cache-dir DIR/nb.cache; }
 closed() { nft list ruleset 2>/dev/null | grep -o 'hook forward.*policy [a-z]*'; nft list table inet guard; }
 mkdir DIR/nb.d DIR/nb.bin

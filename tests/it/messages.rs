@@ -17,6 +17,9 @@ mount -t tmpfs tmpfs /run && mkdir -p /run/cni /run/netns
 export PATH=BIN:$PATH NETCONFPATH=DIR/net.d CNI_PATH=BIN
 cnitool() { BIN/cnitool \"$@\" --cache-dir DIR/cache; }
 other() { ip netns add other && cnitool add pods /run/netns/other --container-id other \"$@\" >/dev/null; }
+swap() { sed -i \"s#$1#$2#\" DIR/net.d/*; }
+wire() { ip link add wire0 up type veth peer name wire1; ip link set wire1 up; }
+plugin() { echo '{\"cniVersion\":\"1.1.0\",\"name\":\"pods\",'\"$2\"'}' | CNI_COMMAND=$1 CNI_CONTAINERID=c1 CNI_IFNAME=eth0 CNI_NETNS=NETNS $3; }
 ";
 
 /// A mistake and the expected output.

@@ -320,6 +320,9 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<()
     match missing(nft, owner, forward)? {
         Some(text) if !reference::has(nft, owner, forward)? => {
             let damage = layout::layout().damage(nft, &|| true)?;
+            if damage.as_ref() == Some(&text) {
+                return tables::refuse(damage);
+            }
             Err(Error::internal(text).with_details(KEPT.remedy(owner, damage.as_deref())))
         }
         _ => Ok(()),

@@ -97,7 +97,7 @@ pub(super) fn create<'a>(
         }
     }
     Err(Error::internal(format!("adding link: the names {:?} are taken", names(owner)))
-        .with_details("an earlier ADD was not followed by DEL"))
+        .with_details("rename these links of other programs, or remove them: \"ip link del\""))
 }
 
 /// Sets the alias, and the MTU of the host's end.

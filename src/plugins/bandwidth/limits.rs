@@ -8,6 +8,9 @@ use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, Tbf};
 /// The maximum queueing delay of a packet, in milliseconds.
 const LATENCY: u64 = 25;
 
+/// The kernel's unit of a bucket.
+const NANOSECONDS_PER_TICK: u128 = 64;
+
 /// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -94,18 +97,32 @@ fn bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option
     }
     if rate_bytes == 0 {
         let msg = format!("{direction}Rate {rate} is less than a byte a second");
-        return Err(Error::config(msg).with_details("rates are in bits a second"));
+        return Err(Error::config(msg).with_details("rates are in bits a second: write 8 or more"));
     }
     let microseconds = u128::from(burst_bytes) * 1_000_000 / u128::from(rate_bytes);
     let ticks = microseconds * u128::from(TICKS_PER_8_MICROSECONDS) / 8;
-    if ticks == 0 {
+    if capacity(rate_bytes, ticks) == 0 {
         let msg = format!("{direction}Burst {burst} is too small for {direction}Rate {rate}");
-        let least = rate.div_ceil(1_000_000).max(8);
+        let least = least_burst(rate_bytes) * 8;
         return Err(Error::config(msg).with_details(format!("at least {least} bits are needed")));
     }
     let waiting = u128::from(rate_bytes) * u128::from(latency) / 1000 + u128::from(burst_bytes);
     let saturated = |n: u128| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(Some(Tbf { rate: rate_bytes, buffer: saturated(ticks), limit: saturated(waiting) }))
+}
+
+/// The bytes of a bucket of so many of the kernel's ticks, at this rate in bytes a second. The kernel refuses a bucket
+/// for less than a byte.
+pub(super) fn capacity(rate: u64, ticks: u128) -> u128 {
+    ticks * NANOSECONDS_PER_TICK * u128::from(rate) / 1_000_000_000
+}
+
+/// The least burst in bytes that the kernel accepts at this rate in bytes a second.
+fn least_burst(rate: u64) -> u128 {
+    let rate = u128::from(rate);
+    let ticks = 1_000_000_000_u128.div_ceil(NANOSECONDS_PER_TICK * rate);
+    let microseconds = (ticks * 8).div_ceil(TICKS_PER_8_MICROSECONDS.into());
+    (microseconds * rate).div_ceil(1_000_000)
 }
 
 #[cfg(test)]
@@ -157,6 +174,11 @@ mod tests {
         assert_eq!(error.details(), "at least 80000 bits are needed");
         assert!(of(80_000_000_000, 80_000).is_ok());
         assert!(of(8, 7).is_err());
+        for rate in [8, 2_000_000, 8_000_000, 9_999_992, 80_000_000_000] {
+            let error = of(rate, 7).unwrap_err();
+            let least = error.details().split(' ').nth(2).unwrap().parse().unwrap();
+            assert!(of(rate, least).is_ok() && of(rate, least - 1).is_err(), "{rate}: {least}");
+        }
     }
 
     #[test]

@@ -168,7 +168,10 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     let link = inside.netlink.link(ifname.as_str())?;
     let no_peer = |why: &str| {
         let msg = format!("container interface {ifname} has no veth peer: {why}");
-        Error::internal(msg).with_details("only veth pairs can be shaped")
+        Error::internal(msg).with_details(
+            "only veth pairs can be shaped: put bandwidth behind a plugin that creates a pair, such as bridge or ptp, or \
+             remove it from the list",
+        )
     };
     let link = link.ok_or_else(|| no_peer("Link not found"))?;
     let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
@@ -184,8 +187,7 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
 fn warn_of_small_buckets(limits: &Limits, end: &Link) {
     for bucket in [limits.ingress, limits.egress].into_iter().flatten() {
         let frame = u64::from(end.mtu) + 14;
-        // The kernel's unit of the buffer is 64 nanoseconds.
-        let bytes = u128::from(bucket.buffer) * 64 * u128::from(bucket.rate) / 1_000_000_000;
+        let bytes = limits::capacity(bucket.rate, bucket.buffer.into());
         if bytes < u128::from(frame) {
             log::warn(format_args!(
                 "a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"",

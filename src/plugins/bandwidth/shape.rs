@@ -133,7 +133,7 @@ pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: Tbf) -> Result<
     let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.qdisc(link.index, Hook::Root)?
     else {
         return Err(Error::internal("Failed to find qdisc")
-            .with_details(format!("\"{name}\" is not shaped")));
+            .with_details(format!("\"{name}\" is not shaped: attach the container again")));
     };
     for (what, found, wanted) in [
         ("Rate", found.rate, wanted.rate),
@@ -141,7 +141,9 @@ pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: Tbf) -> Result<
         ("Buffer", found.buffer.into(), wanted.buffer.into()),
     ] {
         if found != wanted {
-            let details = format!("\"{name}\" has {found}, configured is {wanted}");
+            let details = format!(
+                "\"{name}\" has {found}, configured is {wanted}: attach the container again"
+            );
             return Err(Error::internal(format!("{what} doesn't match")).with_details(details));
         }
     }

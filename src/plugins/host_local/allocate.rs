@@ -174,15 +174,18 @@ impl<'a> Allocation<'a> {
         let error = Error::internal(format!("no IP addresses available in range set: {set}"));
         let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
         if let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() {
-            let details = format!("reuseDelay keeps back the next one for {} s", shortest.max(1));
+            let seconds = shortest.max(1);
+            let details =
+                format!("reuseDelay keeps back the next one for {seconds} s: try again then");
             return error.with_code(Code::TRY_AGAIN).with_details(details);
         }
         let remedy = "\"cnibox ipam ls\" lists their owners";
         error.with_details(match self.store.reserved() {
             Ok(0) | Err(_) => remedy.to_owned(),
             Ok(n) => format!(
-                "{remedy}; {n} of this network are reserved by files that name no container, which \
-                 \"cnibox ipam free\", or \"cnibox ipam free --empty\" for empty ones, removes"
+                "{remedy}; {n} of this network are reserved by files that name no container: \
+                 \"cnibox ipam free --network {} ADDRESS\" removes one, \"cnibox ipam free --empty\" the empty ones",
+                self.owner.network
             ),
         })
     }

@@ -101,7 +101,9 @@ pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
             return Err(Error::config(format!(
                 "Sysctl {written} is not allowed. Only the following sysctls are allowed: [{list}]"
             ))
-            .with_details(format!("the node's {ALLOWLIST} decides")));
+            .with_details(format!(
+                "add it to the node's {ALLOWLIST}, or remove it from \"sysctl\""
+            )));
         }
     }
     Ok(())

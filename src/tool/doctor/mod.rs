@@ -128,7 +128,7 @@ fn rules() -> Vec<Finding> {
     }
 }
 
-/// The findings of `cnibox lint`.
+/// The findings of `cnibox lint`, but for notes, which are about what nobody may have asked for.
 fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
     let conf = slice::from_ref(&folders.conf);
     let findings = lint::lint(conf, table, Some(&folders.cni_path)).into_iter();
@@ -136,7 +136,7 @@ fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
         let subject = Subject::Object(finding.subject.to_string());
         Finding { subject, ..finding }
     };
-    findings.map(named).collect()
+    findings.filter(|finding| finding.severity != Severity::Note).map(named).collect()
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.

@@ -98,7 +98,7 @@ const FILTERS: [(&str, [bool; 2]); 12] = [
 fn packet_filters_of_others_are_judged_by_the_way_of_a_packet() {
     for (rules, passes) in FILTERS {
         let ward = Ward::with(&json!([
-            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
              "ipMasqBackend": "nftables", "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}},
             {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}},
         ]));
