@@ -26,7 +26,7 @@ Options:
   --type TYPE             only this type; may be repeated
   --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
   --only PATTERN          only assertions whose id contains this
-  --fail-fast             ends at the first failure
+  --fail-fast             ends at the first failure of an assertion of --only
   --cni-version VERSION   only this version, which each plugin must list; may be repeated
   --faults                plugins that are killed, full disks and pipes, crowds as well: minutes
   --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
@@ -52,7 +52,7 @@ pub struct Options {
     pub types: Vec<String>,
     pub profile: Option<Profile>,
     pub only: Option<String>,
-    /// Ends at the first failed assertion.
+    /// Ends at the first failed assertion of `only`.
     pub fail_fast: bool,
     pub versions: Vec<&'static str>,
     pub config: Option<PathBuf>,
@@ -126,6 +126,9 @@ fn read(mut line: Parser) -> Result<Task> {
             Arg::Value(word) => words.push(word.string()?),
             other => return Err(other.unexpected().into()),
         }
+    }
+    if options.fail_fast && options.only.is_none() {
+        return Err("--fail-fast needs --only".into());
     }
     if is_scoreboard {
         let folders = words.iter().map(|word| {

@@ -21,7 +21,7 @@ pub struct Case {
     pub folder: PathBuf,
     pub config: Option<PathBuf>,
     pub only: Option<String>,
-    /// Whether the case ends at the first failed assertion.
+    /// Whether the case ends at the first failed assertion of `only`.
     pub fail_fast: bool,
 }
 

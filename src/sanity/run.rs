@@ -252,7 +252,7 @@ fn child_process(case: &Case) -> Result<Outcome> {
 
 /// The output of the child process: the outcome as JSON.
 pub fn child(case: &Case) -> Result<String> {
-    let ends_at = case.fail_fast.then(|| case.only.clone().unwrap_or_default());
+    let ends_at = case.only.clone().filter(|_| case.fail_fast);
     let mut check = Check { ends_at, ..Check::default() };
     let (skipped, trouble) = match run_in_world(case, &mut check) {
         Ok(skipped) => (skipped, None),

@@ -168,6 +168,25 @@ fn mutants_are_caught() {
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
 }
 
+#[test]
+fn fail_fast_ends_at_the_first_failure() {
+    let mutant = Mutant {
+        kind: "bridge",
+        version: "1.1.0",
+        verb: "ADD",
+        body: "exit 1".to_owned(),
+        seen: "add.succeeds",
+        clause: None,
+    };
+    let sound = sound();
+    let folder = make(&mutant, sound.path());
+    let args = ["--type", "bridge", "--cni-version", "1.1.0", "--only", "add.", "--jobs", "1"];
+    let (status, report) = sanity(folder.path(), &args);
+    assert!(status == Some(1) && failed(&report).len() > 1, "{report}");
+    let (status, report) = sanity(folder.path(), &[&args[..], &["--fail-fast"]].concat());
+    assert_eq!((status, failed(&report).len()), (Some(1), 1), "{report}");
+}
+
 /// The output of `cni-sanity` with one option, by lines and tabs.
 fn table(option: &str) -> Vec<Vec<String>> {
     let output = Command::new(env!("CARGO_BIN_EXE_cni-sanity")).arg(option).output().unwrap();
@@ -233,7 +252,7 @@ fn a_version_that_is_not_listed_is_a_failure() {
         assert_eq!(status, Some(1), "{body}");
         assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
     }
-    for args in [["--type", "no-such-plugin"], ["--cni-version", "9.9.9"]] {
+    for args in [&["--type", "no-such-plugin"][..], &["--cni-version", "9.9.9"], &["--fail-fast"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cni-sanity"));
         let output = command.args(args).arg(sound.path()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
