@@ -353,7 +353,7 @@ fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
 
 /// The subnet of the containers is that of a bridge of the node.
 #[test]
-fn the_first_container_hears_of_a_subnet_that_is_routed_elsewhere() {
+fn the_first_add_warns_of_a_subnet_routed_elsewhere() {
     let node = Node::new();
     node.sh("ip link add docker0 up type bridge && ip addr add 10.1.0.1/16 dev docker0");
     let net = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
