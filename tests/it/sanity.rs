@@ -173,14 +173,14 @@ fn fail_fast_ends_at_the_first_failure() {
     let mutant = Mutant {
         kind: "bridge",
         version: "1.1.0",
-        verb: "ADD",
+        verb: "DEL",
         body: "exit 1".to_owned(),
-        seen: "add.succeeds",
+        seen: "del.succeeds",
         clause: None,
     };
     let sound = sound();
     let folder = make(&mutant, sound.path());
-    let args = ["--type", "bridge", "--cni-version", "1.1.0", "--only", "add.", "--jobs", "1"];
+    let args = ["--type", "bridge", "--cni-version", "1.1.0", "--only", "del.", "--jobs", "1"];
     let (status, report) = sanity(folder.path(), &args);
     assert!(status == Some(1) && failed(&report).len() > 1, "{report}");
     let (status, report) = sanity(folder.path(), &[&args[..], &["--fail-fast"]].concat());
