@@ -24,7 +24,8 @@ ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             bench
-sysctl            libcap2-bin procps                         test             -
+sysctl            procps                         test             -
+setcap            libcap2-bin                    test             -
 catatonit         catatonit                      -                bench
 nft               nftables                       test,runtimes    -
 dbus-daemon       dbus                           -                test
@@ -73,7 +74,8 @@ iproute2         | ip: namespaces, links and addresses            | iproute ipro
 iputils-ping     | traffic between containers                     | iputils iputils iputils iputils
 util-linux       | unshare, nsenter: private namespaces           | util-linux util-linux util-linux-misc util-linux
 strace           | counts system calls of a plugin                |
-libcap2-bin procps           | sysctl: kernel parameters of a test's host     | procps-ng procps procps-ng procps-ng
+procps           | sysctl: kernel parameters of a test's host     | procps-ng procps procps-ng procps-ng
+libcap2-bin      | setcap: a copy of cnibox with capabilities     | libcap libcap-progs libcap libcap
 catatonit        | reaps orphans, as the init of a node           |
 nftables         | nft: lists rules                               |
 dbus             | emulates firewalld                             | dbus-daemon dbus-1-daemon dbus dbus
