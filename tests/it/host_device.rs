@@ -11,6 +11,10 @@ mod hardware;
 mod reference;
 mod refusals;
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process;
+
 use serde_json::{Value, json};
 
 use crate::concurrency::at_once;
@@ -64,6 +68,14 @@ fn dual<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
 /// The paths of the records of moved devices.
 fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
+}
+
+/// Moves the container's device to the host, as the kernel does with physical devices when a namespace ends: a veth it deletes.
+/// `name` is its name there.
+fn fall_back(container: &Container, name: &str) {
+    let host = File::open("/proc/thread-self/ns/net").unwrap();
+    let home = format!("/proc/{}/fd/{}", process::id(), host.as_raw_fd());
+    container.sh(&format!("ip link set eth0 netns {home} name {name}"));
 }
 
 /// Asserts that the host is as before, without records or leases.

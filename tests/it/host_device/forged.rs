@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::{MAC, is_back, layer2, plug, records, simple};
+use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
 use crate::net::{Net, settles};
 use crate::node::{Container, Node};
 
@@ -64,8 +64,7 @@ fn a_forged_link_on_the_host_gets_no_addresses() {
     let net = simple(&node, &json!({}));
     net.add(&container);
     forge(&node, &container, Some(&other));
-    let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-    container.sh(&format!("ip link set eth0 netns {home} name dev7"));
+    fall_back(&container, "dev7");
     let path = container.path();
     drop(container);
     net.call("DEL", "c1").netns(&path).ok();

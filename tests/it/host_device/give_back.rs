@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::{MAC, is_back, layer2, plug, records, simple};
+use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
 use crate::net::settles;
 use crate::node::{Container, Node};
 
@@ -121,16 +121,13 @@ fn the_device_stays_while_its_name_is_taken_on_the_host() {
 
 #[test]
 fn a_device_that_fell_back_to_the_host_gets_its_name_again() {
-    // The kernel moves physical devices back when their namespace ends, but deletes a veth; the
-    // test moves it.
     for name in ["eth0", "dev7"] {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
         let before = node.snapshot();
         let net = simple(&node, &json!({}));
         net.add(&container);
-        let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-        container.sh(&format!("ip link set eth0 netns {home} name {name}"));
+        fall_back(&container, name);
         let path = container.path();
         drop(container);
         net.call("DEL", "c1").netns(&path).ok();

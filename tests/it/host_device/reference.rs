@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{MAC, layer2, plug, records, simple};
+use super::{MAC, fall_back, layer2, plug, records, simple};
 use crate::compare::{assert_same, peer};
 use crate::net::{Net, normal_json};
 use crate::node::{Call, Container, Node};
@@ -96,9 +96,7 @@ fn the_reference_s_add_is_undone_without_its_namespace_too() {
     plug(&node);
     let net = net(&node, "1.0.0", false);
     by(net.on("ADD", &container), Some(&peer)).result();
-    // As the kernel does with physical devices when the namespace ends.
-    let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
-    container.sh(&format!("ip link set eth0 netns {home}"));
+    fall_back(&container, "eth0");
     net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();
     let link = node.ip("link show hd0");
     assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!(null)));
