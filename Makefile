@@ -159,7 +159,7 @@ book: ## the documentation as a book, target/book/index.html
 	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
 
 record: prepare-demo build ## record the demo as an animated SVG, docs/images/demo.svg
-	PYTHONDONTWRITEBYTECODE=1 packaging/record.py docs/images/demo.svg tests/demo.sh $(BINARY)
+	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg tests/demo.sh $(BINARY)
 
 package: ## package the crate and build it from the archive; ARGS=--allow-dirty
 	$(CARGO) package --locked $(ARGS)
