@@ -5,13 +5,11 @@ use ipnet::IpNet;
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
 
-/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of links that `is_own` accepts, and
-/// routes that are [no subnet](is_subnet) of a link.
-pub fn elsewhere(
-    host: &Netlink,
-    subnets: &[IpNet],
-    is_own: &dyn Fn(&Link) -> bool,
-) -> Result<Vec<Error>> {
+/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of the bridge `own` and of the
+/// gateways of its VLANs, and routes that are [no subnet](is_subnet) of a link.
+pub fn elsewhere(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
+    let vlan_gateways = format!("{own}.");
+    let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
     let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
     let mut found = Vec::new();
     for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet(route)) {

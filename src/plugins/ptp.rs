@@ -232,7 +232,9 @@ impl HostSide<'_> {
         let add = |mode| host.add_route(&route, mode).context(failed);
         let taken = host.matching_route(route.dst.addr())?;
         let Some(present) = taken.clone().filter(|taken| is_to(taken, &route)) else {
-            taken.map_or(Ok(()), |wider| self.warn_of_subnet(host, &wider, hop.address))?;
+            if let Some(wider) = taken {
+                self.warn_of_subnet(host, &wider, hop.address);
+            }
             return add(RouteMode::Exclusive);
         };
         if present.oif == Some(self.link.index) {
@@ -260,20 +262,19 @@ impl HostSide<'_> {
 
     /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets went until
     /// now.
-    fn warn_of_subnet(&self, host: &Netlink, wider: &Route, address: IpNet) -> Result<()> {
-        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet(wider)) else { return Ok(()) };
-        let links = host.dump_links()?;
+    fn warn_of_subnet(&self, host: &Netlink, wider: &Route, address: IpNet) {
+        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet(wider)) else { return };
+        let links = host.dump_links().inspect_err(|e| log::debug(e)).unwrap_or_default();
         let is_of_network = |link: &&Link| {
             let network = identity(&link.alias).map(|(_, _, network)| network);
             link.index != self.link.index && network == Some(self.owner.network)
         };
         if links.iter().any(|link| is_of_network(&link)) {
-            return Ok(());
+            return;
         }
         if let Some(link) = links.iter().find(|link| link.index == oif) {
             log::warn(overlap::warning(wider, address.trunc(), link));
         }
-        Ok(())
     }
 }
 

@@ -111,9 +111,7 @@ pub(super) fn add_default_route(routes: &mut Vec<Route>, gw: IpAddr) {
 
 /// Warns of subnets of a new bridge that the node routes to another link.
 pub(super) fn warn_of_routes(host: &Netlink, bridge: &str, gateways: &[IpNet]) {
-    let vlan_gateways = format!("{bridge}.");
-    let is_own = |link: &Link| link.name == bridge || link.name.starts_with(&vlan_gateways);
-    match overlap::elsewhere(host, gateways, &is_own) {
+    match overlap::elsewhere(host, gateways, bridge) {
         Ok(warnings) => warnings.iter().for_each(log::warn),
         Err(error) => log::debug(error),
     }

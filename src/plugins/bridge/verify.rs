@@ -6,7 +6,7 @@ use crate::cni::{CniResult, Interface};
 use crate::error::{Error, Result};
 use crate::iface::child::Found;
 use crate::iface::{Inside, verify, veth};
-use crate::netfilter::{Owner, PacketFilter, masquerade, spoof};
+use crate::netfilter::{Owner, masquerade, spoof};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{CheckReq, Cx};
 
@@ -35,7 +35,7 @@ pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result
     let found = Found { link, prev, index };
     found.verify_layer3(&inside)?;
     if conf.macspoofchk {
-        spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &found.link)?)?;
+        spoof::check(cx.filter(), owner, &spoof_port(&port, &found.link)?)?;
         // The reference protects neither its ports nor those of others from such frames.
         if is_labelled {
             learns_nothing_unchecked(&bridge)?;
@@ -43,7 +43,7 @@ pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result
     }
     if plan.masquerades {
         let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
-        masquerade::check(&PacketFilter::new(), owner, &addrs)?;
+        masquerade::check(cx.filter(), owner, &addrs)?;
     }
     Ok(())
 }

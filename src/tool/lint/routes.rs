@@ -3,9 +3,9 @@
 use ipnet::IpNet;
 
 use crate::cni::json::Json;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::iface::overlap;
-use crate::netlink::{Link, Netlink};
+use crate::netlink::Netlink;
 use crate::runtime::PluginConf;
 
 /// Warnings for a plugin whose containers the node routes to, with the subnets of their addresses.
@@ -16,13 +16,7 @@ pub(super) fn elsewhere(conf: &PluginConf, subnets: &[IpNet]) -> Vec<Error> {
         "ptp" => "",
         _ => return Vec::new(),
     };
-    overlaps(own, subnets).unwrap_or_default()
-}
-
-/// The routes of other links than the bridge `own`, and than the gateways of its VLANs.
-fn overlaps(own: &str, subnets: &[IpNet]) -> Result<Vec<Error>> {
-    let vlan_gateways = format!("{own}.");
-    let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
-    let found = overlap::elsewhere(&Netlink::open()?, subnets, &is_own)?;
-    Ok(found.into_iter().map(|error| error.context("on this node")).collect())
+    let host = Netlink::open().map_err(Error::from);
+    let found = host.and_then(|host| overlap::elsewhere(&host, subnets, own));
+    found.unwrap_or_default().into_iter().map(|error| error.context("on this node")).collect()
 }
