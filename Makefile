@@ -33,6 +33,8 @@ BINARY  := $(OUT)/$(TARGET)/release/cnibox
 DIST    ?= $(OUT)/dist
 # "auditable build" embeds the list of dependencies in the executable.
 BUILD   ?= build
+# For tests and checks: the whole workspace, even for one test, as all of them share one build of the library.
+WORKSPACE := --locked --workspace
 # The timestamp in all released files: that of the last commit.
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 export SOURCE_DATE_EPOCH
@@ -68,14 +70,15 @@ build: ## the static release binary, target/<target>/release/cnibox
 	@mv $(BINARY).new $(BINARY)
 
 sanity: ## the conformance suite for CNI plugins, target/<target>/release/cni-sanity
-	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cni-sanity --target $(TARGET)
+	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked -p cni-sanity --target $(TARGET)
 
 demo: prepare-demo build ## two containers on one bridge in private namespaces: attach, inspect, ping, detach
 	@tests/demo.sh $(BINARY)
 
-check: lint arch ## before each commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
-	$(CARGO) test --locked --quiet --lib --test docs
-	$(CARGO) test --locked --quiet --test it -- $(PLUGIN)::
+check: lint ## before each commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
+	$(CARGO) build $(WORKSPACE) --bins --examples
+	$(CARGO) test $(WORKSPACE) --quiet --lib --bin cni-sanity
+	$(CARGO) test $(WORKSPACE) --quiet --test it -- $(PLUGIN)::
 
 test: prepare-test build ## the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
 	tests/demo.sh $(BINARY)
@@ -90,12 +93,13 @@ soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of 
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 	tests/fuzz.sh 60
 
-lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shell scripts, charts, manifests
-	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+lint: ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
 	$(CARGO) clippy --locked --no-default-features --features plugins --bins -- -D warnings
 	$(CARGO) clippy --locked --no-default-features --lib -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items --quiet
+	$(CARGO) test $(WORKSPACE) --quiet --test arch --test docs --test words --test workflows --test prepare --test lanes
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
 	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
@@ -103,14 +107,14 @@ lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shel
 	@python3 tests/manifests.py || test $$? = 77
 
 arch: ## check the imports against the layers of docs/architecture.md
-	$(CARGO) test --locked --test arch
+	$(CARGO) test $(WORKSPACE) --test arch
 
 # A container has no init that reaps orphans, as a node has; DEL leaves one where it does.
 INIT = $(shell [ "$$(id -u)" = 0 ] && command -v catatonit >/dev/null && echo unshare --pid --fork --kill-child --mount-proc catatonit --)
 
 bench: build ## the same pods with two plugin folders alternately; results also as JSON and charts in target/; PEER=<folder>, NETAVARK=<program>, ARGS="bridge --pods 1000"
 	tests/prepare.sh bench
-	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(INIT) $(CARGO) bench --locked --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
+	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(INIT) $(CARGO) bench --locked -p cnibox-tests --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
 	@[ ! -e $(OUT)/bench.json ] || PYTHONDONTWRITEBYTECODE=1 packaging/charts.py $(OUT)/bench.json $(OUT)
 
 size: build ## check that the executable is within its size limit, static and position independent
@@ -161,8 +165,8 @@ book: ## the documentation as a book, target/book/index.html
 record: prepare-demo build ## record the demo as an animated SVG, docs/images/demo.svg
 	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg tests/demo.sh $(BINARY)
 
-package: ## package the crate and build it from the archive; ARGS=--allow-dirty
-	$(CARGO) package --locked $(ARGS)
+package: ## package the crates cnibox and cni-sanity and build them from the archives; ARGS=--allow-dirty
+	$(CARGO) package --locked -p cnibox -p cni-sanity $(ARGS)
 
 fuzz: ## fuzz each target for 60 seconds, with a nightly compiler; ARGS="600 dhcp4": seconds, targets
 	tests/prepare.sh fuzz

@@ -23,7 +23,8 @@
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
 //! | 0 | [`cni`], [`error`], [`sort`] | the protocol as pure data, errors, sorting |
 //! | 0 | [`repairs`] | what `cnibox repair` finds |
-//! | | `start`, `testing` | the executable's way to the applet; what tests use of all this |
+//! | | `start` | the executable's way to the applet |
+//! | | `testing`, `lane` | what tests use of all this; the kernel features that a test needs |
 //!
 //! A plugin is a type that implements [`skel::Plugin`]; start reading at
 //! `plugins/loopback.rs`, the smallest one, then `plugins/ptp.rs`.
@@ -46,9 +47,9 @@ mod files;
 #[cfg(feature = "plugins")]
 mod iface;
 mod invoke;
-#[cfg(test)]
-#[path = "../tests/it/lane.rs"]
-mod lane;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod lane;
 #[cfg(feature = "plugins")]
 mod leases;
 mod log;

@@ -12,7 +12,7 @@ sysroot=$("${RUSTC-rustc}" --print sysroot)
     echo "cross: that of Debian's rustc-web and libstd-rust-web-dev:arm64" >&2
     exit 1
 }
-cargo check --quiet --locked --target "$target" --all-targets
+cargo check --quiet --locked --workspace --target "$target" --all-targets
 echo "cross: $target: checked"
 command -v "$arch-linux-gnu-gcc" >/dev/null || {
     echo "cross: SKIP build: no linker, Debian package gcc-$arch-linux-gnu and libc6-dev-arm64-cross"

@@ -1,8 +1,9 @@
 #!/bin/bash
 # lanes.sh host-and-vm | vm [PATTERN]: runs the tests in two lanes.
 #
-# The host lane is cargo test on this machine's kernel. A test that needs a kernel feature which this
-# kernel lacks (tests/it/lane.rs) reports that and is skipped. The VM lane runs exactly the skipped
+# The host lane is cargo test on this machine's kernel: the unit tests, the tests of the documentation and
+# the integration tests; the checks of texts belong to `make lint`. A test that needs a kernel feature which
+# this kernel lacks (src/lane.rs) reports that and is skipped. The VM lane runs exactly the skipped
 # tests, from the same executables, in a kernel with all features (tests/vm.sh); if no test is
 # skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
 # that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
@@ -134,9 +135,15 @@ trap end EXIT
 trap 'exit 130' INT TERM HUP
 touch "$dir/skipped" "$dir/vm" "$dir/retried" "$dir/times"
 status=0
-cargo test --locked --no-run
+# The whole workspace, so that all of them share the library and its dependencies.
+workspace=(--locked --workspace)
+tests=("${workspace[@]}" --no-fail-fast --lib --bin cni-sanity --test it)
+executables=(--bin cni-sanity --examples)
+[ -n "${CNIBOX_BIN-}" ] || executables+=(--bin cnibox)
+cargo build "${workspace[@]}" "${executables[@]}"
+cargo test "${tests[@]}" --no-run
 # With CNIBOX_LANE=list tests record their missing features and are skipped or fail, but do not run.
-CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" \
+CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test "${tests[@]}" -- "${flags[@]}" \
     >"$dir/host" 2>&1 || true
 sort -u "$dir/skipped" | grep -E -- "${2-}" >"$dir/list" || true
 if [ -n "${2-}" ] && [ ! -s "$dir/list" ]; then
@@ -150,7 +157,11 @@ host="not asked for"
 if [ "$1" = host-and-vm ]; then
     : >"$dir/skipped"
     export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never
-    CNIBOX_TIMES=$dir/times cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
+    {
+        CNIBOX_TIMES=$dir/times cargo test "${tests[@]}" -- "${flags[@]}" || status=1
+        cargo test "${workspace[@]}" --doc -- "${flags[@]}" || status=1
+        exit $status
+    } 2>&1 | tee "$dir/host" || status=1
     host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok + 0 " passed, " bad + 0 " failed" }' "$dir/host")
     if [ "$status" = 1 ] && try_again "$dir/host" >"$dir/retried"; then
         status=0

@@ -1,14 +1,14 @@
 //! tests/prepare.sh on machines with missing programs: its messages, the packages it installs, and
 //! when it stops. A machine is a directory of programs that is the whole PATH.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
+use cnibox_tests::root;
 use tempfile::TempDir;
-
-use super::root;
 
 /// The programs that the script itself calls.
 const TOOLS: [&str; 9] = ["awk", "cut", "grep", "head", "paste", "sed", "sh", "sort", "tr"];

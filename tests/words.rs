@@ -1,15 +1,15 @@
 //! The words of messages: no names of this program's types, no words of its decoder, no bare error numbers; and the
 //! inventory of its advice: each one is followed by `tests/it/advice.rs`, or `words.txt` says why not.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use cnibox_tests::root;
 use regex_lite::{Captures, Regex};
 use serde_json::Value;
-
-use super::root;
 
 /// Messages of operators' mistakes, with the advice.
 const MESSAGES: &str = include_str!("it/golden/messages.json");
@@ -62,7 +62,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() && !path.ends_with("tests") && !path.ends_with("sanity") {
+            if path.is_dir() && !path.ends_with("tests") {
                 walk(&path, files);
             } else if path.extension().is_some_and(|e| e == "rs")
                 && !path.ends_with("tests.rs")

@@ -1,12 +1,12 @@
 //! The YAML files: each file parses, the workflows' Makefile targets exist, and their actions are
 //! pinned. GitHub reports mistakes only when a workflow runs, those in the release workflow only on
 //! release day.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
 
+use cnibox_tests::root;
 use yaml_rust2::{Yaml, YamlLoader};
-
-use super::root;
 
 /// The files with these extensions below a directory of the repository, with their contents.
 fn files(folder: &str) -> Vec<(String, String)> {
@@ -165,6 +165,6 @@ fn mistakes_in_workflows_are_found() {
         assert!(found.len() == 1 && found[0].contains(what), "{steps}{found:?}");
     }
     let wide = good.replace("contents: read", "contents: write");
-    assert_eq!(super::workflows::faults(&wide, &targets).len(), 1);
-    assert_eq!(super::workflows::faults("permissions:\n  contents: read\n", &targets), ["no jobs"]);
+    assert_eq!(self::faults(&wide, &targets).len(), 1);
+    assert_eq!(self::faults("permissions:\n  contents: read\n", &targets), ["no jobs"]);
 }

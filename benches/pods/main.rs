@@ -101,8 +101,7 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
 
 /// A directory of links to the cnibox executable.
 fn ours(dir: &Path) -> Result<PathBuf> {
-    let binary = std::env::var_os("CNIBOX_BIN")
-        .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from);
+    let binary = cnibox_tests::cnibox();
     let binary = fs::canonicalize(&binary)
         .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
     let folder = dir.join("ours");

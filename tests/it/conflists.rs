@@ -3,8 +3,7 @@
 //! `conflists/manifest.json` has the origin of each file, and the findings that are right: keys that no plugin reads, and
 //! firewall before version 0.4.0, which the reference refuses as well.
 
-use std::path::Path;
-
+use cnibox_tests::root;
 use serde_json::Value;
 
 use crate::node::{Node, executable};
@@ -14,7 +13,7 @@ fn lint_has_no_false_alarm_about_configurations_of_others() {
     let node = Node::new();
     let manifest: Vec<Value> =
         serde_json::from_str(include_str!("conflists/manifest.json")).unwrap();
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/conflists");
+    let dir = root().join("tests/it/conflists");
     let mut without = 0;
     for entry in &manifest {
         let file = dir.join(entry["file"].as_str().unwrap()).display().to_string();

@@ -19,7 +19,7 @@ use crate::node::{Node, Snapshot, executable};
 
 macro_rules! page {
     ($name:literal) => {
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/plugins/", $name, ".md"))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plugins/", $name, ".md"))
     };
 }
 pub(crate) use page;

@@ -1,7 +1,6 @@
 //! `cnibox::runtime` as used by other programs: the examples, with the real plugins.
 //!
-//! Cargo builds examples with all tests; `cargo build --examples` is needed before running this
-//! file alone.
+//! `cargo build --workspace --examples` builds them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ fn list_of(node: &Node) -> PathBuf {
 fn example(node: &Node, name: &str, args: &[&str]) -> Call {
     let tests = std::env::current_exe().unwrap();
     let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
-    assert!(program.exists(), "{}: cargo build --examples", program.display());
+    assert!(program.exists(), "{}: first cargo build --workspace --examples", program.display());
     let bin = node.bin().display().to_string();
     node.tool("cnitool", args).env("CNI_PATH", &bin).program(program)
 }

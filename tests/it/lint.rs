@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cnibox_tests::root;
 use serde_json::{Value, json};
 
 use crate::net::{merged, wire};
@@ -462,7 +463,7 @@ fn cnitool_validates_by_it_and_install_refuses() {
 
 /// The paths in the first column of the tables on a plugin's page.
 fn documented(plugin: &str) -> Vec<String> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/plugins/{plugin}.md"));
+    let page = root().join(format!("docs/plugins/{plugin}.md"));
     let page = fs::read_to_string(page).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| `"));
     let cells: Vec<&str> = rows.filter_map(|row| row.split('|').nth(1)).collect();

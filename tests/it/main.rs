@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins |
 //! | `snapshot` | all state that plugins may leave, compared |
-//! | `lane` | kernel features that a test needs, and where tests run without them |
+//! | `cnibox::lane` | kernel features that a test needs, and where tests run without them |
 //! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
@@ -77,6 +77,8 @@
     reason = "tests"
 )]
 
+use cnibox::lane;
+
 mod advice;
 mod alive;
 mod attachment;
@@ -111,7 +113,6 @@ mod in_doubt;
 mod install;
 mod ipam;
 mod ipvlan;
-mod lane;
 mod language;
 mod library;
 mod lifecycle;

@@ -21,6 +21,8 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+pub(crate) use cnibox_tests::cnibox as executable;
+
 pub(crate) use crate::snapshot::{Snapshot, assert_unchanged};
 
 /// Every version of the specification.
@@ -34,12 +36,6 @@ pub(crate) const MILESTONES: [&str; 3] = ["0.2.0", "0.4.0", "1.1.0"];
 /// The timeout of a call including its child processes: in the VM, some calls take half a minute
 /// under strace.
 const LIMIT: Duration = Duration::from_secs(180);
-
-/// The executable under test: `CNIBOX_BIN`, or cargo's build.
-pub(crate) fn executable() -> PathBuf {
-    std::env::var_os("CNIBOX_BIN")
-        .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from)
-}
 
 /// A private host, bound to the thread that created it.
 pub(crate) struct Node {

@@ -1,14 +1,15 @@
 //! The maintainer scripts of the debs: `tests/packages.sh` with stand-ins of the packages, in a root of its own.
 
-use std::path::Path;
 use std::process::Command;
+
+use cnibox_tests::root;
 
 /// The exit status of the script without dpkg and apt.
 const MISSING: i32 = 77;
 
 #[test]
 fn no_call_fails_while_a_deb_replaces_the_reference() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packages.sh");
+    let script = root().join("tests/packages.sh");
     let output = Command::new(script).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     print!("{}", String::from_utf8_lossy(&text));

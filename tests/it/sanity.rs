@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cnibox_tests::cni_sanity;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -30,7 +31,7 @@ fn sound() -> TempDir {
 
 /// The exit status and the report of a run.
 fn sanity(folder: &Path, args: &[&str]) -> (Option<i32>, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cni-sanity"));
+    let mut command = Command::new(cni_sanity());
     let output = command.args(["--format", "json"]).args(args).arg(folder).output().unwrap();
     let report = serde_json::from_slice(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -189,7 +190,7 @@ fn fail_fast_ends_at_the_first_failure() {
 
 /// The output of `cni-sanity` with one option, by lines and tabs.
 fn table(option: &str) -> Vec<Vec<String>> {
-    let output = Command::new(env!("CARGO_BIN_EXE_cni-sanity")).arg(option).output().unwrap();
+    let output = Command::new(cni_sanity()).arg(option).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
@@ -253,7 +254,7 @@ fn a_version_that_is_not_listed_is_a_failure() {
         assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
     }
     for args in [&["--type", "no-such-plugin"][..], &["--cni-version", "9.9.9"], &["--fail-fast"]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cni-sanity"));
+        let mut command = Command::new(cni_sanity());
         let output = command.args(args).arg(sound.path()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }

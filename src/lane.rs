@@ -12,7 +12,9 @@
 //! The second lane (`CNIBOX_LANE=vm`) skips nothing: a test that no lane can run fails. With
 //! `CNIBOX_LANE=list` tests only report missing features. `tests/lanes.sh` drives both lanes.
 //!
-//! The unit tests have the same module.
+//! Unit tests and integration tests share this module.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "only tests use it")]
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -26,33 +28,35 @@ use nix::sched::{CloneFlags, unshare};
 
 /// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Feature {
+pub struct Feature {
     /// The name in the list of skipped tests.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// A shell script that succeeds in a fresh network namespace if the kernel has the feature.
     probe: &'static str,
 }
 
-pub(crate) const DUMMY: Feature = Feature { name: "dummy", probe: "ip link add p type dummy" };
-pub(crate) const VRF: Feature = Feature { name: "vrf", probe: "ip link add p type vrf table 9" };
-pub(crate) const VLAN: Feature = Feature {
+pub const DUMMY: Feature = Feature { name: "dummy", probe: "ip link add p type dummy" };
+pub const VRF: Feature = Feature { name: "vrf", probe: "ip link add p type vrf table 9" };
+pub const VLAN: Feature = Feature {
     name: "8021q",
     probe: "ip link add p type veth peer q && ip link add link p name p.5 type vlan id 5",
 };
-pub(crate) const IPVLAN: Feature = Feature {
+pub const IPVLAN: Feature = Feature {
     name: "ipvlan",
     probe: "ip link add p type veth peer q && ip link add link p name i type ipvlan mode l2",
 };
-pub(crate) const BRIDGE_VLAN: Feature =
+pub const BRIDGE_VLAN: Feature =
     Feature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
-pub(crate) const CARDS: Feature = Feature {
+pub const CARDS: Feature = Feature {
     name: "spare network cards",
     probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
             ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
 };
 
 /// Returns from the test and records it as skipped if the kernel lacks one of the features.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! needs {
     ($($feature:expr),+ $(,)?) => {
         if !$crate::lane::offers(&[$($feature),+]) {
@@ -60,10 +64,10 @@ macro_rules! needs {
         }
     };
 }
-pub(crate) use needs;
+pub use crate::needs;
 
 /// Whether this kernel has all features; if not, the running test is recorded as skipped.
-pub(crate) fn offers(features: &[Feature]) -> bool {
+pub fn offers(features: &[Feature]) -> bool {
     let lacking: Vec<_> = features.iter().filter(|f| !probed(f)).map(|f| f.name).collect();
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     if lacking.is_empty() {
@@ -86,7 +90,7 @@ pub(crate) fn offers(features: &[Feature]) -> bool {
 
 /// Starts the running test's clock. Fails a test that needs no feature while `CNIBOX_LANE=list`
 /// collects missing features.
-pub(crate) fn begin() {
+pub fn begin() {
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     assert_ne!(lane, "list", "needs nothing, and is not run");
     CLOCK.with(|_| ());
