@@ -64,7 +64,7 @@ macro_rules! needs {
         }
     };
 }
-pub use crate::needs;
+pub use needs;
 
 /// Whether this kernel has all features; if not, the running test is recorded as skipped.
 pub fn offers(features: &[Feature]) -> bool {

@@ -1,10 +1,9 @@
-//! The assertions: the text of each, the clauses that it follows from, and the consequence of a violation for a runtime.
+//! An assertion: its text, the clauses that it follows from, and the consequence of a violation for a runtime.
 
 mod table;
 
-use table::TABLE;
+pub use table::TABLE;
 
-use super::cases::{keys, values};
 use super::spec::{self, Clause};
 
 /// How binding an assertion is.
@@ -70,76 +69,5 @@ const CHOICE: &str = "runtimes choose the version to speak by it";
 pub const BLIND: &str = "a wrong call looks like one that was carried out";
 const WORDS: &str = "operators and runtimes cannot tell what was wrong";
 pub const LIE: &str = "what the runtime passes on to its users is not what the container has";
-const ISOLATION: &str = "one container's end breaks another's network";
+pub const ISOLATION: &str = "one container's end breaks another's network";
 pub const TRAFFIC: &str = "the container has no network";
-
-/// All assertions.
-pub fn all() -> impl Iterator<Item = &'static Assertion> {
-    let values = values::TABLE.iter().map(|wrong| &wrong.assertion);
-    TABLE.iter().chain(values).chain(keys::TABLE.iter().map(|key| &key.assertion))
-}
-
-/// The assertion with this id.
-pub fn find(id: &str) -> Option<&'static Assertion> {
-    all().find(|assertion| assertion.id == id)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::spec::Force;
-    use super::*;
-
-    /// The source of the cases.
-    const CASES: &str = concat!(
-        include_str!("run.rs"),
-        include_str!("cases/protocol.rs"),
-        include_str!("cases/results.rs"),
-        include_str!("cases/lifecycle.rs"),
-        include_str!("cases/ipam.rs"),
-        include_str!("cases/chained.rs"),
-        include_str!("cases/housekeeping.rs"),
-        include_str!("cases/faults.rs"),
-        include_str!("cases/delegation.rs"),
-        include_str!("cases/process.rs"),
-        include_str!("cases/damage.rs"),
-        include_str!("cases/values.rs"),
-        include_str!("cases/keys.rs"),
-    );
-
-    #[test]
-    fn every_id_is_unique_and_used() {
-        for (i, assertion) in all().enumerate() {
-            let id = assertion.id;
-            assert!(!all().take(i).any(|other| other.id == id), "{id} occurs twice");
-            assert!(CASES.contains(&format!("\"{id}\"")), "no case uses {id}");
-        }
-        assert!(all().count() >= 400, "{}", all().count());
-    }
-
-    #[test]
-    fn every_assertion_follows_from_known_clauses() {
-        for assertion in all() {
-            let named = assertion.clauses.split(' ').count();
-            assert_eq!(assertion.clauses().count(), named, "{}", assertion.id);
-        }
-    }
-
-    /// What is only a SHOULD is required only if the container has no network, or another one loses its own.
-    #[test]
-    fn no_level_is_above_that_of_the_text() {
-        for assertion in all().filter(|assertion| assertion.level == Level::Required) {
-            let is_vital = [TRAFFIC, ISOLATION].contains(&assertion.why);
-            let is_should = assertion.clauses().all(|clause| clause.force == Force::Should);
-            assert!(is_vital || !is_should, "{}", assertion.id);
-        }
-    }
-
-    #[test]
-    fn a_clause_has_an_assertion_or_a_reason() {
-        for clause in spec::TABLE {
-            let has_assertion =
-                all().any(|assertion| assertion.clauses().any(|c| c.id == clause.id));
-            assert_ne!(has_assertion, !clause.untested.is_empty(), "{}", clause.id);
-        }
-    }
-}

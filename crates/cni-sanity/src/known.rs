@@ -42,12 +42,12 @@ pub fn thread(kind: &str, id: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::assertion;
+    use crate::catalogue;
 
     #[test]
     fn threads_are_about_assertions_that_exist() {
         for (_, id, thread) in THREADS {
-            assert!(assertion::find(id).is_some(), "{id}");
+            assert!(catalogue::find(id).is_some(), "{id}");
             let number = thread.rsplit_once('#').and_then(|(_, number)| number.parse::<u32>().ok());
             assert!(number.is_some(), "{thread}");
         }

@@ -3,8 +3,9 @@
 //! | file | |
 //! | --- | --- |
 //! | `spec.rs` | the clauses of the specification |
-//! | `assertion.rs` | the assertions: level, clauses, text |
+//! | `assertion.rs` | an assertion: level, clauses, text; the table of most of them |
 //! | `cases/` | the tests of plugins |
+//! | `catalogue.rs` | all assertions, also those beside their cases |
 //! | `profiles.rs` | the known plugin types |
 //! | `known.rs` | public threads about known failures |
 //! | `world.rs` | the isolated node of a case |
@@ -21,6 +22,7 @@
 mod assertion;
 mod call;
 mod cases;
+mod catalogue;
 mod check;
 mod kill;
 mod known;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::assertion::{self, Assertion};
+use super::assertion::Assertion;
+use super::catalogue;
 use super::profiles::{KINDS, Profile, VERSIONS};
 use super::report::{Case, Report};
 use super::spec::{self, Clause};
@@ -178,7 +179,7 @@ fn version(name: &str) -> Result<&'static str> {
 
 fn list() -> String {
     let mut out = String::new();
-    for Assertion { id, level, clauses, text, .. } in assertion::all() {
+    for Assertion { id, level, clauses, text, .. } in catalogue::all() {
         out.extend([id, "\t", level.name(), "\t", clauses, "\t", text, "\n"]);
     }
     let kinds: Vec<String> =
@@ -189,7 +190,7 @@ fn list() -> String {
 fn clauses() -> String {
     let line = |clause: &Clause| {
         let of = |one: &&Assertion| one.clauses().any(|known| known.id == clause.id);
-        let ids: Vec<&str> = assertion::all().filter(of).map(|one| one.id).collect();
+        let ids: Vec<&str> = catalogue::all().filter(of).map(|one| one.id).collect();
         let tested = if ids.is_empty() { format!("- {}", clause.untested) } else { ids.join(" ") };
         let Clause { id, section, force, text, .. } = clause;
         format!("{id}\t{}\t{section}\t{text}\t{tested}\n", force.name())
@@ -199,7 +200,7 @@ fn clauses() -> String {
 
 fn explain(id: &str) -> Result<Task> {
     let assertion =
-        assertion::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+        catalogue::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
     let Assertion { id, level, text, why, .. } = assertion;
     let clause = |Clause { id, section, force, text, .. }: &Clause| {
         format!("  clause   {section}, {id} ({}): {text}\n", force.name())

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::assertion::{self, Assertion, Level};
+use super::assertion::{Assertion, Level};
+use super::catalogue;
 use super::check::Verdict;
 use super::known;
 
@@ -117,7 +118,7 @@ impl Report {
         let failures = self.failures();
         for Failure { level, kind, verdict, versions } in &failures {
             let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
-            let Some(assertion) = assertion::find(&verdict.id) else { continue };
+            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
             let (Assertion { id, text, .. }, clause) = (assertion, assertion.source());
             lines.push(format!("FAIL {} {kind} {id}{expected}: {text}", level.name()));
             lines.push(format!("  versions  {}", versions.join(", ")));
@@ -198,7 +199,7 @@ impl Report {
     /// All verdicts, for programs.
     pub fn json(&self) -> String {
         let verdicts = self.verdicts().map(|(outcome, verdict)| {
-            let clause = assertion::find(&verdict.id).map(Assertion::source);
+            let clause = catalogue::find(&verdict.id).map(Assertion::source);
             json!({"type": outcome.kind, "version": outcome.version, "id": verdict.id, "passed": verdict.passed,
                 "level": level(&verdict.id).name(), "clause": clause, "detail": verdict.detail,
                 "byHand": verdict.by_hand})
@@ -230,7 +231,7 @@ impl Report {
         let counts = counts.map(|(all, passed)| format!("{passed} of {all}"));
         let mut list = Vec::new();
         for Failure { kind, verdict, versions, .. } in self.failures() {
-            let Some(assertion) = assertion::find(&verdict.id) else { continue };
+            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
             let (Assertion { id, level, text, .. }, clause) = (assertion, assertion.source());
             let thread = known::thread(kind, id).unwrap_or_default();
             let (level, versions) = (level.name(), versions.join(", "));
@@ -253,7 +254,7 @@ fn covers(line: &str, kind: &str, id: &str) -> bool {
 }
 
 fn level(id: &str) -> Level {
-    assertion::find(id).map_or(Level::Informational, |assertion| assertion.level)
+    catalogue::find(id).map_or(Level::Informational, |assertion| assertion.level)
 }
 
 fn escaped(text: &str) -> String {

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::assertion;
 use super::call::{self, Answer, Call};
 use super::cases::{self, Subject};
+use super::catalogue;
 use super::check::Check;
 use super::options::Options;
 use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
@@ -210,7 +210,7 @@ fn may_test(case: &str, only: Option<&str>) -> bool {
         Some((_, areas)) => is_of(areas, id),
         None => !AREAS.iter().any(|(_, areas)| is_of(areas, id)),
     };
-    assertion::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
+    catalogue::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
 }
 
 fn read_config(path: &Path) -> Result<Value> {
@@ -226,7 +226,7 @@ fn outcome(case: &Case) -> Outcome {
         outcome.verdicts.retain(|verdict| verdict.id.contains(only));
     }
     for verdict in &outcome.verdicts {
-        debug_assert!(assertion::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
+        debug_assert!(catalogue::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
     }
     outcome
 }
