@@ -3,7 +3,7 @@
 //! The suite has two lanes: the machine's own kernel, and Debian's kernel under QEMU
 //! (`scripts/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with
 //!
-//! ```ignore
+//! ```text
 //! needs!(lane::DUMMY, lane::VLAN);
 //! ```
 //!
@@ -100,7 +100,7 @@ thread_local! {
     static CLOCK: Clock = Clock { begin: Instant::now(), thread: std::thread::current() };
 }
 
-/// Lives as long as the thread of a test. Then it appends a line "seconds<tab>test" to the file that
+/// Lives as long as the thread of a test. Then it appends a line `seconds<tab>test` to the file that
 /// `CNIBOX_TIMES` names.
 struct Clock {
     begin: Instant,
