@@ -39,7 +39,9 @@ fn keys_of_plugin(name: &str) -> Vec<Key> {
     let module = name.replace('-', "_");
     let file = root().join("src/plugins").join(format!("{module}.rs"));
     let mut files = if file.is_file() { vec![file] } else { Vec::new() };
-    if let Ok(entries) = fs::read_dir(root().join("src/plugins").join(&module)) {
+    // dhcp is beside the plugins.
+    let directories = ["src/plugins", "src"].map(|parent| root().join(parent).join(&module));
+    for entries in directories.iter().filter_map(|directory| fs::read_dir(directory).ok()) {
         files.extend(entries.map(|entry| entry.unwrap().path()));
     }
     assert!(!files.is_empty(), "no source of {name}");
