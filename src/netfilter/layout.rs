@@ -1,8 +1,8 @@
 //! The required content of our tables of `nf_tables`, its verification and its changes.
 //!
 //! A [`Layout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
-//! its layout, plans, and commits ([`change`]). After a flush of rules or sets the same transaction restores them,
-//! and the state of all attachments of this host in all of our tables ([`Feature`]), so that protections and the
+//! its layout, plans, and commits ([`OwnTables::change`]). After a flush of rules or sets the same transaction restores them,
+//! and the state of all attachments of this host in all of our tables ([`Restorable`]), so that protections and the
 //! traffic they protect become effective together.
 //!
 //! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
@@ -21,15 +21,14 @@ use crate::error::{self, Error};
 use crate::netlink::Result;
 use crate::netlink::nftables::{Batch, Chain, Element, Nft, Rule, RuleInfo, Set, Table};
 
-pub(super) use transaction::heal;
-pub use transaction::{Change, change};
+pub use transaction::{Change, OwnTables};
 
 /// The remedy for damage.
 pub const REMEDY: &str =
     "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
 /// The required content of a table.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     /// The table.
     pub table: Table<'static>,
@@ -44,9 +43,10 @@ pub struct Layout {
     pub subnet: fn(&str) -> Option<Vec<Rule>>,
 }
 
-/// State of attachments that is restored after a flush.
-pub struct Feature {
-    /// Its records.
+/// A feature's state of attachments, which is restored after a flush.
+#[derive(Clone, Copy, Debug)]
+pub struct Restorable {
+    /// The feature's records.
     pub kept: Kept,
     /// The tables with the state.
     pub layouts: fn() -> Vec<Layout>,
@@ -160,6 +160,7 @@ pub fn refuse(damage: Option<String>) -> error::Result<()> {
 }
 
 /// The present content of a table, compared with its layout.
+#[derive(Debug)]
 struct View {
     layout: Layout,
     generation: u32,
@@ -269,13 +270,13 @@ fn missing<'r>(found: &[RuleInfo], chain: Chain<'_>, rules: &'r [Rule]) -> Optio
 
 /// How much of one layout was handed over to the reference plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HandedOver {
+pub struct HandedOver {
     /// The objects that the reference has now: rules, ports, addresses or chains, depending on the layout.
-    pub(super) objects: usize,
+    pub objects: usize,
     /// Rules that are lost because their comments had no room for the container's id.
-    pub(super) nameless: usize,
+    pub nameless: usize,
     /// Rules that are lost because they have conditions of one container.
-    pub(super) conditional: usize,
+    pub conditional: usize,
 }
 
 impl fmt::Display for HandedOver {
@@ -298,7 +299,7 @@ pub(super) fn hand_over(
     nft: &Nft,
     table: Table<'_>,
     convert: &dyn Fn(&Nft, &mut Batch) -> Result<HandedOver>,
-) -> error::Result<HandedOver> {
+) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     nft.update(&mut |nft| {
         let mut batch = Batch::new();

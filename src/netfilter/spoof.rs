@@ -16,7 +16,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::layout::{self, Change, Feature, HandedOver, Layout};
+use super::backend::Feature;
+use super::layout::{self, Change, HandedOver, Layout, Restorable};
 use super::names::{identity, stale};
 use super::{Owner, PacketFilter, all};
 use crate::attachment::Kept;
@@ -39,8 +40,14 @@ const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
 /// The records of attachments.
 const KEPT: Kept = Kept("spoof");
 
-/// For [`super::heal`].
-pub(super) const FEATURE: Feature = Feature { kept: KEPT, layouts: || vec![layout()], restore };
+/// Has no rules in iptables.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable { kept: KEPT, layouts: || vec![layout()], restore },
+    heal: |_, _| Ok(None),
+    remove: |filter, owner, _| del(filter, owner, &[]),
+    is_of_link: true,
+    hand_over: &[("source-MAC checks", hand_over)],
+};
 
 /// A bridge port, and the only source address of its frames.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -99,7 +106,7 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
         }
         Ok(())
     };
-    layout::change(nft, &[layout()], &elements, fill).context(failed)
+    filter.tables()?.change(&[layout()], &elements, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
@@ -172,8 +179,8 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
 }
 
 /// Rewrites our layout into the reference's. Counts ports; lost ports are no longer checked.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    layout::hand_over(nft, TABLE, &|nft, batch| {
+fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
+    let convert = |nft: &Nft, batch: &mut Batch| {
         let mut handed = HandedOver::default();
         for element in nft.find(&[ALLOWED], &[])? {
             match create_reference(batch, &element) {
@@ -182,7 +189,8 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
             }
         }
         Ok(handed)
-    })
+    };
+    filter.ask(&|nft| layout::hand_over(nft, TABLE, &convert))
 }
 
 /// Adds the reference's chains of a port; `None` if the element does not identify its attachment.
@@ -209,8 +217,7 @@ fn create_reference(batch: &mut Batch, element: &Element) -> Option<()> {
 /// identify their network.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     KEPT.remove_stale(network, valid)?;
-    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
     let is_stale = stale(network, valid);
-    let removed = layout().remove(nft, &|nft| nft.find_of(&SETS, &[], &is_stale));
-    removed.context(|| "clean up spoof-check")
+    let find = |nft: &Nft| nft.find_of(&SETS, &[], &is_stale);
+    filter.ask(&|nft| layout().remove(nft, &find)).context(|| "clean up spoof-check")
 }

@@ -15,9 +15,8 @@ use crate::error::{Context, Error, Result};
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed};
 use crate::log;
-use crate::netfilter::filter::firewalld::{self, Zone};
+use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::Holder;
-use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
 use crate::netns::NetnsId;
 use crate::trace;
@@ -25,26 +24,20 @@ use crate::trace;
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
 /// namespace. The caller has the [turn](Record::turn).
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    spoof::del(&PacketFilter::new(), owner, &[])?;
-    rules(owner, ips)?;
+    rules(owner, ips, false)?;
     // The record is removed last: while any state is left, its owner is known.
     Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
-/// Removes all rules and devices but the source MAC check.
-fn rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let filter = PacketFilter::new();
-    let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
+/// Removes the rules of all features, and the devices. What ADD creates before it has addresses stays of an attachment that
+/// `is_being_added`.
+fn rules(owner: Owner<'_>, ips: &[IpAddr], is_being_added: bool) -> Result<()> {
+    let packets = PacketFilter::new();
     let mut failures = Failures::new();
-    failures.keep(ports::del(&filter, owner, None));
-    failures.keep(masquerade::del(&filter, owner, &nets));
-    // The addresses may be incomplete.
-    failures.keep(filter::del(&filter, owner, ips, None));
-    // The record has the zone.
-    if firewalld::has(owner)
-        && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
-    {
-        failures.keep(zone.del(owner, &[]));
+    for feature in packets.features {
+        if !is_being_added || !feature.is_of_link {
+            failures.keep((feature.remove)(&packets, owner, ips));
+        }
     }
     failures.keep(shaping(owner));
     failures.into_result()
@@ -278,7 +271,7 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<Owner<'_>>) -> Res
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
         Some(record) if is_gone(&record) => attachment(owner, ips),
-        _ if next == Some(owner) => rules(owner, ips),
+        _ if next == Some(owner) => rules(owner, ips, true),
         _ => Ok(()),
     }
 }

@@ -42,7 +42,7 @@ use std::net::IpAddr;
 
 use super::{KEPT, Pod, Policy, missing, unused_links};
 use crate::error;
-use crate::netfilter::backend::Backend;
+use crate::netfilter::backend::{Backend, PacketFilter};
 use crate::netfilter::layout::{self, Change, Layout};
 use crate::netfilter::names::{Owner, network_hash, network_label, stale};
 use crate::netfilter::shared::{has_owner_of, heirs, heirs_among_all};
@@ -104,22 +104,22 @@ fn elements(owner: Owner<'_>, pod: &Pod) -> Vec<(Element, bool)> {
     all
 }
 
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
     let needed = if pod.policy == Policy::Isolated { layouts() } else { vec![layout()] };
-    put(nft, &elements(owner, pod), &needed)
+    put(filter, &elements(owner, pod), &needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
-pub(super) fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    if pod.policy == Policy::Isolated || nft.has(FRAMES)? {
-        put(nft, &elements(owner, pod), &[frames()])?;
+pub(super) fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    if pod.policy == Policy::Isolated || filter.nft()?.has(FRAMES)? {
+        put(filter, &elements(owner, pod), &[frames()])?;
     }
     Ok(())
 }
 
-fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
+fn put(filter: &PacketFilter, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
     let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
-    layout::change(nft, needed, &elements, &mut |change, found| {
+    filter.tables()?.change(needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
             let is_own = found.as_ref().is_some_and(|found| has_owner_of(found, element));
             if *is_present && !is_own {
@@ -132,7 +132,7 @@ fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
     })
 }
 
-/// For [`netfilter::heal`](crate::netfilter::heal).
+/// Restores the elements of all attachments.
 pub(super) fn restore(change: &mut Change<'_>) {
     change.restore_all(KEPT, &layouts(), recorded);
 }

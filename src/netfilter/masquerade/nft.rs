@@ -29,7 +29,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::layout::{self, HandedOver, Layout};
+use super::super::layout::{HandedOver, Layout};
 use super::super::shared::{has_owner_of, heirs, heirs_among_all, serves};
 use super::super::{Backend, Owner, PacketFilter};
 use super::{KEPT, Record};
@@ -105,7 +105,7 @@ fn multicast() -> [IpNet; 2] {
 
 pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let wanted = elements(owner, addrs);
-    layout::change(filter.nft()?, &[layout()], &wanted, &mut |change, found| {
+    filter.tables()?.change(&[layout()], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
             change.claim(found.as_ref(), element);
         }
@@ -153,7 +153,7 @@ pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
     nft.commit(batch)
 }
 
-/// Adds the rules of all our elements to the reference's layout.
+/// Adds the rules of all our elements to the reference's layout. Counts addresses.
 pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut pods = nft.find(&PODS, &[])?;
     pods.extend(sharing(&pods));

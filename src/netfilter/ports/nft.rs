@@ -112,11 +112,15 @@ fn rules(owner: Owner<'_>, forward: &Forward) -> Vec<Rule> {
 
 /// Creates the mappings; earlier mappings of the attachment are replaced. If another container holds a port, nothing
 /// is created and the port is returned. A port that the same container holds in another network remains there.
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
+pub(super) fn add(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    forward: &Forward,
+) -> Result<Option<Taken>> {
     let (wanted, rules) = (elements(owner, forward), rules(owner, forward));
     let queried: Vec<_> = [attachment(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
-    tables::change(nft, &[layout::layout()], &queried, &mut |change, found| {
+    filter.tables()?.change(&[layout::layout()], &queried, &mut |change, found| {
         let mut found = found.into_iter();
         let known = found.next().flatten();
         let found = with_flushed_ports(change, owner, &wanted, found);
