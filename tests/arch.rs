@@ -239,7 +239,9 @@ impl Source {
                 let Some(line) = lines.next() else { break };
                 text = format!("{text}\n{line}");
             }
-            let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+            // A word behind a single dot is a method or a field.
+            let words = text.replace("..", " ").replace('.', " .");
+            let words = words.split(|c: char| !c.is_alphanumeric() && !['_', '.'].contains(&c));
             items.insert(name.to_owned(), words.map(str::to_owned).collect());
         }
         items
@@ -492,7 +494,7 @@ fn rings_are_found_through_an_item_of_the_folder() {
     let mut all = [
         source(
             "a/mod.rs",
-            "mod b;\nmod c;\nconst ALL: &[X] = &[\n    c::X,\n];\nconst ONE: u8 = 1;\n",
+            "mod b;\nmod c;\nconst ALL: &[X] = &[\n    c::X,\n];\nconst ONE: u8 = one.ALL();\n",
         ),
         source("a/b/mod.rs", "mod d;\n"),
         source("a/b/d.rs", "use crate::a::{ALL, ONE};\n"),

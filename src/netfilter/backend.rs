@@ -6,12 +6,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use nix::errno::Errno;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::iptables::{
-    self, Flavour, Iptables, LACKING_MODULE, Programs, Records, Scope, iptables_table,
-};
+use super::iptables::{self, Flavour, Iptables, LACKING_MODULE, Programs, Scope, iptables_table};
 use super::layout::{HandedOver, OwnTables, Restorable};
 use super::{Owner, Repair, all};
 use crate::attachment::Kept;
@@ -133,8 +130,6 @@ pub struct Feature {
     pub heal: fn(&PacketFilter, Repair) -> Result<Option<String>>,
     /// Removes all that an attachment has in any back end. Of the addresses that it had, some may be unknown.
     pub remove: fn(&PacketFilter, Owner<'_>, &[IpAddr]) -> Result<()>,
-    /// Whether ADD creates it before the attachment has addresses.
-    pub is_of_link: bool,
     /// What is converted for the reference plugins, and the conversions.
     pub hand_over: &'static [(&'static str, Conversion)],
 }
@@ -173,15 +168,6 @@ impl PacketFilter {
     pub fn tables(&self) -> netlink::Result<OwnTables<'_>> {
         let state = self.features.iter().map(|feature| feature.state).collect();
         Ok(OwnTables { nft: self.nft()?, state })
-    }
-
-    /// Looks for a feature's rules in iptables. Returns the first missing one.
-    pub(super) fn heal_iptables<R: DeserializeOwned>(
-        &self,
-        records: &Records<R>,
-        repair: Repair,
-    ) -> Result<Option<String>> {
-        records.heal(&|family| self.iptables(family), repair)
     }
 
     /// The socket of `nf_tables`.

@@ -27,6 +27,9 @@ pub use transaction::{Change, OwnTables};
 pub const REMEDY: &str =
     "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
+/// Returns the elements to delete; may add other deletions.
+type Find<'f> = &'f mut dyn FnMut(&Nft, &mut Batch) -> Result<Vec<Element>>;
+
 /// The required content of a table.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -75,53 +78,37 @@ impl Layout {
         rules.iter().filter(is_former).cloned().collect()
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the
-    /// chains that only these elements jump to.
-    pub fn remove(&self, nft: &Nft, find: &dyn Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
-        nft.update(&mut |nft| self.deletion(nft, &find(nft)?, &[]))
-    }
-
-    /// As [`remove`](Layout::remove), and gives the keys that other attachments need to these `heirs`, whose records
-    /// are `kept`.
-    pub fn hand_on(
-        &self,
-        nft: &Nft,
-        kept: Kept,
-        find: &dyn Fn(&Nft) -> Result<Vec<Element>>,
-        heirs: Heirs<'_>,
-    ) -> Result<()> {
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
+    /// only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are `kept`.
+    pub fn hand_on(&self, nft: &Nft, kept: Kept, find: Find<'_>, heirs: Heirs<'_>) -> Result<()> {
         let mut added = Vec::new();
         nft.update(&mut |nft| {
-            let found = find(nft)?;
+            let mut batch = Batch::new();
+            let found = find(nft, &mut batch)?;
             added = heirs(&found);
-            self.deletion(nft, &found, &added)
+            self.delete(&mut batch, nft, &found, &added)?;
+            Ok(batch)
         })?;
-        self.take_back(nft, kept, added, heirs)
-    }
-
-    /// Deletes those of the elements `added` for heirs whose own deletion has ended meanwhile, without having found them.
-    /// The deletion of an attachment removes its record first.
-    pub fn take_back(
-        &self,
-        nft: &Nft,
-        kept: Kept,
-        mut added: Vec<Element>,
-        heirs: Heirs<'_>,
-    ) -> Result<()> {
+        // The deletion of an heir may have ended meanwhile, without having found them: it removes the record first.
         added.retain(|element| !is_recorded(kept, element));
         if added.is_empty() {
             return Ok(());
         }
-        let find = |nft: &Nft| {
+        let find = &mut |nft: &Nft, _: &mut Batch| {
             let found = added.iter().zip(nft.elements(&added)?);
             Ok(found.filter_map(|(e, found)| found.filter(|f| has_owner_of(f, e))).collect())
         };
-        self.hand_on(nft, kept, &find, heirs)
+        self.hand_on(nft, kept, find, heirs)
     }
 
-    /// Plans the deletion of elements, and of the chains that only these elements jump to; `added` get their keys.
-    pub fn deletion(&self, nft: &Nft, elements: &[Element], added: &[Element]) -> Result<Batch> {
-        let mut batch = Batch::new();
+    /// Deletes elements, and the chains that only these elements jump to; `added` get their keys.
+    fn delete(
+        &self,
+        batch: &mut Batch,
+        nft: &Nft,
+        elements: &[Element],
+        added: &[Element],
+    ) -> Result<()> {
         // For each chain the elements that jump to it: deleted and added.
         let mut jumps: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for element in elements {
@@ -150,7 +137,7 @@ impl Layout {
         for element in added {
             batch.add_element(element);
         }
-        Ok(batch)
+        Ok(())
     }
 }
 

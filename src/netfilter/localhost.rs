@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use super::backend::{Family, Feature, PacketFilter};
 use super::iptables::{self, Scope};
-use super::layout::{self, Change, HandedOver, Layout, Restorable};
+use super::layout::{self, HandedOver, Layout, Restorable};
 use crate::attachment::Kept;
 use crate::error::{Context, Result};
 use crate::netlink::nftables::{Chain, Field, Hook, RAW, Rule, Table};
@@ -61,10 +61,17 @@ fn iptables_rules() -> [iptables::Rule; 2] {
 
 /// Required while there are mappings on 127.0.0.1; stays after the last one.
 pub(super) const FEATURE: Feature = Feature {
-    state: Restorable { kept: MAPPINGS, layouts: || vec![layout()], restore },
+    state: Restorable {
+        kept: MAPPINGS,
+        layouts: || vec![layout()],
+        restore: |change| {
+            if is_needed() {
+                change.batch.ensure(TABLE);
+            }
+        },
+    },
     heal: |_, _| Ok(None),
     remove: |_, _, _| Ok(()),
-    is_of_link: false,
     hand_over: &[("loopback addresses", hand_over)],
 };
 
@@ -75,12 +82,6 @@ const MAPPINGS: Kept = Kept("portmap");
 #[derive(Deserialize)]
 struct Mappings {
     localnet: bool,
-}
-
-fn restore(change: &mut Change<'_>) {
-    if is_needed() {
-        change.batch.ensure(TABLE);
-    }
 }
 
 fn is_needed() -> bool {
@@ -105,13 +106,8 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
 /// For the ADD of any plugin: restores the rules if a flush has deleted them, and with them those of all tables. Takes one
 /// system call on a host without port mappings. Without `nf_tables` only mappings of a container restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
-    if !MAPPINGS.is_used() {
-        return Ok(());
-    }
-    match filter.nft_if_present()? {
-        Some(nft) if layout().damage(nft, &is_needed)?.is_some() => close(filter),
-        _ => Ok(()),
-    }
+    let is_damaged = || filter.ask(&|nft| layout().damage(nft, &is_needed));
+    if MAPPINGS.is_used() && is_damaged()?.is_some() { close(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.

@@ -40,7 +40,6 @@ pub(in crate::netfilter) const FEATURE: Feature = Feature {
         let zone = if has(owner) { Zone::find(DEFAULT_ZONE) } else { None };
         zone.map_or(Ok(()), |mut zone| zone.del(owner, &[]))
     },
-    is_of_link: false,
     hand_over: &[],
 };
 

@@ -29,10 +29,13 @@ pub const KEPT: Kept = Kept("firewall");
 
 /// `nf_tables` and iptables.
 pub(super) const FEATURE: Feature = Feature {
-    state: Restorable { kept: KEPT, layouts: nft::layouts, restore: nft::restore },
-    heal: |filter, repair| filter.heal_iptables(&iptables::RECORDS, repair),
+    state: Restorable {
+        kept: KEPT,
+        layouts: nft::layouts,
+        restore: |change| change.restore_all(KEPT, &nft::SETS, nft::recorded),
+    },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
     remove: |filter, owner, ips| del(filter, owner, ips, None),
-    is_of_link: false,
     hand_over: &[("firewall rules", hand_over)],
 };
 

@@ -232,14 +232,14 @@ impl Change<'_> {
         }
     }
 
-    /// Restores the elements that `elements` returns for each record, if a set of the layouts was flushed.
+    /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
     pub fn restore_all<T: DeserializeOwned>(
         &mut self,
         kept: Kept,
-        layouts: &[Layout],
+        sets: &[Set<'_>],
         elements: impl Fn(Owner<'_>, &T) -> Vec<Element>,
     ) {
-        if layouts.iter().flat_map(|layout| &layout.sets).any(|set| self.is_flushed(*set)) {
+        if sets.iter().any(|set| self.is_flushed(*set)) {
             for kept in self.living::<T>(kept) {
                 for element in elements(kept.owner(), &kept.content) {
                     self.restore(&element);

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::backend::Feature;
-use super::layout::{Change, Restorable, hand_over};
+use super::layout::{Restorable, hand_over};
 use super::names::stale;
 use super::{Backend, Owner, PacketFilter, Repair, all};
 use crate::attachment::Kept;
@@ -36,21 +36,20 @@ pub(super) struct Record {
 
 /// Both back ends.
 pub(super) const FEATURE: Feature = Feature {
-    state: Restorable { kept: KEPT, layouts: || vec![nft::layout()], restore },
-    heal: |filter, repair| filter.heal_iptables(&iptables::RECORDS, repair),
+    state: Restorable {
+        kept: KEPT,
+        layouts: || vec![nft::layout()],
+        restore: |change| change.restore_all(KEPT, &nft::PODS, nft::recorded),
+    },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         del(filter, owner, &addrs)
     },
-    is_of_link: false,
     hand_over: &[("masqueraded addresses", |filter| {
         filter.ask(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference))
     })],
 };
-
-fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &[nft::layout()], nft::recorded);
-}
 
 /// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
@@ -76,9 +75,8 @@ pub fn add(
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let nft = filter.nft_if_present()?;
     for addr in addrs {
-        let on_nft = nft.map(|nft| nft::has(nft, owner, *addr)).transpose()?.unwrap_or_default();
+        let on_nft = filter.ask(&|nft| nft::has(nft, owner, *addr))?;
         if !on_nft && !iptables::has(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
             return Err(error.with_details(KEPT.remedy(owner, damage(filter)?.as_deref())));

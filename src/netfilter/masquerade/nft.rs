@@ -30,7 +30,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::super::layout::{HandedOver, Layout};
-use super::super::shared::{has_owner_of, heirs, heirs_among_all, serves};
+use super::super::shared::{has_owner_of, heirs, serves};
 use super::super::{Backend, Owner, PacketFilter};
 use super::{KEPT, Record};
 use crate::netlink::Result;
@@ -42,7 +42,7 @@ use crate::netlink::nftables::{
 pub(super) const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
     .comment("cnibox: what containers send out of their subnet gets the host's address");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-const PODS: [Set<'_>; 2] =
+pub(super) const PODS: [Set<'_>; 2] =
     [TABLE.vmap("pods4", &[Type::Ipv4Addr]), TABLE.vmap("pods6", &[Type::Ipv6Addr])];
 
 /// The prefix of the names of subnets' chains.
@@ -127,14 +127,14 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let known = elements(owner, addrs);
-    let find = |nft: &Nft| nft.find_of(&PODS, &known, &owner.matcher());
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
+    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &known, &owner.matcher());
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
 pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
-    let find = |nft: &Nft| nft.find_of(&PODS, &[], is_stale);
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))?;
+    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &[], is_stale);
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, None, deleted, recorded))?;
     nft.update(&mut |nft| {
         let mut batch = Batch::new();
         for chain in nft.dump_chains(TABLE)? {

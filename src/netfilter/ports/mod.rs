@@ -25,7 +25,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use self::conditions::Conditions;
 pub use self::iptables::Options;
 use super::backend::Feature;
-use super::layout::{Change, Restorable, hand_over};
+use super::layout::{Restorable, hand_over};
 use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
@@ -144,10 +144,9 @@ pub const KEPT: Kept = Kept("portmap");
 
 /// Both back ends.
 pub(super) const FEATURE: Feature = Feature {
-    state: Restorable { kept: KEPT, layouts: || vec![layout::layout()], restore },
-    heal: |filter, repair| filter.heal_iptables(&iptables::RECORDS, repair),
+    state: Restorable { kept: KEPT, layouts: || vec![layout::layout()], restore: nft::restore },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
     remove: |filter, owner, _| del(filter, owner, None),
-    is_of_link: false,
     hand_over: &[
         ("port mappings", |filter| {
             filter.ask(&|nft| hand_over(nft, layout::TABLE, &reference::create))
@@ -155,14 +154,6 @@ pub(super) const FEATURE: Feature = Feature {
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
 };
-
-fn restore(change: &mut Change<'_>) {
-    for kept in change.living::<Forward>(KEPT) {
-        if kept.content.backend == Backend::Nftables {
-            nft::restore(change, kept.owner(), &kept.content);
-        }
-    }
-}
 
 /// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {

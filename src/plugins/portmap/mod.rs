@@ -62,7 +62,11 @@ impl Plugin for Portmap {
         let mappings = parse().context(|| "failed to parse config")?;
         let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
-            return heal(filter).map(|()| prev.clone());
+            // Mappings of others that are missing are restored nevertheless.
+            if KEPT.is_used() && ports::damage(filter)?.is_some() {
+                netfilter::heal(filter, Repair::Restore)?;
+            }
+            return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
         conf.without_effect(backend).iter().for_each(log::warn);
@@ -154,14 +158,6 @@ impl Plugin for Portmap {
         layout::refuse(ports::damage(filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
     }
-}
-
-/// Restores the rules of all attachments if port mappings are missing.
-fn heal(filter: &PacketFilter) -> Result<()> {
-    if KEPT.is_used() && ports::damage(filter)?.is_some() {
-        netfilter::heal(filter, Repair::Restore)?;
-    }
-    Ok(())
 }
 
 fn forward(
