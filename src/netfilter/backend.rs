@@ -130,11 +130,11 @@ pub struct Feature {
     pub heal: fn(&PacketFilter, Repair) -> Result<Option<String>>,
     /// Removes all that an attachment has in any back end. Of the addresses that it had, some may be unknown.
     pub remove: fn(&PacketFilter, Owner<'_>, &[IpAddr]) -> Result<()>,
-    /// What is converted for the reference plugins, and the conversions.
+    /// What is handed over to the reference plugins, and how.
     pub hand_over: &'static [(&'static str, Conversion)],
 }
 
-/// Rewrites a layout into the reference's.
+/// Rewrites our layout into the reference's.
 pub type Conversion = fn(&PacketFilter) -> Result<HandedOver>;
 
 /// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the

@@ -2,7 +2,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `backend.rs` | selection of the back end; the sockets and programs of a call |
+//! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |

@@ -283,7 +283,7 @@ fn delete(
         let (elements, rules) = find(nft)?;
         let is_udp = |e: &&Element| port(e).is_some_and(|(_, _, proto)| proto == L4::Udp);
         let of_rules = rules.iter().filter_map(flows::served_by);
-        servers.extend(elements.iter().filter(is_udp).filter_map(addr).chain(of_rules));
+        servers = elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect();
         batch.del_rules(TABLE, &rules);
         Ok(elements)
     };
