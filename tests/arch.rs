@@ -248,6 +248,57 @@ impl Source {
     }
 }
 
+impl Source {
+    /// The top-level constants and functions of this file, each with the words of its definition. In rustfmt's layout, an item ends on its
+    /// first line, or with the next line that starts with a closing bracket.
+    fn items(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut items = BTreeMap::new();
+        let mut lines = self.code();
+        while let Some(first) = lines.next() {
+            let mut start = first.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let is_kind = |word: &&str| ["static", "const", "fn", "type"].contains(word);
+            if first.starts_with(' ') || start.by_ref().find(is_kind).is_none() {
+                continue;
+            }
+            let Some(name) = start.find(|word| *word != "fn") else { continue };
+            let mut text = first.to_owned();
+            while !text.ends_with([';', '}']) || text.lines().next_back().unwrap().starts_with(' ')
+            {
+                let Some(line) = lines.next() else { break };
+                text = format!("{text}\n{line}");
+            }
+            // A word behind a single dot is a method or a field.
+            let words = text.replace("..", " ").replace('.', " .");
+            let words = words.split(|c: char| !c.is_alphanumeric() && !['_', '.'].contains(&c));
+            items.insert(name.to_owned(), words.map(str::to_owned).collect());
+        }
+        items
+    }
+
+    /// The child modules that the definition of an item of this file names, by itself or through other items of the file.
+    fn named_by(
+        &self,
+        item: &str,
+        all: &BTreeSet<ModulePath>,
+        reexports: &BTreeMap<(ModulePath, String), ModulePath>,
+    ) -> BTreeSet<ModulePath> {
+        let (own, items) = (self.modules(), self.items());
+        let (mut open, mut seen) = (vec![item.to_owned()], BTreeSet::new());
+        let mut named = BTreeSet::new();
+        while let Some(word) = open.pop() {
+            let child = [&own[..], std::slice::from_ref(&word)].concat();
+            if let Some(words) = items.get(&word).filter(|_| seen.insert(word.clone())) {
+                open.extend(words.iter().cloned());
+            } else if all.contains(&child) {
+                named.insert(child);
+            } else {
+                named.extend(reexports.get(&(own.clone(), word)).cloned());
+            }
+        }
+        named
+    }
+}
+
 /// Whether the line belongs to the item behind a `#[cfg(test)]`; `inside` holds the item's
 /// indentation and whether its first line has been seen. In rustfmt's layout, the item ends on its
 /// first line or with a line of the same indentation that starts with a closing bracket.
@@ -401,6 +452,15 @@ fn rings(sources: &[Source]) -> Vec<String> {
             let deepest = (1..=path.len()).rev().find(|n| modules.contains(&path[..*n]));
             let Some(module) = deepest.map(|n| path[..n].to_vec()) else { continue };
             let name = path.get(module.len()).cloned().unwrap_or_default();
+            // What an item of the folder's own file names, its importer depends on as well.
+            if let Some(child) = from.strip_prefix(&module[..]).and_then(<[_]>::first)
+                && let Some(parent) = sources.iter().find(|source| source.modules() == module)
+            {
+                for other in parent.named_by(&name, &modules, &reexports) {
+                    let edge = (child.clone(), other[module.len()].clone());
+                    edges.entry(module.clone()).or_default().insert(edge);
+                }
+            }
             let to = reexports.get(&(module.clone(), name)).unwrap_or(&module);
             let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
             if let (Some(child), Some(other)) = (from.get(shared), to.get(shared)) {
@@ -453,6 +513,23 @@ fn rings_are_found_through_a_list_of_names() {
     ];
     assert_eq!(rings(&all), ["a: b imports c", "a: c imports b"]);
     assert!(rings(&all[..2]).is_empty());
+}
+
+#[test]
+fn rings_are_found_through_an_item_of_the_folder() {
+    let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
+    let mut all = [
+        source(
+            "a/mod.rs",
+            "mod b;\nmod c;\nconst ALL: &[X] = &[\n    c::X,\n];\nconst ONE: u8 = one.ALL();\n",
+        ),
+        source("a/b/mod.rs", "mod d;\n"),
+        source("a/b/d.rs", "use crate::a::{ALL, ONE};\n"),
+        source("a/c.rs", "use super::b::B;\n"),
+    ];
+    assert_eq!(rings(&all), ["a: b imports c", "a: c imports b"]);
+    all[2].text = "use crate::a::ONE;\n".to_owned();
+    assert!(rings(&all).is_empty());
 }
 
 /// The suite's verdict on this project's plugins must be independent of their code.

@@ -87,6 +87,11 @@ impl Record {
         Record::liveness_of(&[self]).pop().unwrap_or(Liveness::Unknown(Doubt::NoRecord))
     }
 
+    /// Whether the attachment has certainly ended.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.liveness(), Liveness::Gone(_))
+    }
+
     /// Whether these attachments exist.
     pub fn liveness_of(records: &[&Record]) -> Vec<Liveness> {
         let current = Boot::current();

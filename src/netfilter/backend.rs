@@ -1,14 +1,16 @@
 //! Selection of the back end, `nf_tables` or iptables, as the reference plugins select it; the sockets and programs
-//! of a call.
+//! of a call, and the features that its rules are for.
 
 use std::cell::OnceCell;
+use std::net::IpAddr;
 use std::path::Path;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::iptables::{self, Flavour, Iptables, LACKING_MODULE, Programs, Scope, iptables_table};
-use super::{Owner, all};
+use super::layout::{HandedOver, OwnTables, Restorable};
+use super::{Owner, Repair, all};
 use crate::attachment::Kept;
 use crate::cmd;
 use crate::error::{Context, Error, Result};
@@ -119,10 +121,28 @@ fn probe() -> Result<()> {
     Err(output.failure().with_details(LACKING_MODULE))
 }
 
+/// A feature of the packet filter: how its rules and elements are restored, removed and handed over.
+#[derive(Debug)]
+pub struct Feature {
+    /// Its records, and its state in our tables of `nf_tables`.
+    pub state: Restorable,
+    /// Looks for its rules in iptables and firewalld. Returns the first missing one.
+    pub heal: fn(&PacketFilter, Repair) -> Result<Option<String>>,
+    /// Removes all that an attachment has in any back end. Of the addresses that it had, some may be unknown.
+    pub remove: fn(&PacketFilter, Owner<'_>, &[IpAddr]) -> Result<()>,
+    /// What is handed over to the reference plugins, and how.
+    pub hand_over: &'static [(&'static str, Conversion)],
+}
+
+/// Rewrites our layout into the reference's.
+pub type Conversion = fn(&PacketFilter) -> Result<HandedOver>;
+
 /// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the
 /// kernel is slow to close a socket that deleted something.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PacketFilter {
+    /// All features: a flush is repaired for all of them at once.
+    pub features: &'static [Feature],
     nft: OnceCell<Nft>,
     /// Whether the kernel has `nf_tables`.
     present: OnceCell<bool>,
@@ -133,9 +153,21 @@ pub struct PacketFilter {
 }
 
 impl PacketFilter {
-    /// Opens nothing yet.
-    pub fn new() -> PacketFilter {
-        PacketFilter::default()
+    /// With these features. Opens nothing yet.
+    pub(super) fn with(features: &'static [Feature]) -> PacketFilter {
+        PacketFilter {
+            features,
+            nft: OnceCell::new(),
+            present: OnceCell::new(),
+            programs: Default::default(),
+            legacy: Default::default(),
+        }
+    }
+
+    /// Our tables of `nf_tables`.
+    pub fn tables(&self) -> netlink::Result<OwnTables<'_>> {
+        let state = self.features.iter().map(|feature| feature.state).collect();
+        Ok(OwnTables { nft: self.nft()?, state })
     }
 
     /// The socket of `nf_tables`.
@@ -289,9 +321,9 @@ impl PacketFilter {
         self.has_legacy_table(family, table).then(programs)??.list(table, chain)
     }
 
-    /// The result of a query; false if the kernel has no `nf_tables`.
-    fn ask(&self, query: &dyn Fn(&Nft) -> netlink::Result<bool>) -> Result<bool> {
-        Ok(self.nft_if_present()?.map(query).transpose()?.unwrap_or_default())
+    /// The result of a call with the socket; nothing if the kernel has no `nf_tables`.
+    pub(super) fn ask<T: Default>(&self, call: &dyn Fn(&Nft) -> netlink::Result<T>) -> Result<T> {
+        Ok(self.nft_if_present()?.map(call).transpose()?.unwrap_or_default())
     }
 }
 

@@ -15,26 +15,18 @@
 
 use super::backend::PacketFilter;
 use super::layout::HandedOver;
-use super::{filter, localhost, masquerade, ports, spoof};
 use crate::error::{Error, Result};
 
 /// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. Our plugins
 /// must not run any more: what they add later stays in our layout. Continues after an error; the errors are joined.
 pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
-    let mut done = Vec::new();
-    let mut errors = Vec::new();
-    let mut note = |what: &str, outcome: Result<HandedOver>| match outcome {
-        Ok(nothing) if nothing == HandedOver::default() => {}
-        Ok(handed) => done.push(format!("{what}: {handed}")),
-        Err(error) => errors.push(error.context(format!("hand over {what}"))),
-    };
-    if let Some(nft) = packets.nft_if_present()? {
-        note("masqueraded addresses", masquerade::hand_over(nft));
-        note("port mappings", ports::hand_over(nft));
-        note("source-MAC checks", spoof::hand_over(nft));
-        note("loopback addresses", localhost::hand_over(nft));
+    let (mut done, mut errors) = (Vec::new(), Vec::new());
+    for (what, convert) in packets.features.iter().flat_map(|feature| feature.hand_over) {
+        match convert(packets) {
+            Ok(nothing) if nothing == HandedOver::default() => {}
+            Ok(handed) => done.push(format!("{what}: {handed}")),
+            Err(error) => errors.push(error.context(format!("hand over {what}"))),
+        }
     }
-    note("port mappings of second interfaces", ports::iptables::join_interfaces(packets));
-    note("firewall rules", filter::hand_over(packets));
     Error::join(errors).map_or(Ok(done), Err)
 }

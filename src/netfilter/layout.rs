@@ -1,8 +1,8 @@
 //! The required content of our tables of `nf_tables`, its verification and its changes.
 //!
 //! A [`Layout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
-//! its layout, plans, and commits ([`change`]). After a flush of rules or sets the same transaction restores them,
-//! and the state of all attachments of this host in all of our tables ([`Feature`]), so that protections and the
+//! its layout, plans, and commits ([`OwnTables::change`]). After a flush of rules or sets the same transaction restores them,
+//! and the state of all attachments of this host in all of our tables ([`Restorable`]), so that protections and the
 //! traffic they protect become effective together.
 //!
 //! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
@@ -21,15 +21,17 @@ use crate::error::{self, Error};
 use crate::netlink::Result;
 use crate::netlink::nftables::{Batch, Chain, Element, Nft, Rule, RuleInfo, Set, Table};
 
-pub(super) use transaction::heal;
-pub use transaction::{Change, change};
+pub use transaction::{Change, OwnTables};
 
 /// The remedy for damage.
 pub const REMEDY: &str =
     "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
+/// Returns the elements to delete; may add other deletions.
+type Find<'f> = &'f mut dyn FnMut(&Nft, &mut Batch) -> Result<Vec<Element>>;
+
 /// The required content of a table.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     /// The table.
     pub table: Table<'static>,
@@ -44,9 +46,10 @@ pub struct Layout {
     pub subnet: fn(&str) -> Option<Vec<Rule>>,
 }
 
-/// State of attachments that is restored after a flush.
-pub struct Feature {
-    /// Its records.
+/// A feature's state of attachments, which is restored after a flush.
+#[derive(Clone, Copy, Debug)]
+pub struct Restorable {
+    /// The feature's records.
     pub kept: Kept,
     /// The tables with the state.
     pub layouts: fn() -> Vec<Layout>,
@@ -75,53 +78,37 @@ impl Layout {
         rules.iter().filter(is_former).cloned().collect()
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the
-    /// chains that only these elements jump to.
-    pub fn remove(&self, nft: &Nft, find: &dyn Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
-        nft.update(&mut |nft| self.deletion(nft, &find(nft)?, &[]))
-    }
-
-    /// As [`remove`](Layout::remove), and gives the keys that other attachments need to these `heirs`, whose records
-    /// are `kept`.
-    pub fn hand_on(
-        &self,
-        nft: &Nft,
-        kept: Kept,
-        find: &dyn Fn(&Nft) -> Result<Vec<Element>>,
-        heirs: Heirs<'_>,
-    ) -> Result<()> {
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
+    /// only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are `kept`.
+    pub fn hand_on(&self, nft: &Nft, kept: Kept, find: Find<'_>, heirs: Heirs<'_>) -> Result<()> {
         let mut added = Vec::new();
         nft.update(&mut |nft| {
-            let found = find(nft)?;
+            let mut batch = Batch::new();
+            let found = find(nft, &mut batch)?;
             added = heirs(&found);
-            self.deletion(nft, &found, &added)
+            self.delete(&mut batch, nft, &found, &added)?;
+            Ok(batch)
         })?;
-        self.take_back(nft, kept, added, heirs)
-    }
-
-    /// Deletes those of the elements `added` for heirs whose own deletion has ended meanwhile, without having found them.
-    /// The deletion of an attachment removes its record first.
-    pub fn take_back(
-        &self,
-        nft: &Nft,
-        kept: Kept,
-        mut added: Vec<Element>,
-        heirs: Heirs<'_>,
-    ) -> Result<()> {
+        // The deletion of an heir may have ended meanwhile, without having found them: it removes the record first.
         added.retain(|element| !is_recorded(kept, element));
         if added.is_empty() {
             return Ok(());
         }
-        let find = |nft: &Nft| {
+        let find = &mut |nft: &Nft, _: &mut Batch| {
             let found = added.iter().zip(nft.elements(&added)?);
             Ok(found.filter_map(|(e, found)| found.filter(|f| has_owner_of(f, e))).collect())
         };
-        self.hand_on(nft, kept, &find, heirs)
+        self.hand_on(nft, kept, find, heirs)
     }
 
-    /// Plans the deletion of elements, and of the chains that only these elements jump to; `added` get their keys.
-    pub fn deletion(&self, nft: &Nft, elements: &[Element], added: &[Element]) -> Result<Batch> {
-        let mut batch = Batch::new();
+    /// Deletes elements, and the chains that only these elements jump to; `added` get their keys.
+    fn delete(
+        &self,
+        batch: &mut Batch,
+        nft: &Nft,
+        elements: &[Element],
+        added: &[Element],
+    ) -> Result<()> {
         // For each chain the elements that jump to it: deleted and added.
         let mut jumps: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for element in elements {
@@ -150,7 +137,7 @@ impl Layout {
         for element in added {
             batch.add_element(element);
         }
-        Ok(batch)
+        Ok(())
     }
 }
 
@@ -160,6 +147,7 @@ pub fn refuse(damage: Option<String>) -> error::Result<()> {
 }
 
 /// The present content of a table, compared with its layout.
+#[derive(Debug)]
 struct View {
     layout: Layout,
     generation: u32,
@@ -269,13 +257,13 @@ fn missing<'r>(found: &[RuleInfo], chain: Chain<'_>, rules: &'r [Rule]) -> Optio
 
 /// How much of one layout was handed over to the reference plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HandedOver {
+pub struct HandedOver {
     /// The objects that the reference has now: rules, ports, addresses or chains, depending on the layout.
-    pub(super) objects: usize,
+    pub objects: usize,
     /// Rules that are lost because their comments had no room for the container's id.
-    pub(super) nameless: usize,
+    pub nameless: usize,
     /// Rules that are lost because they have conditions of one container.
-    pub(super) conditional: usize,
+    pub conditional: usize,
 }
 
 impl fmt::Display for HandedOver {
@@ -298,7 +286,7 @@ pub(super) fn hand_over(
     nft: &Nft,
     table: Table<'_>,
     convert: &dyn Fn(&Nft, &mut Batch) -> Result<HandedOver>,
-) -> error::Result<HandedOver> {
+) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     nft.update(&mut |nft| {
         let mut batch = Batch::new();

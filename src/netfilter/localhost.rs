@@ -25,12 +25,12 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 
-use super::backend::{Family, PacketFilter};
+use super::backend::{Family, Feature, PacketFilter};
 use super::iptables::{self, Scope};
-use super::layout::{self, Change, Feature, HandedOver, Layout};
+use super::layout::{self, HandedOver, Layout, Restorable};
 use crate::attachment::Kept;
-use crate::error::{Context, Error, Result};
-use crate::netlink::nftables::{Chain, Field, Hook, Nft, RAW, Rule, Table};
+use crate::error::{Context, Result};
+use crate::netlink::nftables::{Chain, Field, Hook, RAW, Rule, Table};
 
 const TABLE: Table<'_> = Table::inet("cnibox_localhost")
     .comment("cnibox: loopback addresses are the host's own, also with route_localnet");
@@ -59,8 +59,21 @@ fn iptables_rules() -> [iptables::Rule; 2] {
     })
 }
 
-/// For [`super::heal`]: required while there are mappings on 127.0.0.1.
-pub(super) const FEATURE: Feature = Feature { kept: MAPPINGS, layouts: || vec![layout()], restore };
+/// Required while there are mappings on 127.0.0.1; stays after the last one.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable {
+        kept: MAPPINGS,
+        layouts: || vec![layout()],
+        restore: |change| {
+            if is_needed() {
+                change.batch.ensure(TABLE);
+            }
+        },
+    },
+    heal: |_, _| Ok(None),
+    remove: |_, _, _| Ok(()),
+    hand_over: &[("loopback addresses", hand_over)],
+};
 
 /// The records of port mappings.
 const MAPPINGS: Kept = Kept("portmap");
@@ -71,12 +84,6 @@ struct Mappings {
     localnet: bool,
 }
 
-fn restore(change: &mut Change<'_>) {
-    if is_needed() {
-        change.batch.ensure(TABLE);
-    }
-}
-
 fn is_needed() -> bool {
     MAPPINGS.living::<Mappings>().iter().any(|kept| kept.content.localnet)
 }
@@ -84,7 +91,7 @@ fn is_needed() -> bool {
 /// Ensures the rules.
 pub fn close(filter: &PacketFilter) -> Result<()> {
     let closed = match filter.nft_if_present()? {
-        Some(nft) => layout::change(nft, &[layout()], &[], &mut |_, _| Ok(())).map_err(Error::from),
+        Some(_) => Ok(filter.tables()?.change(&[layout()], &[], &mut |_, _| Ok(()))?),
         None => filter.iptables(Family::V4).and_then(|tables| {
             tables.update(RAW_TABLE, Scope::All, &|table| {
                 for rule in iptables_rules() {
@@ -99,13 +106,8 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
 /// For the ADD of any plugin: restores the rules if a flush has deleted them, and with them those of all tables. Takes one
 /// system call on a host without port mappings. Without `nf_tables` only mappings of a container restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
-    if !MAPPINGS.is_used() {
-        return Ok(());
-    }
-    match filter.nft_if_present()? {
-        Some(nft) if layout().damage(nft, &is_needed)?.is_some() => close(filter),
-        _ => Ok(()),
-    }
+    let is_damaged = || filter.ask(&|nft| layout().damage(nft, &is_needed));
+    if MAPPINGS.is_used() && is_damaged()?.is_some() { close(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.
@@ -122,6 +124,6 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
 }
 
 /// Deletes the table, which the reference does not have.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    layout::hand_over(nft, TABLE, &|_, _| Ok(HandedOver::default()))
+fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
+    filter.ask(&|nft| layout::hand_over(nft, TABLE, &|_, _| Ok(HandedOver::default())))
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `backend.rs` | selection of the back end; the sockets and programs of a call |
+//! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |
@@ -32,12 +32,32 @@ pub use backend::{Backend, Family, PacketFilter};
 pub use names::Owner;
 pub use watch::Watch;
 
-use self::layout::Feature;
+use self::backend::Feature;
+use self::filter::firewalld;
 use crate::error::{Error, Result};
 
-/// The state of attachments in our tables of `nf_tables`.
-const FEATURES: &[Feature] =
-    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE];
+/// All features. Each is registered here, and only here.
+const FEATURES: &[Feature] = &[
+    masquerade::FEATURE,
+    spoof::FEATURE,
+    filter::FEATURE,
+    ports::FEATURE,
+    localhost::FEATURE,
+    firewalld::FEATURE,
+];
+
+impl PacketFilter {
+    /// With all features. Opens nothing yet.
+    pub fn new() -> PacketFilter {
+        PacketFilter::with(FEATURES)
+    }
+}
+
+impl Default for PacketFilter {
+    fn default() -> PacketFilter {
+        PacketFilter::new()
+    }
+}
 
 /// What [`heal`] does about missing rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,14 +76,9 @@ fn all(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
 
 /// Looks for the rules of all attachments of this host. Returns descriptions of missing rules.
 pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
-    let mut missing = match filter.nft_if_present()? {
-        Some(nft) => layout::heal(nft, repair)?,
-        None => Vec::new(),
-    };
-    let tables: iptables::Tables<'_> = &|family| filter.iptables(family);
-    missing.extend(masquerade::iptables::RECORDS.heal(tables, repair)?);
-    missing.extend(filter::iptables::RECORDS.heal(tables, repair)?);
-    missing.extend(ports::iptables::RECORDS.heal(tables, repair)?);
-    missing.extend(filter::firewalld::heal(repair));
+    let mut missing = filter.ask(&|_| filter.tables()?.heal(repair))?;
+    for feature in filter.features {
+        missing.extend((feature.heal)(filter, repair)?);
+    }
     Ok(missing)
 }

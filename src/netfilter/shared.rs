@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use serde::de::DeserializeOwned;
 
-use crate::attachment::{Keepsake, Kept, Liveness, Owner, Record};
+use crate::attachment::{Keepsake, Kept, Owner, Record};
 use crate::netlink::nftables::{Element, Key, Set, Value};
 
 /// The elements of other attachments with the keys of elements that are about to be deleted.
@@ -39,17 +39,13 @@ pub fn is_left(found: &Element, wanted: &Element) -> bool {
 
 /// Whether the owner in a comment is certainly gone.
 pub fn is_of_dead(comment: Option<&str>) -> bool {
-    instance(comment).and_then(Record::read).is_some_and(|record| is_gone(&record))
+    instance(comment).and_then(Record::read).is_some_and(|record| record.is_gone())
 }
 
 /// Whether the element that was found for the key of `wanted` is correct, or another attachment's: that attachment may
 /// have another subnet.
 pub fn serves(found: Option<&Element>, wanted: &Element) -> bool {
     found.is_some_and(|found| found.data == wanted.data || !has_owner_of(found, wanted))
-}
-
-fn is_gone(record: &Record) -> bool {
-    matches!(record.liveness(), Liveness::Gone(_))
 }
 
 /// The record of another attachment for which `is_wanted` returns true, and whose container is not certainly gone.
@@ -61,44 +57,36 @@ pub fn another<T: DeserializeOwned>(
     kept.all().find(|kept: &Keepsake<T>| {
         kept.owner() != owner
             && is_wanted(&kept.content)
-            && !Record::of(kept.owner()).is_some_and(|record| is_gone(&record))
+            && !Record::of(kept.owner()).is_some_and(|record| record.is_gone())
     })
 }
 
 /// The other living attachments with this address that have a record of the feature.
 pub fn others<T: DeserializeOwned>(kept: Kept, ip: IpAddr, owner: Owner<'_>) -> Vec<(Record, T)> {
-    let others = Record::sharing(ip, owner).into_iter().filter(|record| !is_gone(record));
+    let others = Record::sharing(ip, owner).into_iter().filter(|record| !record.is_gone());
     others.filter_map(|record| kept.read(record.owner()).map(|content| (record, content))).collect()
 }
 
-/// For the deletion of one attachment: the [heirs](Heirs) among the attachments with the same addresses. `elements` makes
-/// the elements of a record.
+/// The [heirs](Heirs): for the deletion of the `owner` among the attachments with the same addresses; for GC, after the removal
+/// of stale records, among all attachments. `elements` makes the elements of a record.
 pub fn heirs<T: DeserializeOwned>(
     kept: Kept,
-    owner: Owner<'_>,
+    owner: Option<Owner<'_>>,
     deleted: &[Element],
     elements: impl Fn(Owner<'_>, &T) -> Vec<Element>,
 ) -> Vec<Element> {
-    let addr = |element: &Element| match element.key.0.as_slice() {
+    let ip = |element: &Element| match element.key.0.as_slice() {
         [Value::Ip(ip)] => Some(*ip),
         _ => None,
     };
-    let ips: BTreeSet<IpAddr> = deleted.iter().filter_map(addr).collect();
+    let Some(owner) = owner else {
+        let living = if deleted.is_empty() { Vec::new() } else { kept.living::<T>() };
+        let living = living.iter().flat_map(|kept| elements(kept.owner(), &kept.content));
+        return with_keys_of(deleted, living);
+    };
+    let ips: BTreeSet<IpAddr> = deleted.iter().filter_map(ip).collect();
     let others = ips.into_iter().flat_map(|ip| others(kept, ip, owner));
     with_keys_of(deleted, others.flat_map(|(record, content)| elements(record.owner(), &content)))
-}
-
-/// For GC, after the removal of stale records: the [heirs](Heirs) among all attachments.
-pub fn heirs_among_all<T: DeserializeOwned>(
-    kept: Kept,
-    deleted: &[Element],
-    elements: impl Fn(Owner<'_>, &T) -> Vec<Element>,
-) -> Vec<Element> {
-    if deleted.is_empty() {
-        return Vec::new();
-    }
-    let living = kept.living::<T>().into_iter();
-    with_keys_of(deleted, living.flat_map(|kept| elements(kept.owner(), &kept.content)))
 }
 
 /// The first of `elements` for each key.

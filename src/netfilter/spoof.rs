@@ -16,7 +16,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::layout::{self, Change, Feature, HandedOver, Layout};
+use super::backend::Feature;
+use super::layout::{self, Change, HandedOver, Layout, Restorable};
 use super::names::{identity, stale};
 use super::{Owner, PacketFilter, all};
 use crate::attachment::Kept;
@@ -37,10 +38,19 @@ const SETS: [Set<'_>; 2] = [CHECKED, ALLOWED];
 const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
 
 /// The records of attachments.
-const KEPT: Kept = Kept("spoof");
+pub const KEPT: Kept = Kept("spoof");
 
-/// For [`super::heal`].
-pub(super) const FEATURE: Feature = Feature { kept: KEPT, layouts: || vec![layout()], restore };
+/// Has no rules in iptables.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable {
+        kept: KEPT,
+        layouts: || vec![layout()],
+        restore: |change| change.restore_all(KEPT, &SETS, elements),
+    },
+    heal: |_, _| Ok(None),
+    remove: |filter, owner, _| del(filter, owner, &[]),
+    hand_over: &[("source-MAC checks", hand_over)],
+};
 
 /// A bridge port, and the only source address of its frames.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,12 +61,10 @@ pub struct Port {
     pub mac: Mac,
 }
 
-impl Port {
-    fn elements(&self, owner: Owner<'_>) -> [Element; 2] {
-        let name = self.name.as_str();
-        [CHECKED.element(name), ALLOWED.element((name, self.mac))]
-            .map(|element| element.comment(owner.label()))
-    }
+fn elements(owner: Owner<'_>, Port { name, mac }: &Port) -> Vec<Element> {
+    let name = name.as_str();
+    let elements = [CHECKED.element(name), ALLOWED.element((name, *mac))];
+    elements.map(|element| element.comment(owner.label())).into()
 }
 
 fn layout() -> Layout {
@@ -64,10 +72,6 @@ fn layout() -> Layout {
     let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
     let chains = vec![(PREROUTING, vec![rule.drop().comment("another source")])];
     Layout { table: TABLE, sets: SETS.to_vec(), chains, additions: &[], subnet: |_| None }
-}
-
-fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &[layout()], |owner, port: &Port| port.elements(owner).into());
 }
 
 /// The first missing object that attachments of this host depend on.
@@ -81,7 +85,7 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
     let failed = || "failed to setup spoof-check";
     let nft = filter.nft().context(failed)?;
     KEPT.keep(owner, port);
-    let elements = port.elements(owner);
+    let elements = elements(owner, port);
     let fill = &mut |change: &mut Change<'_>, found: Vec<Option<Element>>| {
         if found.iter().flatten().eq(&elements) {
             return Ok(());
@@ -99,14 +103,14 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
         }
         Ok(())
     };
-    layout::change(nft, &[layout()], &elements, fill).context(failed)
+    filter.tables()?.change(&[layout()], &elements, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
     let nft = filter.nft()?;
     let damage = layout().damage(nft, &|| true)?;
-    let elements = port.elements(owner);
+    let elements = elements(owner, port);
     let is_complete = damage.is_none() && nft.find(&[], &elements)? == elements;
     if is_complete || !reference_rules(nft, owner)?.is_empty() {
         return Ok(());
@@ -133,8 +137,8 @@ pub fn ports_with(filter: &PacketFilter, mac: Mac) -> Result<Vec<Port>> {
 /// not be searched.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
-    let wanted: Vec<_> = ports.iter().flat_map(|port| port.elements(owner)).collect();
-    let own = layout().remove(nft, &|nft| {
+    let wanted: Vec<_> = ports.iter().flat_map(|port| elements(owner, port)).collect();
+    let find = &mut |nft: &Nft, _: &mut Batch| {
         let mut found = nft.find(&SETS, &wanted)?;
         // A later plugin may have changed the address.
         if found.len() < 2 && !wanted.is_empty() {
@@ -142,7 +146,8 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()
         }
         found.retain(|element| owner.owns(element.comment.as_deref()));
         Ok(found)
-    });
+    };
+    let own = layout().hand_on(nft, KEPT, find, &|_| Vec::new());
     let outcomes = [KEPT.remove(owner), own.map_err(Error::from), del_reference(nft, owner)];
     all(outcomes).context(|| "failed to teardown spoof-check")
 }
@@ -172,8 +177,8 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
 }
 
 /// Rewrites our layout into the reference's. Counts ports; lost ports are no longer checked.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    layout::hand_over(nft, TABLE, &|nft, batch| {
+fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
+    let convert = |nft: &Nft, batch: &mut Batch| {
         let mut handed = HandedOver::default();
         for element in nft.find(&[ALLOWED], &[])? {
             match create_reference(batch, &element) {
@@ -182,7 +187,8 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
             }
         }
         Ok(handed)
-    })
+    };
+    filter.ask(&|nft| layout::hand_over(nft, TABLE, &convert))
 }
 
 /// Adds the reference's chains of a port; `None` if the element does not identify its attachment.
@@ -209,8 +215,10 @@ fn create_reference(batch: &mut Batch, element: &Element) -> Option<()> {
 /// identify their network.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     KEPT.remove_stale(network, valid)?;
-    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
     let is_stale = stale(network, valid);
-    let removed = layout().remove(nft, &|nft| nft.find_of(&SETS, &[], &is_stale));
+    let removed = filter.ask(&|nft| {
+        let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&SETS, &[], &is_stale);
+        layout().hand_on(nft, KEPT, find, &|_| Vec::new())
+    });
     removed.context(|| "clean up spoof-check")
 }

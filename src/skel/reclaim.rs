@@ -15,36 +15,28 @@ use crate::error::{Context, Error, Result};
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed};
 use crate::log;
-use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
-use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
+use crate::netfilter::{PacketFilter, spoof};
 use crate::netlink::Netlink;
-use crate::netns::NetnsId;
 use crate::trace;
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
 /// namespace. The caller has the [turn](Record::turn).
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    spoof::del(&PacketFilter::new(), owner, &[])?;
-    rules(owner, ips)?;
+    rules(owner, ips, false)?;
     // The record is removed last: while any state is left, its owner is known.
     Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
-/// Removes all rules and devices but the source MAC check.
-fn rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let filter = PacketFilter::new();
-    let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
+/// Removes the rules of all features, and the devices. Of an attachment that `is_being_added` the source MAC check stays, which
+/// ADD creates before it asks for addresses.
+fn rules(owner: Owner<'_>, ips: &[IpAddr], is_being_added: bool) -> Result<()> {
+    let packets = PacketFilter::new();
     let mut failures = Failures::new();
-    failures.keep(ports::del(&filter, owner, None));
-    failures.keep(masquerade::del(&filter, owner, &nets));
-    // The addresses may be incomplete.
-    failures.keep(filter::del(&filter, owner, ips, None));
-    // The record has the zone.
-    if firewalld::has(owner)
-        && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
-    {
-        failures.keep(zone.del(owner, &[]));
+    for feature in packets.features {
+        if !is_being_added || feature.state.kept != spoof::KEPT {
+            failures.keep((feature.remove)(&packets, owner, ips));
+        }
     }
     failures.keep(shaping(owner));
     failures.into_result()
@@ -83,7 +75,7 @@ impl<'a> Cx<'a> {
             let _turn = Record::turn(owner)?;
             match Record::of(owner) {
                 Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
-                Some(earlier) if is_gone(&earlier) => {
+                Some(earlier) if earlier.is_gone() => {
                     attachment(owner, &earlier.ips).unwrap_or_else(log::warn);
                 }
                 _ => {}
@@ -129,16 +121,12 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Whether the attachment has a record already, of this container.
+/// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
 fn is_noted(owner: Owner<'_>, req: &AddReq) -> bool {
-    let netns = req.sandbox.identity();
-    Record::of(owner).is_some_and(|record| is_current(&record, netns))
-}
-
-/// Whether the record is of the container in the namespace `netns`, rather than of an earlier one with the same id.
-fn is_current(record: &Record, netns: Option<NetnsId>) -> bool {
     let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
-    record.netns == netns && may_exist(record.liveness())
+    Record::of(owner).is_some_and(|record| {
+        record.netns == req.sandbox.identity() && may_exist(record.liveness())
+    })
 }
 
 /// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
@@ -158,14 +146,10 @@ pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     Ok(())
 }
 
-fn is_gone(record: &Record) -> bool {
-    matches!(record.liveness(), Liveness::Gone(_))
-}
-
 /// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller has no lock.
 pub fn if_gone(record: &Record) -> Result<bool> {
     // The record proves the end of leases that were made for another program's plugin.
-    if record.end.is_some_and(|end| !end.labelled) && is_gone(record) {
+    if record.end.is_some_and(|end| !end.labelled) && record.is_gone() {
         NetworkName::parse(&record.network)?;
         let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
         let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
@@ -277,8 +261,8 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<Owner<'_>>) -> Res
     let _turn = Record::turn(owner)?;
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
-        Some(record) if is_gone(&record) => attachment(owner, ips),
-        _ if next == Some(owner) => rules(owner, ips),
+        Some(record) if record.is_gone() => attachment(owner, ips),
+        _ if next == Some(owner) => rules(owner, ips, true),
         _ => Ok(()),
     }
 }

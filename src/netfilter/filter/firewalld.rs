@@ -17,6 +17,8 @@ use crate::attachment::{Keepsake, Kept};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
+use crate::netfilter::backend::Feature;
+use crate::netfilter::layout::Restorable;
 use crate::netfilter::shared::another;
 use crate::netfilter::{Owner, Repair};
 use crate::sort::sort;
@@ -28,6 +30,18 @@ const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 
 const KEPT: Kept = Kept("firewalld");
+
+/// Has no tables, and the layout of the reference.
+pub(in crate::netfilter) const FEATURE: Feature = Feature {
+    state: Restorable { kept: KEPT, layouts: Vec::new, restore: |_| {} },
+    heal: |_, repair| Ok(heal(repair)),
+    remove: |_, owner, _| {
+        // The record has the zone.
+        let zone = if has(owner) { Zone::find(DEFAULT_ZONE) } else { None };
+        zone.map_or(Ok(()), |mut zone| zone.del(owner, &[]))
+    },
+    hand_over: &[],
+};
 
 /// The sources of an attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]

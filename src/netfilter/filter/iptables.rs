@@ -30,7 +30,6 @@ use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, program};
 use crate::netfilter::names::Owner;
 use crate::netfilter::shared::others;
-use crate::netlink::nftables::Nft;
 
 const FILTER: &str = "filter";
 
@@ -54,8 +53,8 @@ pub(super) fn add(
     pod: &Pod,
     former: &[IpAddr],
 ) -> Result<()> {
-    if let Some(nft) = filter.nft_if_present()?.filter(|_| !pod.ports.is_empty()) {
-        isolate(nft, owner, pod)?;
+    if filter.nft_if_present()?.is_some() && !pod.ports.is_empty() {
+        isolate(filter, owner, pod)?;
     }
     for family in families(pod) {
         // The rules of another attachment, whose absence shows a flush.
@@ -98,8 +97,8 @@ fn rules(pod: &Pod, family: Family) -> Vec<Rule> {
 }
 
 /// Isolates the ports if the kernel supports bridge tables with the required expressions.
-fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    match nft::isolate(nft, owner, pod) {
+fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    match nft::isolate(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             log::warn(format_args!(
                 "firewall: {error}: frames that are not IP pass between isolated containers of a bridge"

@@ -17,8 +17,9 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 pub use self::iptables::DEFAULT_ADMIN;
-use super::layout::{Feature, HandedOver};
-use super::{Backend, Owner, PacketFilter, all};
+use super::backend::Feature;
+use super::layout::{HandedOver, Restorable};
+use super::{Backend, Owner, PacketFilter, Repair, all};
 use crate::attachment::{Kept, Record};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
@@ -26,9 +27,17 @@ use crate::netlink::{Link, Netlink};
 /// The records of attachments.
 pub const KEPT: Kept = Kept("firewall");
 
-/// For [`super::heal`].
-pub(super) const FEATURE: Feature =
-    Feature { kept: KEPT, layouts: nft::layouts, restore: nft::restore };
+/// `nf_tables` and iptables.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable {
+        kept: KEPT,
+        layouts: nft::layouts,
+        restore: |change| change.restore_all(KEPT, &nft::SETS, nft::recorded),
+    },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
+    remove: |filter, owner, ips| del(filter, owner, ips, None),
+    hand_over: &[("firewall rules", hand_over)],
+};
 
 /// The accepted traffic of an attachment. Its record has this content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -95,7 +104,7 @@ impl Policy {
 pub fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
     if pod.backend == Backend::Nftables {
         KEPT.keep(owner, pod);
-        return Ok(nft::add(filter.nft()?, owner, pod)?);
+        return Ok(nft::add(filter, owner, pod)?);
     }
     let mut former = KEPT.read::<Pod>(owner).map(|pod| pod.ips).unwrap_or_default();
     former.retain(|ip| !pod.ips.contains(ip));
@@ -132,12 +141,12 @@ pub fn del(
     let record = Record::of(owner).unwrap_or_default();
     let recorded = pod.iter().flat_map(|pod| &pod.ips).chain(&record.ips);
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
-    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, &all_ips, own)];
-    if let Some(nft) = filter.nft_if_present()? {
-        let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
-        outcomes.push(nft::del(nft, owner, ips, ports, own).map_err(Error::from));
-    }
-    all(outcomes)
+    let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
+    all([
+        KEPT.remove(owner),
+        iptables::del(filter, owner, &all_ips, own),
+        filter.ask(&|nft| nft::del(nft, owner, ips, ports, own)),
+    ])
 }
 
 /// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which goes with
@@ -175,26 +184,22 @@ fn unused_links(mut policies: HashSet<String>) -> HashSet<String> {
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let mut stale: Vec<_> = KEPT.all::<Pod>().collect();
     stale.retain(|kept| kept.owner().network == network && !valid.contains(&kept.owner()));
-    let mut outcomes = vec![KEPT.remove_stale(network, valid), iptables::gc(filter, &stale)];
-    if let Some(nft) = filter.nft_if_present()? {
-        outcomes.push(nft::gc(nft, network, valid).map_err(Error::from));
-    }
-    all(outcomes)
+    all([
+        KEPT.remove_stale(network, valid),
+        iptables::gc(filter, &stale),
+        filter.ask(&|nft| nft::gc(nft, network, valid)),
+    ])
 }
 
 /// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_if_present()?
-        && let Some(damage) = nft::damage(nft)?
-    {
-        return Ok(Some(damage));
-    }
-    iptables::RECORDS.damage(&|family| filter.iptables(family))
+    let damage = filter.ask(&nft::damage)?;
+    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, Repair::Report) }
 }
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and
 /// bridges. Without iptables nothing is changed.
-pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
+fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, bridges) = nft::content(nft)?;

@@ -42,10 +42,10 @@ use std::net::IpAddr;
 
 use super::{KEPT, Pod, Policy, missing, unused_links};
 use crate::error;
-use crate::netfilter::backend::Backend;
-use crate::netfilter::layout::{self, Change, Layout};
+use crate::netfilter::backend::{Backend, PacketFilter};
+use crate::netfilter::layout::{self, Layout};
 use crate::netfilter::names::{Owner, network_hash, network_label, stale};
-use crate::netfilter::shared::{has_owner_of, heirs, heirs_among_all};
+use crate::netfilter::shared::{has_owner_of, heirs};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, CT_STATE_ANSWERS, CT_STATUS_DNAT, Chain, Element, FILTER, Family, Field, Hook, Nft,
@@ -70,6 +70,9 @@ const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
 const PODS: [Set<'_>; 2] =
     [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
+
+/// All sets of both tables.
+pub(super) const SETS: [Set<'_>; 5] = [PODS[0], PODS[1], BRIDGES, SAME_BRIDGE, PORTS];
 
 const PUBLISHED: &str = "published ports of containers";
 const PUBLISHED6: &str = "published IPv6 ports of containers";
@@ -104,22 +107,22 @@ fn elements(owner: Owner<'_>, pod: &Pod) -> Vec<(Element, bool)> {
     all
 }
 
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
     let needed = if pod.policy == Policy::Isolated { layouts() } else { vec![layout()] };
-    put(nft, &elements(owner, pod), &needed)
+    put(filter, &elements(owner, pod), &needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
-pub(super) fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    if pod.policy == Policy::Isolated || nft.has(FRAMES)? {
-        put(nft, &elements(owner, pod), &[frames()])?;
+pub(super) fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    if pod.policy == Policy::Isolated || filter.nft()?.has(FRAMES)? {
+        put(filter, &elements(owner, pod), &[frames()])?;
     }
     Ok(())
 }
 
-fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
+fn put(filter: &PacketFilter, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
     let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
-    layout::change(nft, needed, &elements, &mut |change, found| {
+    filter.tables()?.change(needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
             let is_own = found.as_ref().is_some_and(|found| has_owner_of(found, element));
             if *is_present && !is_own {
@@ -132,13 +135,8 @@ fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
     })
 }
 
-/// For [`netfilter::heal`](crate::netfilter::heal).
-pub(super) fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &layouts(), recorded);
-}
-
 /// The elements of a record.
-fn recorded(owner: Owner<'_>, pod: &Pod) -> Vec<Element> {
+pub(super) fn recorded(owner: Owner<'_>, pod: &Pod) -> Vec<Element> {
     let present = elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
     present.map(|(element, _)| element).collect()
 }
@@ -249,7 +247,7 @@ pub(super) fn del(
     own: Option<&str>,
 ) -> Result<()> {
     let ports: Vec<_> = ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-    let find = |nft: &Nft| {
+    let find = &mut |nft: &Nft, _: &mut Batch| {
         let mut found = owned(nft, owner, ips)?;
         found.extend(nft.find_of(&[PORTS], &ports, &owner.matcher())?);
         if let Some(link) = own {
@@ -258,7 +256,7 @@ pub(super) fn del(
         }
         Ok(found)
     };
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))
 }
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not in
@@ -267,19 +265,18 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let (hash, is_stale) = (network_hash(network), stale(network, valid));
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
-    let sets: Vec<_> = layouts().into_iter().flat_map(|layout| layout.sets).collect();
     let link = |element: &Element| match element.key.0.first() {
         Some(Value::IfName(link)) if element.set != PORTS => Some(link.clone()),
         _ => None,
     };
-    let find = |nft: &Nft| {
-        let mut found = nft.find(&sets, &[])?;
+    let find = &mut |nft: &Nft, _: &mut Batch| {
+        let mut found = nft.find(&SETS, &[])?;
         let unused = unused_links(found.iter().filter_map(link).collect());
         let is_left = |element: &Element| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, None, deleted, recorded))
 }
 
 /// Bridges with a policy.

@@ -327,11 +327,6 @@ impl<R: DeserializeOwned> Records<R> {
         }
     }
 
-    /// The first missing rule of attachments of this host.
-    pub fn damage(&self, tables: Tables<'_>) -> Result<Option<String>> {
-        self.heal(tables, Repair::Report)
-    }
-
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
     pub fn heal(&self, tables: Tables<'_>, repair: Repair) -> Result<Option<String>> {
         let all = self.kept.living();

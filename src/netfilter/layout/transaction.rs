@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
 
-use super::{Feature, Layout, View};
+use super::{Layout, Restorable, View};
 use crate::attachment::{Keepsake, Kept, Owner};
 use crate::log;
-use crate::netfilter::{FEATURES, Repair, shared};
+use crate::netfilter::{Repair, shared};
 use crate::netlink::nftables::{Batch, Chain, Element, Key, Nft, Rule, RuleInfo, Set, Table};
 use crate::netlink::{Error, Result};
 
@@ -22,10 +22,22 @@ const ALONE: usize = 10;
 /// Adds changes to a transaction. Gets the elements that were found for the keys of `wanted`.
 type Fill<'f> = &'f mut dyn FnMut(&mut Change<'_>, Vec<Option<Element>>) -> Result<()>;
 
+/// Our tables of `nf_tables`.
+#[derive(Debug)]
+pub struct OwnTables<'n> {
+    /// Their socket.
+    pub nft: &'n Nft,
+    /// The state of all features in them.
+    pub state: Vec<Restorable>,
+}
+
 /// A planned change of our tables.
+#[derive(Debug)]
 pub struct Change<'n> {
     /// The socket of the transaction.
     pub nft: &'n Nft,
+    /// The state of all features.
+    state: &'n [Restorable],
     views: Vec<View>,
     /// Arbitrary changes.
     pub batch: Batch,
@@ -33,7 +45,7 @@ pub struct Change<'n> {
     new_chains: HashSet<(Table<'static>, String)>,
     /// If there is damage: the keys that flushed sets have again, or will have after the commit.
     occupied: Option<HashSet<(Set<'static>, Key)>>,
-    /// For [`heal`], which looks for missing elements in all sets, flushed or not.
+    /// For [`OwnTables::heal`], which looks for missing elements in all sets, flushed or not.
     repair: Option<Repair>,
     /// Whether only the tables of the change are restored.
     is_alone: bool,
@@ -47,41 +59,41 @@ pub struct Change<'n> {
     restored: usize,
 }
 
-/// Commits the changes of `fill` in the tables of `layouts`, after restoring these tables, and with them what a
-/// flush has deleted of other attachments.
-pub fn change(nft: &Nft, layouts: &[Layout], wanted: &[Element], fill: Fill<'_>) -> Result<()> {
-    retry(nft, layouts, wanted, None, fill).map(drop)
-}
-
-/// Looks for all state of the attachments of this host in all of our tables, single elements included. Restores
-/// missing state unless `repair` is to report only. Returns what was missing.
-pub(in crate::netfilter) fn heal(nft: &Nft, repair: Repair) -> Result<Vec<String>> {
-    retry(nft, &[], &[], Some(repair), &mut |_, _| Ok(()))
-}
-
-/// Plans and commits; again after a conflict with another process that created, deleted or restored something.
-fn retry(
-    nft: &Nft,
-    layouts: &[Layout],
-    wanted: &[Element],
-    repair: Option<Repair>,
-    fill: Fill<'_>,
-) -> Result<Vec<String>> {
-    let mut outcome = Ok(Vec::new());
-    for attempt in 0..ATTEMPTS {
-        let is_alone = repair.is_none() && attempt >= ALONE;
-        outcome = Change::attempt(nft, layouts, wanted, repair, is_alone, fill);
-        match outcome.as_ref().map_err(Error::errno) {
-            Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
-            _ => break,
-        }
+impl OwnTables<'_> {
+    /// Commits the changes of `fill` in the tables of `layouts`, after restoring these tables, and with them what a
+    /// flush has deleted of other attachments.
+    pub fn change(&self, layouts: &[Layout], wanted: &[Element], fill: Fill<'_>) -> Result<()> {
+        self.retry(layouts, wanted, None, fill).map(drop)
     }
-    outcome
-}
 
-impl Change<'_> {
+    /// Looks for all state of the attachments of this host in all of our tables, single elements included. Restores
+    /// missing state unless `repair` is to report only. Returns what was missing.
+    pub fn heal(&self, repair: Repair) -> Result<Vec<String>> {
+        self.retry(&[], &[], Some(repair), &mut |_, _| Ok(()))
+    }
+
+    /// Plans and commits; again after a conflict with another process that created, deleted or restored something.
+    fn retry(
+        &self,
+        layouts: &[Layout],
+        wanted: &[Element],
+        repair: Option<Repair>,
+        fill: Fill<'_>,
+    ) -> Result<Vec<String>> {
+        let mut outcome = Ok(Vec::new());
+        for attempt in 0..ATTEMPTS {
+            let is_alone = repair.is_none() && attempt >= ALONE;
+            outcome = self.attempt(layouts, wanted, repair, is_alone, fill);
+            match outcome.as_ref().map_err(Error::errno) {
+                Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
+                _ => break,
+            }
+        }
+        outcome
+    }
+
     fn attempt(
-        nft: &Nft,
+        &self,
         layouts: &[Layout],
         wanted: &[Element],
         repair: Option<Repair>,
@@ -91,13 +103,14 @@ impl Change<'_> {
         let (mut views, mut found) = (Vec::new(), Vec::new());
         for layout in layouts {
             let wanted = if views.is_empty() { wanted } else { &[] };
-            let (view, elements) = View::read(nft, layout.clone(), wanted)?;
+            let (view, elements) = View::read(self.nft, layout.clone(), wanted)?;
             found.extend(elements);
             views.push(View { is_required: true, ..view });
         }
         let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
         let mut change = Change {
-            nft,
+            nft: self.nft,
+            state: &self.state,
             views,
             batch: Batch::new(),
             new_chains: HashSet::new(),
@@ -112,7 +125,9 @@ impl Change<'_> {
         fill(&mut change, found)?;
         change.finish()
     }
+}
 
+impl Change<'_> {
     fn view(&self, table: Table<'_>) -> Option<&View> {
         self.views.iter().find(|view| view.layout.table == table)
     }
@@ -217,14 +232,14 @@ impl Change<'_> {
         }
     }
 
-    /// Restores the elements that `elements` returns for each record, if a set of the layouts was flushed.
+    /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
     pub fn restore_all<T: DeserializeOwned>(
         &mut self,
         kept: Kept,
-        layouts: &[Layout],
+        sets: &[Set<'_>],
         elements: impl Fn(Owner<'_>, &T) -> Vec<Element>,
     ) {
-        if layouts.iter().flat_map(|layout| &layout.sets).any(|set| self.is_flushed(*set)) {
+        if sets.iter().any(|set| self.is_flushed(*set)) {
             for kept in self.living::<T>(kept) {
                 for element in elements(kept.owner(), &kept.content) {
                     self.restore(&element);
@@ -251,7 +266,7 @@ impl Change<'_> {
         if self.repair != Some(Repair::Report) {
             batch.append(self.batch);
             self.nft.commit_at(batch, generation)?;
-            remove_deleted(self.nft, &self.records)?;
+            remove_deleted(self.nft, self.state, &self.records)?;
         }
         match self.restored {
             0 => {}
@@ -264,9 +279,9 @@ impl Change<'_> {
     /// Reads the other tables, and adds the missing state of all of them.
     fn restore_tables(&mut self) -> Result<()> {
         let is_changed = |layout: &Layout| self.view(layout.table).is_some();
-        let mut features: Vec<&Feature> = FEATURES.iter().collect();
-        features.retain(|f| !self.is_alone || (f.layouts)().iter().any(is_changed));
-        for layout in features.iter().flat_map(|feature| (feature.layouts)()) {
+        let mut state = self.state.to_vec();
+        state.retain(|s| !self.is_alone || (s.layouts)().iter().any(is_changed));
+        for layout in state.iter().flat_map(|state| (state.layouts)()) {
             let table = layout.table;
             if self.view(table).is_none() {
                 match View::read(self.nft, layout, &[]) {
@@ -280,8 +295,8 @@ impl Change<'_> {
         let present = self.nft.find(&flushed, &[])?.into_iter();
         let present = present.map(|element| (element.set, element.key));
         self.occupied.get_or_insert_default().extend(present);
-        for feature in features {
-            (feature.restore)(self);
+        for Restorable { restore, .. } in state {
+            restore(self);
         }
         Ok(())
     }
@@ -289,8 +304,8 @@ impl Change<'_> {
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before
 /// the commit.
-fn remove_deleted(nft: &Nft, records: &[(Kept, String)]) -> Result<()> {
-    for Feature { kept, layouts, .. } in FEATURES {
+fn remove_deleted(nft: &Nft, state: &[Restorable], records: &[(Kept, String)]) -> Result<()> {
+    for Restorable { kept, layouts, .. } in state {
         let mut gone: Vec<&String> =
             records.iter().filter(|(of, _)| of == kept).map(|(_, instance)| instance).collect();
         gone.retain(|instance| !kept.exists(instance));

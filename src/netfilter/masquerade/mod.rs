@@ -16,12 +16,12 @@ mod nft;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::layout::{Change, Feature, HandedOver};
+use super::backend::Feature;
+use super::layout::{Restorable, hand_over};
 use super::names::stale;
-use super::{Backend, Owner, PacketFilter, all};
+use super::{Backend, Owner, PacketFilter, Repair, all};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
-use crate::netlink::nftables::Nft;
 
 /// The records of attachments.
 const KEPT: Kept = Kept("masquerade");
@@ -34,22 +34,28 @@ pub(super) struct Record {
     addrs: Vec<IpNet>,
 }
 
-/// For [`super::heal`].
-pub(super) const FEATURE: Feature =
-    Feature { kept: KEPT, layouts: || vec![nft::layout()], restore };
-
-fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &[nft::layout()], nft::recorded);
-}
+/// Both back ends.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable {
+        kept: KEPT,
+        layouts: || vec![nft::layout()],
+        restore: |change| change.restore_all(KEPT, &nft::PODS, nft::recorded),
+    },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
+    remove: |filter, owner, ips| {
+        let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
+        del(filter, owner, &addrs)
+    },
+    hand_over: &[("masqueraded addresses", |filter| {
+        filter.ask(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference))
+    })],
+};
 
 /// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_if_present()?
-        && let Some(damage) = nft::layout().damage(nft, &|| Backend::Nftables.is_recorded(KEPT))?
-    {
-        return Ok(Some(damage));
-    }
-    iptables::RECORDS.damage(&|family| filter.iptables(family))
+    let is_needed = || Backend::Nftables.is_recorded(KEPT);
+    let damage = filter.ask(&|nft| nft::layout().damage(nft, &is_needed))?;
+    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, Repair::Report) }
 }
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to it.
@@ -69,9 +75,8 @@ pub fn add(
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let nft = filter.nft_if_present()?;
     for addr in addrs {
-        let on_nft = nft.map(|nft| nft::has(nft, owner, *addr)).transpose()?.unwrap_or_default();
+        let on_nft = filter.ask(&|nft| nft::has(nft, owner, *addr))?;
         if !on_nft && !iptables::has(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
             return Err(error.with_details(KEPT.remedy(owner, damage(filter)?.as_deref())));
@@ -83,27 +88,23 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result
 /// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
 /// and chain names.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, addrs)];
-    if let Some(nft) = filter.nft_if_present()? {
-        outcomes.push(nft::del(nft, owner, addrs).map_err(Error::from));
-        outcomes.push(nft::del_reference(nft, &owner.matcher()).map_err(Error::from));
-    }
-    all(outcomes).context(|| "end masquerading")
+    all([
+        KEPT.remove(owner),
+        iptables::del(filter, owner, addrs),
+        filter.ask(&|nft| nft::del(nft, owner, addrs)),
+        filter.ask(&|nft| nft::del_reference(nft, &owner.matcher())),
+    ])
+    .context(|| "end masquerading")
 }
 
 /// Ends masquerading for the attachments of the network that are not among `valid`.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let removed = KEPT.remove_stale(network, valid);
-    let mut outcomes = vec![removed, iptables::gc(filter, network, valid)];
-    if let Some(nft) = filter.nft_if_present()? {
-        let is_stale = stale(network, valid);
-        outcomes.push(nft::gc(nft, &is_stale).map_err(Error::from));
-        outcomes.push(nft::del_reference(nft, &is_stale).map_err(Error::from));
-    }
-    all(outcomes).context(|| "clean up masquerading")
-}
-
-/// Rewrites our layout on `nf_tables` into the reference's. Counts addresses.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    super::layout::hand_over(nft, nft::TABLE, &nft::create_reference)
+    let is_stale = stale(network, valid);
+    all([
+        KEPT.remove_stale(network, valid),
+        iptables::gc(filter, network, valid),
+        filter.ask(&|nft| nft::gc(nft, &is_stale)),
+        filter.ask(&|nft| nft::del_reference(nft, &is_stale)),
+    ])
+    .context(|| "clean up masquerading")
 }

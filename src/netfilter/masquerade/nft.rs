@@ -29,8 +29,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::layout::{self, HandedOver, Layout};
-use super::super::shared::{has_owner_of, heirs, heirs_among_all, serves};
+use super::super::layout::{HandedOver, Layout};
+use super::super::shared::{has_owner_of, heirs, serves};
 use super::super::{Backend, Owner, PacketFilter};
 use super::{KEPT, Record};
 use crate::netlink::Result;
@@ -42,7 +42,7 @@ use crate::netlink::nftables::{
 pub(super) const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
     .comment("cnibox: what containers send out of their subnet gets the host's address");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-const PODS: [Set<'_>; 2] =
+pub(super) const PODS: [Set<'_>; 2] =
     [TABLE.vmap("pods4", &[Type::Ipv4Addr]), TABLE.vmap("pods6", &[Type::Ipv6Addr])];
 
 /// The prefix of the names of subnets' chains.
@@ -105,7 +105,7 @@ fn multicast() -> [IpNet; 2] {
 
 pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let wanted = elements(owner, addrs);
-    layout::change(filter.nft()?, &[layout()], &wanted, &mut |change, found| {
+    filter.tables()?.change(&[layout()], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
             change.claim(found.as_ref(), element);
         }
@@ -127,14 +127,14 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let known = elements(owner, addrs);
-    let find = |nft: &Nft| nft.find_of(&PODS, &known, &owner.matcher());
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
+    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &known, &owner.matcher());
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
 pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
-    let find = |nft: &Nft| nft.find_of(&PODS, &[], is_stale);
-    layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))?;
+    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &[], is_stale);
+    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, None, deleted, recorded))?;
     nft.update(&mut |nft| {
         let mut batch = Batch::new();
         for chain in nft.dump_chains(TABLE)? {
@@ -153,7 +153,7 @@ pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
     nft.commit(batch)
 }
 
-/// Adds the rules of all our elements to the reference's layout.
+/// Adds the rules of all our elements to the reference's layout. Counts addresses.
 pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut pods = nft.find(&PODS, &[])?;
     pods.extend(sharing(&pods));

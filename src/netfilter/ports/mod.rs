@@ -24,11 +24,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use self::conditions::Conditions;
 pub use self::iptables::Options;
-use super::layout::{Change, Feature, HandedOver};
+use super::backend::Feature;
+use super::layout::{Restorable, hand_over};
 use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
-use crate::netlink::nftables::{L4, Nft};
+use crate::netlink::nftables::L4;
 
 /// The addresses of the host that a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,38 +142,25 @@ fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
 /// The records of attachments.
 pub const KEPT: Kept = Kept("portmap");
 
-/// For [`super::heal`].
-pub(super) const FEATURE: Feature =
-    Feature { kept: KEPT, layouts: || vec![layout::layout()], restore };
-
-fn restore(change: &mut Change<'_>) {
-    for kept in change.living::<Forward>(KEPT) {
-        if kept.content.backend == Backend::Nftables {
-            nft::restore(change, kept.owner(), &kept.content);
-        }
-    }
-}
+/// Both back ends.
+pub(super) const FEATURE: Feature = Feature {
+    state: Restorable { kept: KEPT, layouts: || vec![layout::layout()], restore: nft::restore },
+    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
+    remove: |filter, owner, _| del(filter, owner, None),
+    hand_over: &[
+        ("port mappings", |filter| {
+            filter.ask(&|nft| hand_over(nft, layout::TABLE, &reference::create))
+        }),
+        ("port mappings of second interfaces", iptables::join_interfaces),
+    ],
+};
 
 /// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_if_present()?
-        && let Some(damage) =
-            layout::layout().damage(nft, &|| Backend::Nftables.is_recorded(KEPT))?
-    {
-        return Ok(Some(damage));
-    }
-    if let Some(damage) = localhost::damage(filter)? {
-        return Ok(Some(damage));
-    }
-    iptables::RECORDS.damage(&|family| filter.iptables(family))
-}
-
-/// Restores the rules of all attachments if port mappings are missing.
-pub fn heal(filter: &PacketFilter) -> Result<()> {
-    if KEPT.is_used() && damage(filter)?.is_some() {
-        super::heal(filter, Repair::Restore)?;
-    }
-    Ok(())
+    let is_needed = || Backend::Nftables.is_recorded(KEPT);
+    let damage = filter.ask(&|nft| layout::layout().damage(nft, &is_needed))?;
+    let damage = damage.map_or_else(|| localhost::damage(filter), |damage| Ok(Some(damage)))?;
+    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, Repair::Report) }
 }
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
@@ -183,7 +171,7 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result
         Backend::Nftables => {
             // This may fail without harm, so it comes first.
             iptables::del(filter, owner)?;
-            nft::add(filter.nft()?, owner, forward)
+            nft::add(filter, owner, forward)
         }
         Backend::Iptables => {
             let taken = iptables::add(filter, owner, forward)?;
@@ -218,11 +206,6 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
     let servers = nft::collect(filter, network, valid);
     flows::delete_replied_by(servers.iter().flatten().copied());
     all([removed, servers.map(drop), iptables::collect(filter, network, valid)])
-}
-
-/// Rewrites our layout on `nf_tables` into the reference's. Counts rules.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    super::layout::hand_over(nft, layout::TABLE, &reference::create)
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.

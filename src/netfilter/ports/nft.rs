@@ -15,10 +15,10 @@ use crate::error::{Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
-use crate::netfilter::shared::{Heirs, heirs, heirs_among_all};
+use crate::netfilter::shared::{Heirs, heirs};
 use crate::netlink;
 use crate::netlink::nftables::{
-    ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
+    Batch, ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
 };
 
 /// The length of each half of an instance's hash that fits into an interface name.
@@ -112,11 +112,15 @@ fn rules(owner: Owner<'_>, forward: &Forward) -> Vec<Rule> {
 
 /// Creates the mappings; earlier mappings of the attachment are replaced. If another container holds a port, nothing
 /// is created and the port is returned. A port that the same container holds in another network remains there.
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
+pub(super) fn add(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    forward: &Forward,
+) -> Result<Option<Taken>> {
     let (wanted, rules) = (elements(owner, forward), rules(owner, forward));
     let queried: Vec<_> = [attachment(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
-    tables::change(nft, &[layout::layout()], &queried, &mut |change, found| {
+    filter.tables()?.change(&[layout::layout()], &queried, &mut |change, found| {
         let mut found = found.into_iter();
         let known = found.next().flatten();
         let found = with_flushed_ports(change, owner, &wanted, found);
@@ -188,7 +192,7 @@ fn del_former(
     for element in &former {
         change.batch.del_element(element);
     }
-    for heir in heirs(KEPT, owner, &former, recorded) {
+    for heir in heirs(KEPT, Some(owner), &former, recorded) {
         change.put(&heir);
     }
     let rules = change.nft.rules_of(CONDITIONAL, &owns)?;
@@ -197,13 +201,17 @@ fn del_former(
 }
 
 /// Adds what a flush has deleted.
-pub(super) fn restore(change: &mut Change<'_>, owner: Owner<'_>, forward: &Forward) {
-    let (mut all, rules) = (elements(owner, forward), rules(owner, forward));
-    all.push(total(owner, all.len(), &rules));
-    for element in &all {
-        change.restore(element);
+pub(super) fn restore(change: &mut Change<'_>) {
+    let mut living = change.living::<Forward>(KEPT);
+    living.retain(|kept| kept.content.backend == Backend::Nftables);
+    for (owner, forward) in living.iter().map(|kept| (kept.owner(), &kept.content)) {
+        let (mut all, rules) = (elements(owner, forward), rules(owner, forward));
+        all.push(total(owner, all.len(), &rules));
+        for element in &all {
+            change.restore(element);
+        }
+        change.restore_rules(CONDITIONAL, &owner.label(), &rules);
     }
-    change.restore_rules(CONDITIONAL, &owner.label(), &rules);
 }
 
 /// The owner that a comment identifies.
@@ -270,18 +278,16 @@ fn delete(
     find: &dyn Fn(&Nft) -> netlink::Result<Found>,
     heirs: Heirs<'_>,
 ) -> netlink::Result<BTreeSet<IpAddr>> {
-    let (mut servers, mut added) = (BTreeSet::new(), Vec::new());
-    nft.update(&mut |nft| {
+    let mut servers = BTreeSet::new();
+    let find = &mut |nft: &Nft, batch: &mut Batch| {
         let (elements, rules) = find(nft)?;
         let is_udp = |e: &&Element| port(e).is_some_and(|(_, _, proto)| proto == L4::Udp);
         let of_rules = rules.iter().filter_map(flows::served_by);
         servers = elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect();
-        added = heirs(&elements);
-        let mut batch = layout::layout().deletion(nft, &elements, &added)?;
         batch.del_rules(TABLE, &rules);
-        Ok(batch)
-    })?;
-    layout::layout().take_back(nft, KEPT, added, heirs)?;
+        Ok(elements)
+    };
+    layout::layout().hand_on(nft, KEPT, find, heirs)?;
     Ok(servers)
 }
 
@@ -297,7 +303,7 @@ pub(super) fn del(
         Some(all) => Ok(all),
         None => all(nft, &owner.matcher()),
     };
-    let mut servers = delete(nft, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))?;
+    let mut servers = delete(nft, &find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))?;
     servers.extend(reference::del(nft, owner.id)?);
     Ok(servers)
 }
@@ -311,7 +317,7 @@ pub(super) fn collect(
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
     let find = |nft: &Nft| all(nft, &stale(network, valid));
-    Ok(delete(nft, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))?)
+    Ok(delete(nft, &find, &|deleted| heirs(KEPT, None, deleted, recorded))?)
 }
 
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference

@@ -63,7 +63,7 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<bool
 }
 
 /// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are elements whose
-/// comment is too short for the container's id, and rules with conditions.
+/// comment is too short for the container's id, and rules with conditions. Counts rules.
 pub(super) fn create(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     for family in Family::BOTH {

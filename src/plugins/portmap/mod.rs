@@ -22,7 +22,9 @@ use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, flows};
-use crate::netfilter::{Backend, Family, Owner, PacketFilter, Watch, layout, localhost};
+use crate::netfilter::{
+    self, Backend, Family, Owner, PacketFilter, Repair, Watch, layout, localhost,
+};
 use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
@@ -60,7 +62,11 @@ impl Plugin for Portmap {
         let mappings = parse().context(|| "failed to parse config")?;
         let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
-            return ports::heal(filter).map(|()| prev.clone());
+            // Mappings of others that are missing are restored nevertheless.
+            if KEPT.is_used() && ports::damage(filter)?.is_some() {
+                netfilter::heal(filter, Repair::Restore)?;
+            }
+            return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
         conf.without_effect(backend).iter().for_each(log::warn);
