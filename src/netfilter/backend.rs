@@ -1,7 +1,7 @@
 //! Selection of the back end, `nf_tables` or iptables, as the reference plugins select it; the sockets and programs
 //! of a call.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -130,6 +130,8 @@ pub struct PacketFilter {
     programs: [OnceCell<Option<Programs>>; 2],
     /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
     legacy: [OnceCell<String>; 2],
+    /// Whether this call has seen that the [`localhost`](super::localhost) rules exist.
+    pub(super) is_localhost_closed: Cell<bool>,
 }
 
 impl PacketFilter {
@@ -248,7 +250,7 @@ impl PacketFilter {
     /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
     pub(super) fn has_chain(&self, family: Family, table: &str, chains: &[&str]) -> Result<bool> {
         let table = iptables_table(family, table);
-        self.ask(&|nft| {
+        let found = self.ask(&|nft| {
             if chains.is_empty() {
                 let all = if nft.has(table)? { nft.dump_chains(table)? } else { Vec::new() };
                 return Ok(all.iter().any(|chain| chain.name.starts_with("CNI-")));
@@ -259,7 +261,8 @@ impl PacketFilter {
                 }
             }
             Ok(false)
-        })
+        });
+        found.map(Option::unwrap_or_default)
     }
 
     /// Whether a table of iptables is used in this namespace, and the kernel has matched comments for iptables-legacy.
@@ -289,9 +292,16 @@ impl PacketFilter {
         self.has_legacy_table(family, table).then(programs)??.list(table, chain)
     }
 
-    /// The result of a query; false if the kernel has no `nf_tables`.
-    fn ask(&self, query: &dyn Fn(&Nft) -> netlink::Result<bool>) -> Result<bool> {
-        Ok(self.nft_if_present()?.map(query).transpose()?.unwrap_or_default())
+    /// The result of a query; `None` if the kernel has no `nf_tables`.
+    pub(super) fn ask<T>(&self, query: &dyn Fn(&Nft) -> netlink::Result<T>) -> Result<Option<T>> {
+        // A reply shows that the kernel has nf_tables.
+        if self.present.get().is_none()
+            && let Ok(reply) = self.nft().and_then(query)
+        {
+            self.present.get_or_init(|| true);
+            return Ok(Some(reply));
+        }
+        Ok(self.nft_if_present()?.map(query).transpose()?)
     }
 }
 

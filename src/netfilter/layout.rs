@@ -67,6 +67,11 @@ impl Layout {
         Ok(view.damage.filter(|_| is_relevant))
     }
 
+    /// Whether the table has all of its layout.
+    pub fn is_complete(self, nft: &Nft) -> Result<bool> {
+        Ok(View::read(nft, self, &[])?.0.damage.is_none())
+    }
+
     /// These rules without the additions.
     fn former(&self, rules: &[Rule]) -> Vec<Rule> {
         let is_former = |rule: &&Rule| {

@@ -83,6 +83,9 @@ fn is_needed() -> bool {
 
 /// Ensures the rules.
 pub fn close(filter: &PacketFilter) -> Result<()> {
+    if filter.is_localhost_closed.get() {
+        return Ok(());
+    }
     let closed = match filter.nft_if_present()? {
         Some(nft) => layout::change(nft, &[layout()], &[], &mut |_, _| Ok(())).map_err(Error::from),
         None => filter.iptables(Family::V4).and_then(|tables| {
@@ -102,10 +105,9 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    match filter.nft_if_present()? {
-        Some(nft) if layout().damage(nft, &is_needed)?.is_some() => close(filter),
-        _ => Ok(()),
-    }
+    let is_closed = filter.ask(&|nft| layout().is_complete(nft))?;
+    filter.is_localhost_closed.set(is_closed == Some(true));
+    if is_closed == Some(false) && is_needed() { close(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use serde::de::DeserializeOwned;
 
-use crate::attachment::{Keepsake, Kept, Liveness, Owner, Record};
+use crate::attachment::{Keepsake, Kept, Owner, Record};
 use crate::netlink::nftables::{Element, Key, Set, Value};
 
 /// The elements of other attachments with the keys of elements that are about to be deleted.
@@ -39,7 +39,7 @@ pub fn is_left(found: &Element, wanted: &Element) -> bool {
 
 /// Whether the owner in a comment is certainly gone.
 pub fn is_of_dead(comment: Option<&str>) -> bool {
-    instance(comment).and_then(Record::read).is_some_and(|record| is_gone(&record))
+    instance(comment).and_then(Record::read).is_some_and(|record| record.is_gone())
 }
 
 /// Whether the element that was found for the key of `wanted` is correct, or another attachment's: that attachment may
@@ -48,26 +48,18 @@ pub fn serves(found: Option<&Element>, wanted: &Element) -> bool {
     found.is_some_and(|found| found.data == wanted.data || !has_owner_of(found, wanted))
 }
 
-fn is_gone(record: &Record) -> bool {
-    matches!(record.liveness(), Liveness::Gone(_))
-}
-
 /// The record of another attachment for which `is_wanted` returns true, and whose container is not certainly gone.
 pub fn another<T: DeserializeOwned>(
     kept: Kept,
     owner: Owner<'_>,
     is_wanted: impl Fn(&T) -> bool,
 ) -> Option<Keepsake<T>> {
-    kept.all().find(|kept: &Keepsake<T>| {
-        kept.owner() != owner
-            && is_wanted(&kept.content)
-            && !Record::of(kept.owner()).is_some_and(|record| is_gone(&record))
-    })
+    kept.others(owner).find(|other| is_wanted(&other.content) && !other.record.is_gone())
 }
 
 /// The other living attachments with this address that have a record of the feature.
 pub fn others<T: DeserializeOwned>(kept: Kept, ip: IpAddr, owner: Owner<'_>) -> Vec<(Record, T)> {
-    let others = Record::sharing(ip, owner).into_iter().filter(|record| !is_gone(record));
+    let others = Record::sharing(ip, owner).into_iter().filter(|record| !record.is_gone());
     others.filter_map(|record| kept.read(record.owner()).map(|content| (record, content))).collect()
 }
 

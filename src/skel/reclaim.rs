@@ -19,7 +19,6 @@ use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
 use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
-use crate::netns::NetnsId;
 use crate::trace;
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
@@ -67,7 +66,7 @@ impl<'a> Cx<'a> {
     /// of an earlier plugin of the list serves as well.
     pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
-        if req.prev.is_some() && is_noted(owner, req) {
+        if req.prev.is_some() && self.is_noted(owner, req) {
             return;
         }
         let data_dir = self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")?.as_str());
@@ -83,7 +82,7 @@ impl<'a> Cx<'a> {
             let _turn = Record::turn(owner)?;
             match Record::of(owner) {
                 Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
-                Some(earlier) if is_gone(&earlier) => {
+                Some(earlier) if earlier.is_gone() => {
                     attachment(owner, &earlier.ips).unwrap_or_else(log::warn);
                 }
                 _ => {}
@@ -113,32 +112,31 @@ impl<'a> Cx<'a> {
         undo: &mut Rollback<'a>,
     ) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
-        if self.is_leased(plugin) && !is_noted(owner, req) {
+        if self.is_leased(plugin) && !self.is_noted(owner, req) {
             self.note(plugin, req, result, undo);
         }
     }
 
     /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
     fn listed_end(&self, owner: Owner<'_>, req: &AddReq, result: &CniResult) -> Option<HostEnd> {
-        let ends =
-            req.sandbox.netns().and_then(|netns| peer::listed_ends(self.host()?, netns, result));
+        let host = self.host().ok()?;
+        let ends = req.sandbox.netns().and_then(|netns| peer::listed_ends(host, netns, result));
         match ends.unwrap_or_default().as_slice() {
-            [end] => HostEnd::of(owner, end),
+            [end] => HostEnd::of(owner, host, end),
             _ => None,
         }
     }
-}
 
-/// Whether the attachment has a record already, of this container.
-fn is_noted(owner: Owner<'_>, req: &AddReq) -> bool {
-    let netns = req.sandbox.identity();
-    Record::of(owner).is_some_and(|record| is_current(&record, netns))
-}
-
-/// Whether the record is of the container in the namespace `netns`, rather than of an earlier one with the same id.
-fn is_current(record: &Record, netns: Option<NetnsId>) -> bool {
-    let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
-    record.netns == netns && may_exist(record.liveness())
+    /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
+    fn is_noted(&self, owner: Owner<'_>, req: &AddReq) -> bool {
+        let may_exist =
+            |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
+        let is_current = |record: Record| {
+            record.netns == req.sandbox.identity()
+                && self.host().is_ok_and(|host| may_exist(record.liveness_by(host)))
+        };
+        Record::of(owner).is_some_and(is_current)
+    }
 }
 
 /// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
@@ -158,14 +156,10 @@ pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     Ok(())
 }
 
-fn is_gone(record: &Record) -> bool {
-    matches!(record.liveness(), Liveness::Gone(_))
-}
-
 /// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller has no lock.
 pub fn if_gone(record: &Record) -> Result<bool> {
     // The record proves the end of leases that were made for another program's plugin.
-    if record.end.is_some_and(|end| !end.labelled) && is_gone(record) {
+    if record.end.is_some_and(|end| !end.labelled) && record.is_gone() {
         NetworkName::parse(&record.network)?;
         let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
         let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
@@ -277,7 +271,7 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<Owner<'_>>) -> Res
     let _turn = Record::turn(owner)?;
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
-        Some(record) if is_gone(&record) => attachment(owner, ips),
+        Some(record) if record.is_gone() => attachment(owner, ips),
         _ if next == Some(owner) => rules(owner, ips),
         _ => Ok(()),
     }
