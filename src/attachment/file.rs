@@ -12,10 +12,10 @@
 use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, OFlag};
@@ -103,6 +103,9 @@ pub(super) fn link(path: &Path, instance: &str) -> files::Result<()> {
 
 /// Creates the folder, which must be below [`DIR`]. Only root may write to both.
 fn make_folder(folder: &Path) -> files::Result<()> {
+    if DirBuilder::new().mode(0o700).create(folder).is_ok() {
+        return Ok(());
+    }
     dir::ensure(Path::new(DIR), 0o700)?;
     dir::ensure(folder, 0o700)
 }
