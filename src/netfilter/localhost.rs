@@ -18,7 +18,7 @@
 //! still have their masqueraded address, and connections that a rule redirects from an address of the host to
 //! 127.0.0.1 still have that address. So both are accepted, whichever program translates them. On a kernel without
 //! `nf_tables` the two rules are in table `raw` of iptables. They remain after the last mapping, as
-//! `route_localnet` does. After a flush the next ADD of any plugin restores them.
+//! `route_localnet` does. After a flush the next ADD of any plugin but loopback restores them.
 
 use std::net::Ipv4Addr;
 
@@ -99,8 +99,9 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// For the ADD of any plugin: restores the rules if a flush has deleted them, and with them those of all tables. Takes one
-/// system call on a host without port mappings. Without `nf_tables` only mappings of a container restore them.
+/// For the ADD of any plugin that connects the container: restores the rules if a flush has deleted them, and with them
+/// those of all tables. Opens no socket on a host without port mappings. Without `nf_tables` only mappings of a container
+/// restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
