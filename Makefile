@@ -1,4 +1,4 @@
-# The entry point of every task: recipes call cargo and the scripts in tests/ and packaging/, and contain no logic.
+# The entry point of every task; what takes more than a few lines is in scripts/, tests/ and packaging/.
 
 CARGO   ?= cargo
 HOST    := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
@@ -48,16 +48,22 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes matrix test-arm64 lint arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arm64 lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
-# Installs or lists missing build dependencies before the first compilation; DEPS=no installs nothing.
+# Before the first compilation. The tasks of a developer (demo, test, lint, ...) install missing packages as root on
+# Debian; DEPS=no lists them only. Building and installing change nothing on the machine.
 .NOTPARALLEL:
 prepare-%:
-	@tests/prepare.sh $*
-build sanity lint arch: prepare-build
+	@scripts/prepare.sh $*
+list-dependencies:
+	@DEPS=no scripts/prepare.sh build
+build sanity arch: list-dependencies
+lint: prepare-build
+
+deps: prepare-test ## install what building and testing need, as root on Debian or Ubuntu; build and install only list it
 
 # Copied in one write, as by the installer: newer kernels cache large writes in large folios, which cause a third fewer
 # page faults than the file that the linker has written in pieces.
@@ -70,25 +76,29 @@ build: ## the static release binary, target/<target>/release/cnibox
 sanity: ## the conformance suite for CNI plugins, target/<target>/release/cni-sanity
 	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cni-sanity --target $(TARGET)
 
-demo: prepare-demo build ## two containers on one bridge in private namespaces: attach, inspect, ping, detach
-	@tests/demo.sh $(BINARY)
+demo: prepare-demo build ## installs what is missing; two containers on one bridge in private namespaces: attach, inspect, ping, detach
+	@scripts/demo.sh $(BINARY)
 
 check: lint arch ## before each commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
 	$(CARGO) test --locked --quiet --lib --test docs
 	$(CARGO) test --locked --quiet --test it -- $(PLUGIN)::
 
-test: prepare-test build ## the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
-	tests/demo.sh $(BINARY)
+test: prepare-test build ## installs what is missing; the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
+	scripts/demo.sh $(BINARY)
 	@echo "test: compiles the tests, five minutes, and runs them, twenty on two cores"
-	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
+	CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
 	[ "$(CNIBOX_NO_VM)" = 1 ] || tests/reboot.sh $(BINARY)
 
 test-vm: prepare-test build ## only the tests of features that this kernel lacks, in a VM; ARGS=<pattern of test names>
-	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)
+	CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh vm $(ARGS)
+
+test-fresh: ## the tests of the last commit in a minimal Debian root, as root with debootstrap: does scripts/prepare.sh name every program?
+	scripts/prepare.sh fresh
+	scripts/fresh-root.sh make test
 
 soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of the randomised tests, one minute of each fuzz target
-	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
-	tests/fuzz.sh 60
+	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
+	scripts/fuzz.sh 60
 
 lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) fmt --check
@@ -96,11 +106,11 @@ lint: ## formatting, clippy, rustdoc, licences and sources of dependencies, shel
 	$(CARGO) clippy --locked --no-default-features --features plugins --bins -- -D warnings
 	$(CARGO) clippy --locked --no-default-features --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
-	tests/prepare.sh lint
+	scripts/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
-	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
+	shellcheck scripts/*.sh tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
 	PYTHONDONTWRITEBYTECODE=1 packaging/charts.py --check
-	@python3 tests/manifests.py || test $$? = 77
+	@python3 scripts/manifests.py || test $$? = 77
 
 arch: ## check the imports against the layers of docs/architecture.md
 	$(CARGO) test --locked --test arch
@@ -109,28 +119,28 @@ arch: ## check the imports against the layers of docs/architecture.md
 INIT = $(shell [ "$$(id -u)" = 0 ] && command -v catatonit >/dev/null && echo unshare --pid --fork --kill-child --mount-proc catatonit --)
 
 bench: build ## the same pods with two plugin folders alternately; results also as JSON and charts in target/; PEER=<folder>, NETAVARK=<program>, ARGS="bridge --pods 1000"
-	tests/prepare.sh bench
+	scripts/prepare.sh bench
 	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(INIT) $(CARGO) bench --locked --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
 	@[ ! -e $(OUT)/bench.json ] || PYTHONDONTWRITEBYTECODE=1 packaging/charts.py $(OUT)/bench.json $(OUT)
 
 size: build ## check that the executable is within its size limit, static and position independent
-	@tests/static-pie.sh $(BINARY)
+	@scripts/static-pie.sh $(BINARY)
 	@size=$$(stat -c %s $(BINARY)); echo "$$size bytes of $(SIZE_LIMIT)"; test $$size -le $(SIZE_LIMIT)
 
 test-runtimes: build ## containerd and podman with these plugins; ARGS=PEER: with the reference plugins
-	tests/prepare.sh runtimes
+	scripts/prepare.sh runtimes
 	tests/runtimes/run.sh $(if $(filter PEER,$(ARGS)),$(PEER),$(BINARY))
 
 matrix: build ## test-runtimes with every installed runtime and those in the folders of RUNTIMES; updates the table of docs/compatibility.md
-	tests/prepare.sh runtimes
+	scripts/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
 test-arm64: prepare-arm64 cross ## cni-sanity on arm64, cross-compiled, in Debian's kernel under emulation; ARGS="--type bridge"
 	$(MAKE) sanity TARGET=aarch64-unknown-linux-gnu
-	ARGS='$(ARGS)' tests/arm64.sh $(OUT)/aarch64-unknown-linux-gnu/release/cnibox $(OUT)/aarch64-unknown-linux-gnu/release/cni-sanity
+	ARGS='$(ARGS)' scripts/arm64.sh $(OUT)/aarch64-unknown-linux-gnu/release/cnibox $(OUT)/aarch64-unknown-linux-gnu/release/cni-sanity
 
 cross: ## check for arm64, build if its linker is installed, run if qemu-user is
-	tests/cross.sh aarch64-unknown-linux-gnu
+	scripts/cross.sh aarch64-unknown-linux-gnu
 
 # Argument of image.py: Go's name of the target's architecture, and the executable.
 image_of = $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(1)))))=$(OUT)/$(1)/release/cnibox
@@ -142,8 +152,8 @@ image: ## an OCI archive of an image with only the executable, in target/dist; a
 
 # Its list, manual pages and completions come from an executable that this machine can execute.
 dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in target/dist; of several architectures with TARGETS, as image
-	tests/prepare.sh dist
-	[ "$(TARGETS)" = "$(HOST)" ] || tests/prepare.sh cross
+	scripts/prepare.sh dist
+	[ "$(TARGETS)" = "$(HOST)" ] || scripts/prepare.sh cross
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
 	for target in $(HOST) $(filter-out $(HOST),$(TARGETS)); do $(MAKE) build sanity BUILD='auditable build' TARGET=$$target || exit; done
@@ -152,21 +162,21 @@ dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in targe
 	$(if $(filter $(HOST),$(TARGETS)),tests/dist.sh $(DIST),@echo "dist: these files are for another architecture: tests/dist.sh verifies them there")
 
 reproduce: dist ## build the release again from a clone in another folder, and compare all checksums
-	tests/reproduce.sh $(DIST)
+	scripts/reproduce.sh $(DIST)
 
 book: ## the documentation as a book, target/book/index.html
-	tests/prepare.sh book
+	scripts/prepare.sh book
 	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
 
 record: prepare-demo build ## record the demo as an animated SVG, docs/images/demo.svg
-	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg tests/demo.sh $(BINARY)
+	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg scripts/demo.sh $(BINARY)
 
 package: ## package the crate and build it from the archive; ARGS=--allow-dirty
 	$(CARGO) package --locked $(ARGS)
 
 fuzz: ## fuzz each target for 60 seconds, with a nightly compiler; ARGS="600 dhcp4": seconds, targets
-	tests/prepare.sh fuzz
-	tests/fuzz.sh $(ARGS)
+	scripts/prepare.sh fuzz
+	scripts/fuzz.sh $(ARGS)
 
 install: build ## install the executable and a link per applet in DESTDIR/BINDIR (default /opt/cni/bin); ARGS="--mode copy"
 	DESTDIR='$(DESTDIR)' $(BINARY) install $(BINDIR) $(ARGS)

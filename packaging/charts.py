@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """charts.py [--check | JSON FOLDER]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
-footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, the badges of README.md, and the
-table of docs/performance.md.
+footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, and the table of
+docs/performance.md.
 
 --check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
 which it has the rows into FOLDER."""
@@ -245,40 +245,11 @@ def table(bench):
     return "\n".join(lines)
 
 
-def badge(name, text, good="#1a7f37"):
-    # 6.1 pixels per character at 11 pixels; textLength enforces the width with any font.
-    left, right = (len(word) * 6.1 + 12 for word in (name, text))
-    body = f'<rect width="{left + right:.0f}" height="20" rx="3" fill="#3d444d"/>'
-    body += f'<path d="M{left:.0f} 0h{right - 3:.0f}q3 0 3 3v14q0 3-3 3h-{right - 3:.0f}z" fill="{good}"/>'
-    for start, width, word in ((0, left, name), (left, right, text)):
-        body += (
-            f'<text x="{start + width / 2:.1f}" y="14" textLength="{width - 12:.0f}" text-anchor="middle" fill="#fff"'
-            f' font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{html.escape(word)}</text>'
-        )
-    return svg(f"{left + right:.0f}", 20, f"{name}: {text}", body + "\n")
-
-
-def badges():
-    manifest = read("Cargo.toml")
-    value = lambda key: re.search(f'^{key} = "(.*)"', manifest, re.M)[1]
-    hold, of = re.search(r"^\| cnibox \| (\d+) of (\d+) \|", read("docs/cni-sanity.md"), re.M).groups()
-    required = "all required hold" if hold == of else f"{hold} of {of} required"
-    return {
-        "licence": badge("licence", value("license"), "#0969da"),
-        "cni": badge("CNI", "0.1.0 to 1.1.0"),
-        "sanity": badge("cni-sanity", required, "#1a7f37" if hold == of else "#9a6700"),
-        "rust": badge("Rust", value("rust-version") + "+", "#0969da"),
-        "linux": badge("Linux", "5.10+", "#0969da"),
-    }
-
-
 def main(*args):
     if len(args) == 2:
         return own(*args)
     bench = Bench(json.loads(read(IMAGES + "bench.json")))
-    files = {IMAGES + f"badge-{name}.svg": text for name, text in badges().items()}
-    files[IMAGES + "times.svg"] = times(bench)
-    files[IMAGES + "footprint.svg"] = footprint(bench)
+    files = {IMAGES + "times.svg": times(bench), IMAGES + "footprint.svg": footprint(bench)}
     for name in ("crowd", "growth"):
         files[f"{IMAGES}{name}.svg"] = PICTURES[name + ".svg"](Bench(json.loads(read(f"{IMAGES}{name}.json"))))
     page = read(TABLE)

@@ -98,7 +98,7 @@ mkdir "$work/sanity-tgz" "$work/sanity-image"
 tar -xzf "$out/cni-sanity-linux-$go-v$version.tgz" -C "$work/sanity-tgz"
 sanity=$work/sanity-tgz/cni-sanity
 "$sanity" --help >/dev/null || fail "cni-sanity"
-tests/static-pie.sh "$sanity" || fail "$sanity"
+scripts/static-pie.sh "$sanity" || fail "$sanity"
 for root in "$work/cni-sanity-deb" "$work/cni-sanity-rpm"; do
     cmp "$root/usr/bin/cni-sanity" "$sanity" || fail "cni-sanity in $root"
     gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page for cni-sanity"
@@ -163,7 +163,7 @@ END
 objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
 
 # 77: what it needs is not here, such as on a machine without a network.
-python3 tests/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || [ $? = 77 ] || fail "the manifests for Kubernetes"
+python3 scripts/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || [ $? = 77 ] || fail "the manifests for Kubernetes"
 # units ROOT: every program that a unit starts is in the package, and systemd finds nothing wrong.
 units() {
     folder=$1/usr/lib/systemd/system
@@ -187,7 +187,7 @@ units() {
 for root in $trees; do
     units "$root"
 done
-tests/static-pie.sh "$binary" || fail "$binary"
+scripts/static-pie.sh "$binary" || fail "$binary"
 
 # --- sizes -----------------------------------------------------------------------------------------
 

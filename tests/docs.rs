@@ -340,7 +340,7 @@ fn pages() -> Vec<PathBuf> {
             }
         }
     }
-    let names = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
+    let names = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "MAINTAINERS.md", "SECURITY.md"];
     let mut found: Vec<_> = names.iter().map(|name| root().join(name)).collect();
     below(&root().join("docs"), &mut found);
     found
@@ -423,7 +423,8 @@ fn the_book_has_every_page() {
 #[test]
 fn the_readme_has_the_figures_of_the_scoreboard() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
-    let (readme, sanity) = (read("README.md"), read("docs/cni-sanity.md"));
+    let (readme, sanity) =
+        (read("README.md") + &read("docs/comparison.md"), read("docs/cni-sanity.md"));
     let board = sanity.split("| plugins | required |").nth(1).unwrap();
     for side in ["cnibox", "reference", "k3s"] {
         let row = board.lines().find(|line| line.starts_with(&format!("| {side}"))).unwrap();
@@ -435,6 +436,15 @@ fn the_readme_has_the_figures_of_the_scoreboard() {
     }
     let rust = env!("CARGO_PKG_RUST_VERSION");
     assert!(readme.contains(&format!("Rust {rust} or newer")), "README.md: Rust {rust} or newer");
+}
+
+#[test]
+fn pages_name_the_repository_of_the_manifest() {
+    let repository = env!("CARGO_PKG_REPOSITORY");
+    for name in ["README.md", "MAINTAINERS.md"] {
+        let page = fs::read_to_string(root().join(name)).unwrap();
+        assert!(page.contains(repository), "{name}: {repository}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! tests/lanes.sh with a stand-in for cargo: which failures of the host lane fail the run.
+//! scripts/lanes.sh with a stand-in for cargo: which failures of the host lane fail the run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -34,7 +34,7 @@ fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
     );
     program(&at("cargo"), &cargo);
     let mut lanes = Command::new("bash");
-    lanes.arg(root().join("tests/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_SOAK");
+    lanes.arg(root().join("scripts/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_SOAK");
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     lanes.env("PATH", path).env("CNIBOX_NO_VM", "1");
     if soak {

@@ -1,4 +1,4 @@
-//! tests/prepare.sh on machines with missing programs: its messages, the packages it installs, and
+//! scripts/prepare.sh on machines with missing programs: its messages, the packages it installs, and
 //! when it stops. A machine is a directory of programs that is the whole PATH.
 
 use std::fs;
@@ -41,7 +41,7 @@ impl Machine {
     /// Runs the script: whether the machine suffices for the purpose, and the output.
     fn prepare(&self, purpose: &str, variables: &[(&str, &str)]) -> (bool, String) {
         let Output { status, stdout, stderr } = Command::new("/bin/sh")
-            .arg(root().join("tests/prepare.sh"))
+            .arg(root().join("scripts/prepare.sh"))
             .arg(purpose)
             .env_clear()
             .env("PATH", self.0.path())
@@ -75,7 +75,7 @@ fn nothing_is_installed_with_deps_no() {
     assert!(said.contains("cc (gcc): links the executable\n"), "{said}");
     assert!(said.contains("ping (iputils-ping): "), "{said}");
     let last = said.lines().last().unwrap();
-    assert!(last.contains("DEPS=no. As root: apt-get install gcc "), "{said}");
+    assert!(last.contains("make deps installs). As root: apt-get install gcc "), "{said}");
     assert_eq!(machine.apt(), "");
 }
 
@@ -161,7 +161,7 @@ fn a_demo_that_cannot_be_shown_is_not_built() {
 /// The script must describe the purpose of each Debian package that it installs.
 #[test]
 fn every_package_has_a_purpose() {
-    let text = fs::read_to_string(root().join("tests/prepare.sh")).unwrap();
+    let text = fs::read_to_string(root().join("scripts/prepare.sh")).unwrap();
     let table = |name: &str| {
         let (_, rest) = text.split_once(&format!("\n{name}=\"\n")).unwrap();
         rest.split_once("\n\"\n").unwrap().0

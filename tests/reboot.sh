@@ -1,5 +1,5 @@
 #!/bin/bash
-# reboot.sh BINARY: leases across a true reboot, of a VM with a disk (tests/vm.sh). The attachments of a boot have ended in the
+# reboot.sh BINARY: leases across a true reboot, of a VM with a disk (scripts/vm.sh). The attachments of a boot have ended in the
 # next boot, and their addresses are assigned again; unless the boot was of another machine, or its id was a container
 # manager's, which prove nothing.
 set -euo pipefail
@@ -87,6 +87,6 @@ trap 'rm -f "$disk"' EXIT
 truncate -s 64M "$disk"
 mkfs.ext4 -q -F "$disk"
 for boot in first second; do
-    CNIBOX_VM_QEMU="-drive file=$disk,format=raw,if=virtio" tests/vm.sh bash tests/reboot.sh "--$boot" "$(realpath "$1")"
+    CNIBOX_VM_QEMU="-drive file=$disk,format=raw,if=virtio" scripts/vm.sh bash tests/reboot.sh "--$boot" "$(realpath "$1")"
 done
 echo "reboot: ok"

@@ -144,7 +144,7 @@ impl Bench<'_> {
         match &self.peer {
             Some(folder) => println!("peer   {}", folder.display()),
             None => {
-                println!("peer   none: set PEER=<plugin folder>, or run tests/prepare.sh bench");
+                println!("peer   none: set PEER=<plugin folder>, or run scripts/prepare.sh bench");
             }
         }
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The kernel features that a test needs, and where a test runs if this kernel lacks them.
 //!
 //! The suite has two lanes: the machine's own kernel, and Debian's kernel under QEMU
-//! (`tests/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with
+//! (`scripts/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with
 //!
 //! ```ignore
 //! needs!(lane::DUMMY, lane::VLAN);
@@ -10,7 +10,7 @@
 //! and returns there if the kernel lacks one of them: the test is printed as skipped, and its name
 //! is appended to the file that `CNIBOX_SKIPPED` names, which lists the tests of the second lane.
 //! The second lane (`CNIBOX_LANE=vm`) skips nothing: a test that no lane can run fails. With
-//! `CNIBOX_LANE=list` tests only report missing features. `tests/lanes.sh` drives both lanes.
+//! `CNIBOX_LANE=list` tests only report missing features. `scripts/lanes.sh` drives both lanes.
 //!
 //! The unit tests have the same module.
 

@@ -3,7 +3,7 @@
 #
 # The host lane is cargo test on this machine's kernel. A test that needs a kernel feature which this
 # kernel lacks (tests/it/lane.rs) reports that and is skipped. The VM lane runs exactly the skipped
-# tests, from the same executables, in a kernel with all features (tests/vm.sh); if no test is
+# tests, from the same executables, in a kernel with all features (scripts/vm.sh); if no test is
 # skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
 # that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
 #
@@ -78,12 +78,12 @@ start_vms() {
     shards=$(nproc)
     [ "$shards" -le $(((count + 2) / 3)) ] || shards=$(((count + 2) / 3))
     split --number="r/$shards" --numeric-suffixes --additional-suffix=.list "$1" "$dir/shard."
-    tests/vm.sh --setup || return
+    scripts/vm.sh --setup || return
     say "$count tests in the VM lane, which takes minutes; VMs at once: $shards"
     for shard in "$dir"/shard.*.list; do
         CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-2700} \
             CNIBOX_VM_QEMU=${CNIBOX_VM_QEMU:--device e1000,romfile= -device virtio-net-pci,romfile=} \
-            nice -n 19 tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
+            nice -n 19 scripts/vm.sh bash scripts/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
         vms+=($!)
     done
 }
@@ -125,7 +125,7 @@ outcomes() {
 case ${1-} in
     list) run_list "$2"; exit ;;
     host-and-vm | vm) ;;
-    *) echo "usage: tests/lanes.sh host-and-vm | vm [PATTERN]" >&2 && exit 2 ;;
+    *) echo "usage: scripts/lanes.sh host-and-vm | vm [PATTERN]" >&2 && exit 2 ;;
 esac
 
 dir=$(mktemp -d)

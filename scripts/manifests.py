@@ -5,7 +5,7 @@ Each rendering must fit the schemas of Kubernetes, have the paths of its platfor
 must render what the kustomization does. With an executable, and as root, the init containers run in a folder;
 with an archive of the chart, it must be what the tree has.
 
-What it needs is in tests/manifests.txt. Exit status 77: it is not there.
+What it needs is in scripts/manifests.txt. Exit status 77: it is not there.
 """
 
 import ctypes
@@ -50,12 +50,12 @@ CONFLIST = "--conflist=/conflist/10-cnibox.conflist"
 
 
 def libraries():
-    """The folder in which tests/prepare.sh installs what is in manifests.txt."""
+    """The folder in which scripts/prepare.sh installs what is in manifests.txt."""
     return TARGET / "manifests"
 
 
 def missing(what):
-    print(f"manifests: SKIP: no {what}; tests/prepare.sh dist", file=sys.stderr)
+    print(f"manifests: SKIP: no {what}; scripts/prepare.sh dist", file=sys.stderr)
     sys.exit(77)
 
 

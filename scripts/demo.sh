@@ -10,7 +10,7 @@ fail() {
 }
 
 PATH=$PATH:/usr/sbin:/sbin
-[ $# -eq 1 ] || fail "usage: tests/demo.sh <the cnibox executable>"
+[ $# -eq 1 ] || fail "usage: scripts/demo.sh <the cnibox executable>"
 bin=--check
 [ "$1" = --check ] || bin=$(readlink -f "$1") || bin=
 [ "$1" = --check ] || [ -x "$bin" ] || fail "\"$1\": not an executable; run make demo"
@@ -20,7 +20,7 @@ run=$(readlink -f /var/run)
 
 if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
     for program in ip ping unshare nsenter; do
-        command -v "$program" >/dev/null || fail "needs $program: run tests/prepare.sh demo"
+        command -v "$program" >/dev/null || fail "needs $program: run scripts/prepare.sh demo"
     done
     case $bin in "$run"/*) fail "\"$bin\": move it to another folder, the demo mounts a tmpfs over $run" ;; esac
     set -- unshare --net --mount

@@ -240,7 +240,7 @@ clean_up() {
     rm -rf "$dir"
 }
 
-[ $# -gt 0 ] || fail "usage: tests/vm.sh COMMAND [ARG...]"
+[ $# -gt 0 ] || fail "usage: scripts/vm.sh COMMAND [ARG...]"
 setup
 [ "$1" != --setup ] || exit 0
 

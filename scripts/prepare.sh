@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task besides cargo, before the first compilation.
+# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task besides cargo, before the first compilation.
 #
 # Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
 # tools with cargo; DEPS=no installs nothing. Otherwise it prints the command of the system's package
@@ -9,7 +9,7 @@ set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
-# The folder in which tests/manifests.py searches the packages of tests/manifests.txt.
+# The folder in which scripts/manifests.py searches the packages of scripts/manifests.txt.
 root=${0%/*}/..
 wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
 # The oldest kernel that the suite runs on, Debian 12's.
@@ -54,6 +54,7 @@ cpio              cpio                           dist,arm64       -
 aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu      arm64,cross      -
 /usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross arm64,cross -
 qemu-system-aarch64 qemu-system-arm              arm64            -
+debootstrap       debootstrap                    fresh            -
 containerd        containerd                     runtimes         -
 runc              runc                           runtimes         -
 podman            podman                         runtimes         -
@@ -98,6 +99,7 @@ cpio             | unpacks rpm packages; creates initrds          |
 gcc-aarch64-linux-gnu | links the executable for arm64            | gcc-aarch64-linux-gnu cross-aarch64-gcc14 - aarch64-linux-gnu-gcc
 libc6-dev-arm64-cross | its C library, linked statically          | - - - aarch64-linux-gnu-glibc
 qemu-system-arm  | runs an arm64 kernel                           | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
+debootstrap      | a minimal Debian root                          |
 containerd       | runs pods                                      |
 runc             | containerd's containers                        |
 podman           | runs containers                                |
@@ -113,7 +115,7 @@ containernetworking-plugins | the reference plugins, to compare with | container
 case $purpose in
     all | build | demo | test | bench | lint | dist | book | runtimes | fuzz | arm64 | cross) ;;
     *)
-        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64|cross]" >&2
+        echo "usage: scripts/prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]" >&2
         exit 2
         ;;
 esac
@@ -218,7 +220,7 @@ while read -r program package weight; do
     [ "$weight" = required ] || why="${why:+$why; }can do without"
     case $package in
         -) package="cargo install $program" ;;
-        pip) package="pip install -r tests/manifests.txt" ;;
+        pip) package="pip install -r scripts/manifests.txt" ;;
     esac
     echo "    ${program##*/} ($package)${why:+: $why}" >&2
 done <<END
@@ -228,7 +230,7 @@ END
 wanted=$(packages)
 why_not=
 if [ "${DEPS-}" = no ]; then
-    why_not="nothing is installed with DEPS=no"
+    why_not="nothing was installed (DEPS=no; make deps installs)"
 elif [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && has apt-get; then
     # shellcheck disable=SC2086 # one word each
     say "apt-get installs" $wanted "(DEPS=no: nothing)"
@@ -243,10 +245,10 @@ if [ -z "$why_not" ]; then
                 cargo install --locked --quiet "$program" >&2 || true
                 ;;
             pip)
-                say "pip install -r tests/manifests.txt, 60 MB"
+                say "pip install -r scripts/manifests.txt, 60 MB"
                 rm -rf "$program.new"
                 if python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$program.new" \
-                    -r "$root/tests/manifests.txt" >&2; then
+                    -r "$root/scripts/manifests.txt" >&2; then
                     mv "$program.new" "$program"
                 fi
                 ;;
