@@ -67,9 +67,9 @@ impl Layout {
         Ok(view.damage.filter(|_| is_relevant))
     }
 
-    /// Whether the table has all of its layout.
-    pub fn is_complete(self, nft: &Nft) -> Result<bool> {
-        Ok(View::read(nft, self, &[])?.0.damage.is_none())
+    /// Whether the table deviates from its layout, needed or not.
+    pub fn has_damage(self, nft: &Nft) -> Result<bool> {
+        Ok(View::read(nft, self, &[])?.0.damage.is_some())
     }
 
     /// These rules without the additions.

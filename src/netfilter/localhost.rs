@@ -106,9 +106,9 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let is_closed = filter.ask(&|nft| layout().is_complete(nft))?;
-    filter.is_localhost_closed.set(is_closed == Some(true));
-    if is_closed == Some(false) && is_needed() { close(filter) } else { Ok(()) }
+    let has_damage = filter.ask(&|nft| layout().has_damage(nft))?;
+    filter.is_localhost_closed.set(has_damage == Some(false));
+    if has_damage == Some(true) && is_needed() { close(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.
