@@ -1,10 +1,11 @@
 //! The table of applets, one line each, sorted by name.
 
+use crate::dhcp::{Dhcp, daemon};
 use crate::plugins::{
-    bandwidth::Bandwidth, bridge::Bridge, dhcp::Dhcp, dhcp::daemon, dummy::Dummy,
-    firewall::Firewall, flannel::Flannel, host_device::HostDevice, host_local::HostLocal,
-    ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp, sbr::Sbr,
-    r#static::Static, tap::Tap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
+    bandwidth::Bandwidth, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel,
+    host_device::HostDevice, host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback,
+    macvlan::Macvlan, portmap::Portmap, ptp::Ptp, sbr::Sbr, r#static::Static, tap::Tap,
+    tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
 use crate::skel::{Applet, Kind, Service, Table};
 use crate::tool::{cnitool, ipam, repair};

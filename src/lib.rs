@@ -10,6 +10,7 @@
 //! | | [`applets`] | the table: every applet, one line each |
 //! | 5 | [`tool`] | what a person runs: `cnitool`, `ipam`, `install`, `cnibox list` |
 //! | 4 | [`plugins`] | one file or folder per plugin |
+//! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
 //! | 4 | [`runtime`] | the calling side: lists, requests, execution, cache; a library for runtimes |
 //! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 2 | [`iface`] | link work that plugins share |
@@ -41,6 +42,8 @@ mod applets;
 mod attachment;
 mod cmd;
 mod cni;
+#[cfg(feature = "plugins")]
+mod dhcp;
 mod error;
 mod files;
 #[cfg(feature = "plugins")]

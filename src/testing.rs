@@ -50,6 +50,6 @@ pub mod fuzz {
     pub use crate::netlink::fuzz::answers;
 
     pub mod dhcp {
-        pub use crate::plugins::dhcp::{machine, record, rpc, timing, v4, v6};
+        pub use crate::dhcp::{machine, record, rpc, timing, v4, v6};
     }
 }

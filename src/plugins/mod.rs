@@ -2,7 +2,6 @@
 
 pub mod bandwidth;
 pub mod bridge;
-pub mod dhcp;
 pub mod dummy;
 pub mod firewall;
 pub mod flannel;
