@@ -189,7 +189,10 @@ fn a_chain_opens_few_sockets_and_reads_few_records() {
     let prev = serde_json::from_str(&outcome.stdout).unwrap();
     let [(_, portmap), _] = Filtered::chained(&prev, 8081);
     let (_, of_portmap) = add("portmap", &portmap);
-    assert_eq!([of_bridge, of_portmap], [[11, 6], [7, 4]], "sockets and reads of records");
+    for (what, found, most) in [("bridge", of_bridge, [11, 6]), ("portmap", of_portmap, [7, 4])] {
+        let is_few = found.iter().zip(most).all(|(found, most)| *found <= most);
+        assert!(is_few, "{what}: {found:?} sockets and reads of records, more than {most:?}");
+    }
 }
 
 #[test]
