@@ -113,7 +113,7 @@ containernetworking-plugins | the reference plugins, to compare with | container
 "
 
 case $purpose in
-    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz | arm64 | cross) ;;
+    all | build | demo | test | fresh | bench | lint | dist | book | runtimes | fuzz | arm64 | cross) ;;
     *)
         echo "usage: scripts/prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]" >&2
         exit 2

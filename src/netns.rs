@@ -84,6 +84,11 @@ pub fn current_id() -> Option<u64> {
     current_cookie().ok().flatten().or_else(current_inode)
 }
 
+/// As [`current_id`], by a socket that the calling thread has opened in its namespace.
+pub fn id_by(socket: &impl AsFd) -> Option<u64> {
+    getsockopt(socket, NetnsCookie).ok().or_else(current_inode)
+}
+
 /// The inode number of the calling thread's network namespace, which the kernel reuses.
 pub fn current_inode() -> Option<u64> {
     fs::metadata(CURRENT).ok().map(|meta| meta.ino())

@@ -9,12 +9,13 @@
 //! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed counts
 //! as absent.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, OFlag};
@@ -102,6 +103,9 @@ pub(super) fn link(path: &Path, instance: &str) -> files::Result<()> {
 
 /// Creates the folder, which must be below [`DIR`]. Only root may write to both.
 fn make_folder(folder: &Path) -> files::Result<()> {
+    if DirBuilder::new().mode(0o700).create(folder).is_ok() {
+        return Ok(());
+    }
     dir::ensure(Path::new(DIR), 0o700)?;
     dir::ensure(folder, 0o700)
 }
@@ -121,17 +125,23 @@ fn load(path: &Path) -> io::Result<Option<Record>> {
     }
 }
 
-/// What [`Record::host`] is for the calling thread's network namespace, now and up to release 0.2.0.
-pub(super) type Here = [Option<u64>; 2];
+/// What [`Record::host`] is for the calling thread's network namespace.
+pub(super) type Here = LazyCell<Option<u64>>;
 
 pub(super) fn here() -> Here {
-    [netns::current_id(), netns::current_inode()]
+    LazyCell::new(netns::current_id)
+}
+
+/// Whether the record was written in this namespace; release 0.2.0 wrote its inode number.
+fn is_of(record: &Record, here: &Here) -> bool {
+    let host = Some(record.host);
+    host == **here || host == netns::current_inode()
 }
 
 /// The record of the instance in a folder, if it was written here.
-pub(super) fn read(name: &str, instance: &str, here: Here) -> Option<Record> {
+pub(super) fn read(name: &str, instance: &str, here: &Here) -> Option<Record> {
     let record = load(&place(name, instance)).ok()??;
-    let is_it = here.contains(&Some(record.host)) && record.owner().instance() == instance;
+    let is_it = record.owner().instance() == instance && is_of(&record, here);
     is_it.then_some(record)
 }
 
@@ -151,7 +161,7 @@ impl Record {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
         }
-        read(ATTACHMENTS, instance, here())
+        read(ATTACHMENTS, instance, &here())
     }
 
     /// The records of the attachments that were given this address. One system call if there is none.
@@ -172,7 +182,7 @@ impl Record {
     /// All records of `network`, or of all networks.
     pub fn all(network: Option<&str>) -> Vec<Record> {
         let (here, instances) = (here(), instances(ATTACHMENTS, network).into_iter());
-        instances.filter_map(|instance| read(ATTACHMENTS, &instance, here)).collect()
+        instances.filter_map(|instance| read(ATTACHMENTS, &instance, &here)).collect()
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files, locks, and
@@ -249,7 +259,7 @@ impl Record {
 /// besides.
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = of(owner);
-    let is_its = |record: &Record| record.plugin == plugin && here().contains(&Some(record.host));
+    let is_its = |record: &Record| record.plugin == plugin && is_of(record, &here());
     match load(&path) {
         Ok(Some(record)) if is_its(&record) => record.remove()?,
         Ok(Some(_)) => return Ok(()),
@@ -267,7 +277,7 @@ pub fn remove_all() -> Result<()> {
     let (here, folders) = (here(), fs::read_dir(DIR).into_iter().flatten().flatten());
     for entry in folders.flat_map(|folder| fs::read_dir(folder.path())).flatten().flatten() {
         let path = entry.path();
-        let is_old = || matches!(load(&path), Ok(Some(old)) if here.contains(&Some(old.host)));
+        let is_old = || matches!(load(&path), Ok(Some(old)) if is_of(&old, &here));
         if (path.is_symlink() && !path.exists()) || is_old() {
             remove_file(&path)?;
         }

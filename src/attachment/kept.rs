@@ -28,7 +28,8 @@ pub struct Kept(pub &'static str);
 /// What a feature keeps of one attachment.
 #[derive(Clone, Debug)]
 pub struct Keepsake<T> {
-    record: Record,
+    /// The attachment's record, without this feature's part.
+    pub record: Record,
     /// The feature's own data.
     pub content: T,
 }
@@ -103,13 +104,30 @@ impl Kept {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read<T: DeserializeOwned>(self, owner: Owner<'_>) -> Option<T> {
-        serde_json::from_value(self.part(&owner.instance(), here())?.content).ok()
+        serde_json::from_value(self.part(&owner.instance(), &here())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
     pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
-        let (here, instances) = (here(), file::instances(self.0, None).into_iter());
-        let parts = instances.filter_map(move |instance| self.part(&instance, here));
+        self.parts(file::instances(self.0, None))
+    }
+
+    /// As [`all`](Kept::all), but for the attachment `except`.
+    pub fn others<T: DeserializeOwned>(
+        self,
+        except: Owner<'_>,
+    ) -> impl Iterator<Item = Keepsake<T>> + use<T> {
+        let (mut instances, own) = (file::instances(self.0, None), except.instance());
+        instances.retain(|instance| *instance != own);
+        self.parts(instances)
+    }
+
+    fn parts<T: DeserializeOwned>(
+        self,
+        instances: Vec<String>,
+    ) -> impl Iterator<Item = Keepsake<T>> + use<T> {
+        let here = here();
+        let parts = instances.into_iter().filter_map(move |instance| self.part(&instance, &here));
         parts.filter_map(|Keepsake { record, content }| {
             Some(Keepsake { record, content: serde_json::from_value(content).ok()? })
         })
@@ -127,7 +145,7 @@ impl Kept {
     }
 
     /// The part in the attachment's record, or in a file of release 0.2.0 in place of the link.
-    fn part(self, instance: &str, here: Here) -> Option<Keepsake<Value>> {
+    fn part(self, instance: &str, here: &Here) -> Option<Keepsake<Value>> {
         [ATTACHMENTS, self.0].into_iter().find_map(|folder| {
             let mut record = file::read(folder, instance, here)?;
             let content = record.rules.remove(self.0).or(record.content.take())?;

@@ -14,7 +14,6 @@ use super::Made;
 use super::owner::{Owner, instance_of};
 use crate::log;
 use crate::netlink::{Link, Netlink, Result};
-use crate::netns;
 
 /// Whether an attachment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +81,7 @@ impl fmt::Display for Doubt {
 /// The host's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HostEnd {
-    /// The [identity](netns::current_id) of the host's network namespace.
+    /// The [identity](crate::netns::current_id) of the host's network namespace.
     pub netns: u64,
     /// Its index there.
     pub index: u32,
@@ -91,15 +90,15 @@ pub struct HostEnd {
 }
 
 impl HostEnd {
-    /// The link, with the label of its attachment, in the calling thread's network namespace.
-    pub fn own(link: &Link) -> Option<HostEnd> {
-        Some(HostEnd { netns: netns::current_id()?, index: link.index, labelled: true })
+    /// The link, with the label of its attachment, in the calling thread's network namespace, which is that of `host`.
+    pub fn own(host: &Netlink, link: &Link) -> Option<HostEnd> {
+        Some(HostEnd { netns: host.netns_id()?, index: link.index, labelled: true })
     }
 
-    /// The link of any plugin, in the calling thread's network namespace; `None` if it is no end of a pair.
-    pub fn of(owner: Owner<'_>, link: &Link) -> Option<HostEnd> {
+    /// As [`own`](HostEnd::own), for the link of any plugin; `None` if it is no end of a pair.
+    pub fn of(owner: Owner<'_>, host: &Netlink, link: &Link) -> Option<HostEnd> {
         let labelled = instance_of(&link.alias) == Some(&owner.instance());
-        HostEnd::own(link).filter(|_| is_pair(link)).map(|end| HostEnd { labelled, ..end })
+        HostEnd::own(host, link).filter(|_| is_pair(link)).map(|end| HostEnd { labelled, ..end })
     }
 }
 
@@ -118,20 +117,13 @@ pub struct Evidence<'a> {
 
 /// The liveness of each attachment, in order. Costs one request for each link of this namespace.
 pub fn judge(all: &[Evidence<'_>]) -> Vec<Liveness> {
-    let here = netns::current_id();
     let netlink = OnceCell::new();
-    let look = |index: u32| {
-        let host = netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
-        host.and_then(|host| host.link_by_index(index))
-    };
-    all.iter().map(|evidence| judge_one(evidence, here, &look)).collect()
+    let host = || netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
+    all.iter().map(|evidence| judge_by(evidence, &host)).collect()
 }
 
-fn judge_one(
-    evidence: &Evidence<'_>,
-    here: Option<u64>,
-    look: &dyn Fn(u32) -> Result<Option<Link>>,
-) -> Liveness {
+/// The liveness of one attachment, by a socket of the calling thread's network namespace.
+pub fn judge_by<'h>(evidence: &Evidence<'_>, host: &dyn Fn() -> Result<&'h Netlink>) -> Liveness {
     match evidence.made {
         Made::Earlier => return Liveness::Gone(Gone::EarlierBoot),
         Made::Elsewhere => return Liveness::Unknown(Doubt::OtherBoot),
@@ -140,14 +132,14 @@ fn judge_one(
     let Some(HostEnd { netns, index, labelled }) = evidence.end else {
         return Liveness::Unknown(Doubt::NoHostEnd);
     };
-    if Some(netns) != here {
-        return Liveness::Unknown(Doubt::OtherNamespace);
-    }
-    match look(index) {
-        Ok(None) => Liveness::Gone(Gone::HostEnd),
+    let is_here = |host: &Netlink| host.netns_id() == Some(netns);
+    let look = |host: &Netlink| is_here(host).then(|| host.link_by_index(index)).transpose();
+    match host().and_then(look) {
+        Ok(None) => Liveness::Unknown(Doubt::OtherNamespace),
+        Ok(Some(None)) => Liveness::Gone(Gone::HostEnd),
         // The kernel gives an index again, and a link that is moved here keeps its index.
-        Ok(Some(link)) if !is_pair(&link) => Liveness::Gone(Gone::HostEnd),
-        Ok(Some(link)) => match instance_of(&link.alias) {
+        Ok(Some(Some(link))) if !is_pair(&link) => Liveness::Gone(Gone::HostEnd),
+        Ok(Some(Some(link))) => match instance_of(&link.alias) {
             Some(instance) if instance == evidence.owner.instance() => Liveness::Alive,
             Some(_) => Liveness::Gone(Gone::HostEnd),
             None if labelled => Liveness::Unknown(Doubt::Unlabelled(index)),

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{Boot, Made, now};
-use super::liveness::{Doubt, Evidence, HostEnd, Liveness, judge};
+use super::liveness::{Doubt, Evidence, HostEnd, Liveness, judge, judge_by};
 use super::owner::Owner;
+use crate::netlink::Netlink;
 use crate::netns::{self, NetnsId};
 
 /// The record of an attachment.
@@ -87,6 +88,11 @@ impl Record {
         Record::liveness_of(&[self]).pop().unwrap_or(Liveness::Unknown(Doubt::NoRecord))
     }
 
+    /// As [`liveness`](Record::liveness), by a socket of the calling thread's network namespace.
+    pub fn liveness_by(&self, host: &Netlink) -> Liveness {
+        judge_by(&self.evidence(), &|| Ok(host))
+    }
+
     /// Whether the attachment has certainly ended.
     pub fn is_gone(&self) -> bool {
         matches!(self.liveness(), Liveness::Gone(_))
@@ -94,14 +100,14 @@ impl Record {
 
     /// Whether these attachments exist.
     pub fn liveness_of(records: &[&Record]) -> Vec<Liveness> {
-        let current = Boot::current();
-        let evidence = records.iter().map(|record| {
-            let Record { boot, created, end, .. } = record;
-            // Release 0.2.0, whose records are in memory only, which ends with the boot.
-            let made = boot.as_ref().map_or(Made::Now, |then| then.made(&current, *created));
-            Evidence { owner: record.owner(), made, end: *end }
-        });
-        judge(&evidence.collect::<Vec<_>>())
+        judge(&records.iter().map(|record| record.evidence()).collect::<Vec<_>>())
+    }
+
+    fn evidence(&self) -> Evidence<'_> {
+        // Release 0.2.0, whose records are in memory only, which ends with the boot.
+        let made = |then: &Boot| then.made(&Boot::current(), self.created);
+        let made = self.boot.as_ref().map_or(Made::Now, made);
+        Evidence { owner: self.owner(), made, end: self.end }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Selection of the back end, `nf_tables` or iptables, as the reference plugins select it; the sockets and programs
 //! of a call, and the features that its rules are for.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -150,6 +150,8 @@ pub struct PacketFilter {
     programs: [OnceCell<Option<Programs>>; 2],
     /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
     legacy: [OnceCell<String>; 2],
+    /// Whether this call has seen that the [`localhost`](super::localhost) rules exist.
+    pub(super) is_localhost_closed: Cell<bool>,
 }
 
 impl PacketFilter {
@@ -161,6 +163,7 @@ impl PacketFilter {
             present: OnceCell::new(),
             programs: Default::default(),
             legacy: Default::default(),
+            is_localhost_closed: Cell::new(false),
         }
     }
 
@@ -321,9 +324,9 @@ impl PacketFilter {
         self.has_legacy_table(family, table).then(programs)??.list(table, chain)
     }
 
-    /// The result of a call with the socket; nothing if the kernel has no `nf_tables`.
-    pub(super) fn ask<T: Default>(&self, call: &dyn Fn(&Nft) -> netlink::Result<T>) -> Result<T> {
-        Ok(self.nft_if_present()?.map(call).transpose()?.unwrap_or_default())
+    /// The result of a query; the default one if the kernel has no `nf_tables`.
+    pub(super) fn ask<T: Default>(&self, query: &dyn Fn(&Nft) -> netlink::Result<T>) -> Result<T> {
+        Ok(self.nft_if_present()?.map(query).transpose()?.unwrap_or_default())
     }
 }
 

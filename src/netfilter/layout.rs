@@ -70,6 +70,11 @@ impl Layout {
         Ok(view.damage.filter(|_| is_relevant))
     }
 
+    /// Whether the table deviates from its layout, needed or not.
+    pub fn has_damage(self, nft: &Nft) -> Result<bool> {
+        Ok(View::read(nft, self, &[])?.0.damage.is_some())
+    }
+
     /// These rules without the additions.
     fn former(&self, rules: &[Rule]) -> Vec<Rule> {
         let is_former = |rule: &&Rule| {

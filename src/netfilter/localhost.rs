@@ -18,7 +18,7 @@
 //! still have their masqueraded address, and connections that a rule redirects from an address of the host to
 //! 127.0.0.1 still have that address. So both are accepted, whichever program translates them. On a kernel without
 //! `nf_tables` the two rules are in table `raw` of iptables. They remain after the last mapping, as
-//! `route_localnet` does. After a flush the next ADD of any plugin restores them.
+//! `route_localnet` does. After a flush the next ADD of any plugin but loopback restores them.
 
 use std::net::Ipv4Addr;
 
@@ -90,6 +90,9 @@ fn is_needed() -> bool {
 
 /// Ensures the rules.
 pub fn close(filter: &PacketFilter) -> Result<()> {
+    if filter.is_localhost_closed.get() {
+        return Ok(());
+    }
     let closed = match filter.nft_if_present()? {
         Some(_) => Ok(filter.tables()?.change(&[layout()], &[], &mut |_, _| Ok(()))?),
         None => filter.iptables(Family::V4).and_then(|tables| {
@@ -103,11 +106,16 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// For the ADD of any plugin: restores the rules if a flush has deleted them, and with them those of all tables. Takes one
-/// system call on a host without port mappings. Without `nf_tables` only mappings of a container restore them.
+/// For the ADD of any plugin that connects the container: restores the rules if a flush has deleted them, and with them
+/// those of all tables. Opens no socket on a host without port mappings. Without `nf_tables` only mappings of a container
+/// restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
-    let is_damaged = || filter.ask(&|nft| layout().damage(nft, &is_needed));
-    if MAPPINGS.is_used() && is_damaged()?.is_some() { close(filter) } else { Ok(()) }
+    if !MAPPINGS.is_used() {
+        return Ok(());
+    }
+    let has_damage = filter.ask(&|nft| layout().has_damage(nft).map(Some))?;
+    filter.is_localhost_closed.set(has_damage == Some(false));
+    if has_damage == Some(true) && is_needed() { close(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.

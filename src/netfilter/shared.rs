@@ -54,11 +54,7 @@ pub fn another<T: DeserializeOwned>(
     owner: Owner<'_>,
     is_wanted: impl Fn(&T) -> bool,
 ) -> Option<Keepsake<T>> {
-    kept.all().find(|kept: &Keepsake<T>| {
-        kept.owner() != owner
-            && is_wanted(&kept.content)
-            && !Record::of(kept.owner()).is_some_and(|record| record.is_gone())
-    })
+    kept.others(owner).find(|other| is_wanted(&other.content) && !other.record.is_gone())
 }
 
 /// The other living attachments with this address that have a record of the feature.

@@ -67,7 +67,7 @@ pub use self::new_link::{LinkKind, NewLink, VethPeer};
 pub use self::route::{NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
 use self::socket::Socket;
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// A netlink socket in one network namespace.
 #[derive(Debug)]
@@ -87,6 +87,11 @@ impl Netlink {
     pub fn open_in(ns: &Netns) -> Result<Netlink> {
         let socket = ns.run(|| Socket::open(NETLINK_ROUTE))??;
         Ok(Netlink { socket, elsewhere: Some(ns.clone()) })
+    }
+
+    /// The [identity](netns::current_id) of the calling thread's namespace, in which the socket was [opened](Netlink::open).
+    pub fn netns_id(&self) -> Option<u64> {
+        netns::id_by(&self.socket)
     }
 }
 

@@ -24,6 +24,7 @@ pub struct Conf {}
 impl Plugin for Loopback {
     const NAME: &'static str = "loopback";
     const ABOUT: &'static str = "sets the container's lo up";
+    const CONNECTS: bool = false;
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, _: &Conf, _: &mut Remarks) -> Result<()> {

@@ -91,7 +91,7 @@ impl Plugin for Ptp {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         veth::start(host, &end, &owner.label(), LinkChange::new())?;
-        cx.set_end(HostEnd::own(&end));
+        cx.set_end(HostEnd::own(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
         forwarding::enable(host, &end, &result.addresses())?;

@@ -184,7 +184,9 @@ fn ladder(
 
 fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = add_request(cx)?;
-    restore_protection(cx);
+    if P::CONNECTS {
+        restore_protection(cx);
+    }
     let result = P::add(cx, conf, &req)?;
     let mut undo = Rollback::new();
     cx.note_lease(P::NAME, &req, &result, &mut undo);
@@ -203,7 +205,7 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     Ok(converted)
 }
 
-/// Protections of the host that a flush of rules may have ended, whatever the plugin: until a plugin with rules of its own
+/// Protections of the host that a flush of rules may have ended, also for a plugin without rules: until a plugin with rules of its own
 /// runs, containers would reach the host's loopback addresses.
 fn restore_protection(cx: &Cx<'_>) {
     if cx.call.caller == Caller::Runtime

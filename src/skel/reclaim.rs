@@ -59,7 +59,7 @@ impl<'a> Cx<'a> {
     /// of an earlier plugin of the list serves as well.
     pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
-        if req.prev.is_some() && is_noted(owner, req) {
+        if req.prev.is_some() && self.is_noted(owner, req) {
             return;
         }
         let data_dir = self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")?.as_str());
@@ -105,28 +105,31 @@ impl<'a> Cx<'a> {
         undo: &mut Rollback<'a>,
     ) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
-        if self.is_leased(plugin) && !is_noted(owner, req) {
+        if self.is_leased(plugin) && !self.is_noted(owner, req) {
             self.note(plugin, req, result, undo);
         }
     }
 
     /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
     fn listed_end(&self, owner: Owner<'_>, req: &AddReq, result: &CniResult) -> Option<HostEnd> {
-        let ends =
-            req.sandbox.netns().and_then(|netns| peer::listed_ends(self.host()?, netns, result));
+        let host = self.host().ok()?;
+        let ends = req.sandbox.netns().and_then(|netns| peer::listed_ends(host, netns, result));
         match ends.unwrap_or_default().as_slice() {
-            [end] => HostEnd::of(owner, end),
+            [end] => HostEnd::of(owner, host, end),
             _ => None,
         }
     }
-}
 
-/// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
-fn is_noted(owner: Owner<'_>, req: &AddReq) -> bool {
-    let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
-    Record::of(owner).is_some_and(|record| {
-        record.netns == req.sandbox.identity() && may_exist(record.liveness())
-    })
+    /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
+    fn is_noted(&self, owner: Owner<'_>, req: &AddReq) -> bool {
+        let may_exist =
+            |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
+        let is_current = |record: Record| {
+            record.netns == req.sandbox.identity()
+                && self.host().is_ok_and(|host| may_exist(record.liveness_by(host)))
+        };
+        Record::of(owner).is_some_and(is_current)
+    }
 }
 
 /// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that

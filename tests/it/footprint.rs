@@ -165,6 +165,36 @@ fn add_starts_no_program_for_iptables() {
     assert_eq!(rules.matches("-A POSTROUTING -s 10.1.0.3/32 ").count(), 1, "{rules}");
 }
 
+/// The second container's ADD examines, for each family, the record and the link of the first, which show whether the rules
+/// were flushed.
+#[test]
+fn a_chain_opens_few_sockets_and_reads_few_records() {
+    let node = Node::new();
+    let host = Filtered::new(&node);
+    host.add(8080);
+    let container = Container::new();
+    let add = |plugin, conf: &Value| {
+        let call = node.call(plugin, "ADD").conf(conf).netns(&container.path()).id("c2");
+        let (outcome, calls) = strace::record(&node, &call);
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        let sockets = calls.iter().filter(|call| call.name == "socket").count();
+        let is_record = |call: &&Syscall| {
+            call.name == "openat"
+                && call.text.contains("/attachments/")
+                && call.text.contains("RDONLY")
+        };
+        (outcome, [sockets, calls.iter().filter(is_record).count()])
+    };
+    let (outcome, of_bridge) = add("bridge", &host.bridge);
+    let prev = serde_json::from_str(&outcome.stdout).unwrap();
+    let [(_, portmap), _] = Filtered::chained(&prev, 8081);
+    let (_, of_portmap) = add("portmap", &portmap);
+    for (what, found, most) in [("bridge", of_bridge, [11, 6]), ("portmap", of_portmap, [7, 4])] {
+        let is_few = found.iter().zip(most).all(|(found, most)| *found <= most);
+        assert!(is_few, "{what}: {found:?} sockets and reads of records, more than {most:?}");
+    }
+}
+
 #[test]
 fn add_to_what_is_not_as_expected_makes_it_so() {
     let node = Node::new();

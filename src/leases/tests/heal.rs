@@ -16,7 +16,7 @@ fn pair(n: usize, ns: &Netns) -> HostEnd {
     let name = format!("veth{n}");
     let link = host.create_link(&NewLink::new(&name, LinkKind::Veth { peer })).unwrap();
     host.set_link(link.index, LinkChange::new().alias(&owner(n).label())).unwrap();
-    HostEnd::own(&link).unwrap()
+    HostEnd::own(&host, &link).unwrap()
 }
 
 /// What is reclaimed in a boot.

@@ -99,9 +99,11 @@ impl Snapshot {
     }
 
     fn read_chain(&mut self, nft: &Nft, family: Family, chain: &str) -> Result<()> {
-        if nft.has(iptables_table(family, &self.table.name).chain(chain))? {
+        let before = self.handles.len();
+        self.read_rules(nft, family, chain)?;
+        let has_rules = self.handles.len() > before;
+        if has_rules || nft.has(iptables_table(family, &self.table.name).chain(chain))? {
             self.table.chains.push(chain.to_owned());
-            self.read_rules(nft, family, chain)?;
         }
         Ok(())
     }

@@ -258,8 +258,7 @@ fn all_by_key(
     let [first, sentinel, ..] = found.as_slice() else { return Ok(None) };
     let Some(count) = first.as_ref().and_then(|first| first.data.clone()) else {
         // If the map was flushed, there may be other elements nevertheless.
-        let nothing = sentinel.is_some() || !nft.has(TABLE)?;
-        return Ok(nothing.then(Found::default));
+        return Ok(sentinel.is_some().then(Found::default));
     };
     let mut elements = own(found);
     let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(addr).collect();
@@ -303,7 +302,10 @@ pub(super) fn del(
         Some(all) => Ok(all),
         None => all(nft, &owner.matcher()),
     };
-    let mut servers = delete(nft, &find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))?;
+    let mut servers = BTreeSet::new();
+    if nft.has(TABLE)? {
+        servers = delete(nft, &find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))?;
+    }
     servers.extend(reference::del(nft, owner.id)?);
     Ok(servers)
 }

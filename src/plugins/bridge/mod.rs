@@ -143,7 +143,7 @@ impl Plugin for Bridge {
             host.del_link_by_index(index)?;
             registered.map_or(Ok(()), |port| spoof::del(filter, owner, &[port]))
         });
-        cx.set_end(HostEnd::own(&port));
+        cx.set_end(HostEnd::own(host, &port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
             // Once more when the addresses are known.

@@ -268,9 +268,10 @@ fn loopback_addresses_of_the_host_stay_closed() {
             let error = ports.call(verb, &pod, &list).error();
             assert!(error.code == code && error.msg.contains("cnibox_localhost"), "{error:?}");
         }
-        // The ADD of any plugin closes them again.
-        let other = Net::new(&ports.node, "loopback", "1.1.0", &json!({}));
-        other.call("ADD", "c9").netns(&Container::new().path()).ifname("lo").result();
+        // The ADD of any plugin that connects a container closes them again.
+        let ipam = ports.node.host_local(&["10.9.0.0/24"]);
+        let other = Net::new(&ports.node, "ptp", "1.1.0", &json!({"ipam": ipam}));
+        other.call("ADD", "c9").netns(&Container::new().path()).result();
         assert_eq!([service(), mapped(), forged()], [false; 3], "{rules:?}");
         ports.node.sh("nft flush chain inet cnibox_localhost prerouting");
         ports.add(&sibling, &json!([mapping(8081, 80, "tcp")]));
