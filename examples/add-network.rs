@@ -17,7 +17,7 @@ use std::io::{Write, stderr, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cnibox::runtime::{Attach, NetworkList, OnAddError, Runtime};
+use cnibox::runtime::{AttachmentParams, NetworkList, OnAddError, Runtime};
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -44,7 +44,7 @@ fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
     };
     let network = NetworkList::load(Path::new(dir), network)?;
     let id = Path::new(netns).file_name().ok_or("NETNS is not a file")?.to_string_lossy();
-    let result = runtime.add(&network, &Attach::new(&id, netns, ifname))?;
+    let result = runtime.add(&network, &AttachmentParams::new(&id, netns, ifname))?;
     for ip in result.iter().flat_map(|result| &result.ips) {
         writeln!(stdout(), "{}", ip.address)?;
     }

@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, ExitCode, ExitStatus, id};
 use std::thread::{scope, spawn};
 
-use cnibox::runtime::{Attach, NetworkList, OnAddError, Runtime};
+use cnibox::runtime::{AttachmentParams, NetworkList, OnAddError, Runtime};
 use nix::sched::{CloneFlags, setns, unshare};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -40,7 +40,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
     // The open file keeps the namespace alive; /proc/<pid>/fd is its only path.
     let netns = fresh_namespace()?;
     let path = format!("/proc/{}/fd/{}", id(), netns.as_raw_fd());
-    let attach = Attach::new(&format!("example-{}", id()), &path, "eth0");
+    let attach = AttachmentParams::new(&format!("example-{}", id()), &path, "eth0");
     if let Some(result) = runtime.add(&network, &attach)? {
         writeln!(stdout(), "{:#}", serde_json::to_value(result.to_json())?)?;
     }

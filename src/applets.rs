@@ -1,41 +1,48 @@
 //! The table of applets, one line each, sorted by name.
 
 use crate::dhcp::{Dhcp, daemon};
+use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
 use crate::plugins::{
     bandwidth::Bandwidth, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel,
     host_device::HostDevice, host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback,
     macvlan::Macvlan, portmap::Portmap, ptp::Ptp, sbr::Sbr, r#static::Static, tap::Tap,
     tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
-use crate::skel::{Applet, Kind, Service, Table};
 use crate::tool::{cnitool, ipam, repair};
 
 pub static APPLETS: &[Applet] = &[
-    Applet::plugin::<Bandwidth>(Kind::Chained),
-    Applet::plugin::<Bridge>(Kind::Interface),
-    Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
-    Applet::with_service::<Dhcp>(Kind::Ipam, Some(Service { name: "daemon", main: daemon::main })),
-    Applet::plugin::<Dummy>(Kind::Interface),
-    Applet::plugin::<Firewall>(Kind::Chained),
-    Applet::plugin::<Flannel>(Kind::Interface),
-    Applet::plugin::<HostDevice>(Kind::Interface),
-    Applet::plugin::<HostLocal>(Kind::Ipam),
-    Applet::tool("ipam", "lists and frees leases of host-local", ipam::main),
-    Applet::plugin::<Ipvlan>(Kind::Interface),
-    Applet::plugin::<Loopback>(Kind::Interface),
-    Applet::plugin::<Macvlan>(Kind::Interface),
-    Applet::plugin::<Portmap>(Kind::Chained),
-    Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::tool("repair", "restores missing rules, bridges and routes", repair::main),
-    Applet::plugin::<Sbr>(Kind::Chained),
-    Applet::plugin::<Static>(Kind::Ipam),
-    Applet::plugin::<Tap>(Kind::Interface),
-    Applet::plugin::<Tuning>(Kind::Chained),
-    Applet::plugin::<Vlan>(Kind::Interface),
-    Applet::plugin::<Vrf>(Kind::Chained),
+    Applet::for_plugin::<Bandwidth>(AppletKind::Chained),
+    Applet::for_plugin::<Bridge>(AppletKind::Interface),
+    Applet::for_tool(
+        "cnitool",
+        "attaches and detaches namespaces, as a runtime does",
+        cnitool::main,
+    ),
+    Applet::for_plugin_with_service::<Dhcp>(
+        AppletKind::Ipam,
+        Some(PluginService { name: "daemon", main: daemon::main }),
+    ),
+    Applet::for_plugin::<Dummy>(AppletKind::Interface),
+    Applet::for_plugin::<Firewall>(AppletKind::Chained),
+    Applet::for_plugin::<Flannel>(AppletKind::Interface),
+    Applet::for_plugin::<HostDevice>(AppletKind::Interface),
+    Applet::for_plugin::<HostLocal>(AppletKind::Ipam),
+    Applet::for_tool("ipam", "lists and frees leases of host-local", ipam::main),
+    Applet::for_plugin::<Ipvlan>(AppletKind::Interface),
+    Applet::for_plugin::<Loopback>(AppletKind::Interface),
+    Applet::for_plugin::<Macvlan>(AppletKind::Interface),
+    Applet::for_plugin::<Portmap>(AppletKind::Chained),
+    Applet::for_plugin::<Ptp>(AppletKind::Interface),
+    Applet::for_tool("repair", "restores missing rules, bridges and routes", repair::main),
+    Applet::for_plugin::<Sbr>(AppletKind::Chained),
+    Applet::for_plugin::<Static>(AppletKind::Ipam),
+    Applet::for_plugin::<Tap>(AppletKind::Interface),
+    Applet::for_plugin::<Tuning>(AppletKind::Chained),
+    Applet::for_plugin::<Vlan>(AppletKind::Interface),
+    Applet::for_plugin::<Vrf>(AppletKind::Chained),
 ];
 
-pub const TABLE: Table = Table { applets: APPLETS };
+pub const TABLE: AppletTable = AppletTable { applets: APPLETS };
 
 #[cfg(test)]
 mod tests {
@@ -57,7 +64,7 @@ mod tests {
         for applet in APPLETS {
             let name = applet.name.replace('-', "_");
             let folder = match applet.kind {
-                Kind::Tool => "src/tool",
+                AppletKind::Tool => "src/tool",
                 // dhcp is beside the plugins.
                 _ if applet.name == "dhcp" => "src",
                 _ => "src/plugins",
@@ -71,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_file_is_the_plugin_that_its_name_ends_in() {
-        let name = |file| TABLE.of_file(file).map(|applet| applet.name);
+        let name = |file| TABLE.find_by_file_name(file).map(|applet| applet.name);
         for (file, applet) in [
             ("bridge", Some("bridge")),
             ("host-local", Some("host-local")),
@@ -91,9 +98,9 @@ mod tests {
     #[test]
     fn names_are_exact() {
         assert!(
-            TABLE.find("bridge").is_some()
-                && TABLE.find("bridg").is_none()
-                && TABLE.find("xbridge").is_none()
+            TABLE.find_applet("bridge").is_some()
+                && TABLE.find_applet("bridg").is_none()
+                && TABLE.find_applet("xbridge").is_none()
         );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Texts are lower case without a full stop and say what was attempted, on what, and why it
 //! failed: `add address 10.1.2.3/24 to "eth0": file exists`. Context is put in front
-//! ([`Context::context`]), causes are never repeated. Errors of a delegate keep their code and
+//! ([`ErrorContext::context`]), causes are never repeated. Errors of a delegate keep their code and
 //! message ([`Error::foreign`]); context added to them lands in `details`.
 #![warn(missing_docs)]
 
@@ -15,41 +15,41 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error code of the CNI specification (section "Error"), or a plugin's own from 100 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(pub u32);
+pub struct ErrorCode(pub u32);
 
-impl Code {
+impl ErrorCode {
     /// A plugin failed without an error object.
-    pub const UNKNOWN: Code = Code(0);
+    pub const UNKNOWN: ErrorCode = ErrorCode(0);
     /// The configuration's `cniVersion` is not supported.
-    pub const INCOMPATIBLE_VERSION: Code = Code(1);
+    pub const INCOMPATIBLE_VERSION: ErrorCode = ErrorCode(1);
     /// A field of the configuration is not supported; the message names key and value.
-    pub const UNSUPPORTED_FIELD: Code = Code(2);
+    pub const UNSUPPORTED_FIELD: ErrorCode = ErrorCode(2);
     /// The container is unknown; the runtime need not clean up.
-    pub const UNKNOWN_CONTAINER: Code = Code(3);
+    pub const UNKNOWN_CONTAINER: ErrorCode = ErrorCode(3);
     /// A `CNI_*` environment variable is missing or invalid; the message names it.
-    pub const INVALID_ENVIRONMENT: Code = Code(4);
+    pub const INVALID_ENVIRONMENT: ErrorCode = ErrorCode(4);
     /// Reading standard input or a state file failed.
-    pub const IO: Code = Code(5);
+    pub const IO: ErrorCode = ErrorCode(5);
     /// The configuration is not valid JSON, or has a value of the wrong type.
-    pub const DECODE: Code = Code(6);
+    pub const DECODE: ErrorCode = ErrorCode(6);
     /// The configuration decodes, but has invalid or contradictory values.
-    pub const INVALID_CONFIG: Code = Code(7);
+    pub const INVALID_CONFIG: ErrorCode = ErrorCode(7);
     /// `CNI_NETNS` is the plugin's own namespace (the reference's code, not in the specification).
-    pub const INVALID_NETNS: Code = Code(8);
+    pub const INVALID_NETNS: ErrorCode = ErrorCode(8);
     /// A transient condition; the runtime may retry.
-    pub const TRY_AGAIN: Code = Code(11);
+    pub const TRY_AGAIN: ErrorCode = ErrorCode(11);
     /// STATUS: the plugin cannot serve ADD.
-    pub const NOT_AVAILABLE: Code = Code(50);
+    pub const NOT_AVAILABLE: ErrorCode = ErrorCode(50);
     /// STATUS: as 50, and existing containers may be cut off.
-    pub const LIMITED_CONNECTIVITY: Code = Code(51);
+    pub const LIMITED_CONNECTIVITY: ErrorCode = ErrorCode(51);
     /// Anything else: the reference's code for every untyped error.
-    pub const INTERNAL: Code = Code(999);
+    pub const INTERNAL: ErrorCode = ErrorCode(999);
 }
 
 /// An error of a plugin or of the runtime side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    code: Code,
+    code: ErrorCode,
     msg: String,
     details: String,
     foreign: bool,
@@ -57,29 +57,34 @@ pub struct Error {
 
 impl Error {
     /// An error with a code of its own.
-    pub fn new(code: Code, msg: impl Into<String>) -> Error {
+    pub fn new(code: ErrorCode, msg: impl Into<String>) -> Error {
         Error { code, msg: msg.into(), details: String::new(), foreign: false }
     }
 
     /// An error of the plugin's own logic, code 999.
     pub fn internal(msg: impl Into<String>) -> Error {
-        Error::new(Code::INTERNAL, msg)
+        Error::new(ErrorCode::INTERNAL, msg)
     }
 
     /// A configuration that decodes but cannot work, code 7.
     pub fn config(msg: impl Into<String>) -> Error {
-        Error::new(Code::INVALID_CONFIG, msg)
+        Error::new(ErrorCode::INVALID_CONFIG, msg)
     }
 
     /// The error object of another plugin: code and message stay as they are whatever context is
     /// added on the way up.
-    pub fn foreign(code: Code, msg: impl Into<String>, details: impl Into<String>) -> Error {
+    pub fn from_other_plugin(
+        code: ErrorCode,
+        msg: impl Into<String>,
+        details: impl Into<String>,
+    ) -> Error {
         Error { code, msg: msg.into(), details: details.into(), foreign: true }
     }
 
     /// A failed system call or file operation on `what`: `open /x: no such file or directory`.
     pub fn io(what: impl fmt::Display, cause: &io::Error) -> Error {
-        Error::new(Code::IO, format!("{what}: {}", io_text(cause))).with_details(remedy(cause))
+        Error::new(ErrorCode::IO, format!("{what}: {}", io_text(cause)))
+            .with_details(io_remedy(cause))
     }
 
     /// Sets the details: the remedy, or the circumstances.
@@ -91,7 +96,7 @@ impl Error {
 
     /// Changes the code, keeping the text.
     #[must_use]
-    pub fn with_code(mut self, code: Code) -> Error {
+    pub fn with_code(mut self, code: ErrorCode) -> Error {
         self.code = code;
         self
     }
@@ -109,12 +114,12 @@ impl Error {
     }
 
     /// The CNI error code.
-    pub fn code(&self) -> Code {
+    pub fn code(&self) -> ErrorCode {
         self.code
     }
 
     /// The message, without the details.
-    pub fn msg(&self) -> &str {
+    pub fn message(&self) -> &str {
         &self.msg
     }
 
@@ -125,7 +130,7 @@ impl Error {
 
     /// One error for several: the first one's code and details, all messages joined with `; `.
     /// `None` if there is nothing to report.
-    pub fn join(errors: Vec<Error>) -> Option<Error> {
+    pub fn join_all(errors: Vec<Error>) -> Option<Error> {
         let mut errors = errors.into_iter();
         let mut first = errors.next()?;
         for error in errors {
@@ -148,21 +153,21 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Adds context to a failing `Result`; the closure runs only on failure.
-pub trait Context<T> {
+pub trait ErrorContext<T> {
     /// Puts `what()` in front of the error's message.
     fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T>;
 
-    /// Changes the code to [`Code::NOT_AVAILABLE`], for STATUS.
+    /// Changes the code to [`ErrorCode::NOT_AVAILABLE`], for STATUS.
     fn or_unavailable(self) -> Result<T>;
 }
 
-impl<T, E: Into<Error>> Context<T> for Result<T, E> {
+impl<T, E: Into<Error>> ErrorContext<T> for Result<T, E> {
     fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T> {
         self.map_err(|e| e.into().context(what()))
     }
 
     fn or_unavailable(self) -> Result<T> {
-        self.map_err(|e| e.into().with_code(Code::NOT_AVAILABLE))
+        self.map_err(|e| e.into().with_code(ErrorCode::NOT_AVAILABLE))
     }
 }
 
@@ -179,7 +184,7 @@ pub fn errno_text(errno: Errno) -> String {
 }
 
 /// The remedy for a failed operation on a file, by its errno; empty if the remedy depends on the operation.
-fn remedy(cause: &io::Error) -> &'static str {
+fn io_remedy(cause: &io::Error) -> &'static str {
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EROFS) => "its file system is mounted read-only: mount it read-write",
         Some(Errno::ENOSPC) => "free space on its file system, or inodes: \"df -i\" counts them",
@@ -205,15 +210,17 @@ mod tests {
     fn context_goes_in_front_and_details_stay() {
         let error = Error::config("no such master").with_details("create it").context("macvlan");
         assert_eq!(error.to_string(), "macvlan: no such master; create it");
-        assert_eq!(error.code(), Code::INVALID_CONFIG);
+        assert_eq!(error.code(), ErrorCode::INVALID_CONFIG);
     }
 
     #[test]
     fn a_delegates_error_keeps_its_message() {
-        let error = Error::foreign(Code(105), "pool empty", "").context("host-local");
-        assert_eq!((error.code(), error.msg()), (Code(105), "pool empty"));
+        let error =
+            Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
+        assert_eq!((error.code(), error.message()), (ErrorCode(105), "pool empty"));
         assert_eq!(error.details(), "host-local");
-        let error = Error::foreign(Code(105), "pool empty", "since noon").context("host-local");
+        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "since noon")
+            .context("host-local");
         assert_eq!(error.details(), "since noon");
     }
 
@@ -222,7 +229,7 @@ mod tests {
         assert_eq!(errno_text(Errno::ENOENT), "no such file or directory");
         assert_eq!(errno_text(Errno::EIO), "I/O error");
         let error = io::Error::from_raw_os_error(libc_enoent());
-        assert_eq!(Error::io("open /x", &error).msg(), "open /x: no such file or directory");
+        assert_eq!(Error::io("open /x", &error).message(), "open /x: no such file or directory");
     }
 
     fn libc_enoent() -> i32 {
@@ -231,8 +238,8 @@ mod tests {
 
     #[test]
     fn joined_errors_keep_the_first_code() {
-        assert_eq!(Error::join(vec![]), None);
-        let both = Error::join(vec![Error::new(Code(100), "a"), Error::internal("b")]);
+        assert_eq!(Error::join_all(vec![]), None);
+        let both = Error::join_all(vec![Error::new(ErrorCode(100), "a"), Error::internal("b")]);
         assert_eq!(both.map(|e| e.to_string()), Some("a; b".to_owned()));
     }
 }

@@ -28,27 +28,28 @@ use nix::sched::{CloneFlags, unshare};
 
 /// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug)]
-pub struct Feature {
+pub struct KernelFeature {
     /// The name in the list of skipped tests.
     pub name: &'static str,
     /// A shell script that succeeds in a fresh network namespace if the kernel has the feature.
     probe: &'static str,
 }
 
-pub const DUMMY: Feature = Feature { name: "dummy", probe: "ip link add p type dummy" };
-pub const VRF: Feature = Feature { name: "vrf", probe: "ip link add p type vrf table 9" };
-pub const VLAN: Feature = Feature {
+pub const DUMMY: KernelFeature = KernelFeature { name: "dummy", probe: "ip link add p type dummy" };
+pub const VRF: KernelFeature =
+    KernelFeature { name: "vrf", probe: "ip link add p type vrf table 9" };
+pub const VLAN: KernelFeature = KernelFeature {
     name: "8021q",
     probe: "ip link add p type veth peer q && ip link add link p name p.5 type vlan id 5",
 };
-pub const IPVLAN: Feature = Feature {
+pub const IPVLAN: KernelFeature = KernelFeature {
     name: "ipvlan",
     probe: "ip link add p type veth peer q && ip link add link p name i type ipvlan mode l2",
 };
-pub const BRIDGE_VLAN: Feature =
-    Feature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+pub const BRIDGE_VLAN: KernelFeature =
+    KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
-pub const CARDS: Feature = Feature {
+pub const CARDS: KernelFeature = KernelFeature {
     name: "spare network cards",
     probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
             ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
@@ -59,7 +60,7 @@ pub const CARDS: Feature = Feature {
 #[macro_export]
 macro_rules! needs {
     ($($feature:expr),+ $(,)?) => {
-        if !$crate::lane::offers(&[$($feature),+]) {
+        if !$crate::lane::has_feature(&[$($feature),+]) {
             return;
         }
     };
@@ -67,8 +68,8 @@ macro_rules! needs {
 pub use needs;
 
 /// Whether this kernel has all features; if not, the running test is recorded as skipped.
-pub fn offers(features: &[Feature]) -> bool {
-    let lacking: Vec<_> = features.iter().filter(|f| !probed(f)).map(|f| f.name).collect();
+pub fn has_feature(features: &[KernelFeature]) -> bool {
+    let lacking: Vec<_> = features.iter().filter(|f| !probe_features(f)).map(|f| f.name).collect();
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     if lacking.is_empty() {
         return lane != "list";
@@ -90,24 +91,24 @@ pub fn offers(features: &[Feature]) -> bool {
 
 /// Starts the running test's clock. Fails a test that needs no feature while `CNIBOX_LANE=list`
 /// collects missing features.
-pub fn begin() {
+pub fn begin_test() {
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     assert_ne!(lane, "list", "needs nothing, and is not run");
     CLOCK.with(|_| ());
 }
 
 thread_local! {
-    static CLOCK: Clock = Clock { begin: Instant::now(), thread: std::thread::current() };
+    static CLOCK: TestClock = TestClock { begin: Instant::now(), thread: std::thread::current() };
 }
 
 /// Lives as long as the thread of a test. Then it appends a line `seconds<tab>test` to the file that
 /// `CNIBOX_TIMES` names.
-struct Clock {
+struct TestClock {
     begin: Instant,
     thread: Thread,
 }
 
-impl Drop for Clock {
+impl Drop for TestClock {
     fn drop(&mut self) {
         let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name())
         else {
@@ -120,7 +121,7 @@ impl Drop for Clock {
     }
 }
 
-fn probed(feature: &Feature) -> bool {
+fn probe_features(feature: &KernelFeature) -> bool {
     static KNOWN: Mutex<BTreeMap<&'static str, bool>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap();
     *known.entry(feature.name).or_insert_with(|| in_a_namespace(feature.probe))

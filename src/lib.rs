@@ -12,7 +12,7 @@
 //! | 4 | [`plugins`] | one file or folder per plugin |
 //! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
 //! | 4 | [`runtime`] | the calling side: lists, requests, execution, cache; a library for runtimes |
-//! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
+//! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |
 //! | 2 | [`invoke`] | finding and running a plugin |
@@ -27,7 +27,7 @@
 //! | | `start` | the executable's way to the applet |
 //! | | `testing`, `lane` | what tests use of all this; the kernel features that a test needs |
 //!
-//! A plugin is a type that implements [`skel::Plugin`]; start reading at
+//! A plugin is a type that implements [`framework::Plugin`]; start reading at
 //! `plugins/loopback.rs`, the smallest one, then `plugins/ptp.rs`.
 //!
 //! A Rust program that is a container runtime uses [`runtime`]; everything else is private. Without the default feature
@@ -48,6 +48,8 @@ mod dhcp;
 mod error;
 mod files;
 #[cfg(feature = "plugins")]
+mod framework;
+#[cfg(feature = "plugins")]
 mod iface;
 mod invoke;
 #[cfg(any(test, feature = "testing"))]
@@ -67,8 +69,6 @@ mod plugins;
 #[cfg(feature = "plugins")]
 mod repairs;
 pub mod runtime;
-#[cfg(feature = "plugins")]
-mod skel;
 mod sort;
 #[cfg(feature = "plugins")]
 #[doc(hidden)]

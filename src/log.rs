@@ -23,7 +23,7 @@ pub fn set_network(name: &str) {
 }
 
 /// The prefix of lines, with a colon. Empty in a tool, which calls plugins without [`set_call`].
-fn prefix() -> String {
+fn line_prefix() -> String {
     PREFIX.with_borrow(|[call, network]| match call.as_str() {
         "" => String::new(),
         call => format!("{call}{network}: "),
@@ -32,13 +32,13 @@ fn prefix() -> String {
 
 /// Logs an error that does not fail the call (a rollback step, a skipped file).
 pub fn warn(message: impl fmt::Display) {
-    line(format_args!("cnibox: {}{message}", prefix()));
+    write_line(format_args!("cnibox: {}{message}", line_prefix()));
 }
 
 /// Logs a step, with `CNI_LOG=debug`.
 pub fn debug(message: impl fmt::Display) {
     if is_level("debug") {
-        line(format_args!("cnibox: debug: {}{message}", prefix()));
+        write_line(format_args!("cnibox: debug: {}{message}", line_prefix()));
     }
 }
 
@@ -48,13 +48,13 @@ pub fn is_level(level: &str) -> bool {
 }
 
 /// Writes one line. Errors of stderr are ignored.
-pub fn line(text: impl fmt::Display) {
-    drop(writeln!(std::io::stderr().lock(), "{}", printable(&text.to_string())));
+pub fn write_line(text: impl fmt::Display) {
+    drop(writeln!(std::io::stderr().lock(), "{}", escape_control_chars(&text.to_string())));
 }
 
 /// The text for a terminal, with control characters as escapes of JSON: configurations, arguments and errors of others
 /// may contain sequences that change the terminal's state or hide text. JSON stays the same JSON.
-pub fn printable(text: &str) -> String {
+pub fn escape_control_chars(text: &str) -> String {
     let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     // Embeddings, overrides and isolates of text direction (Unicode, UAX #9).
     let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -81,7 +81,7 @@ mod tests {
             ("\u{9b}1m \u{7f} \u{202e}abc", "\\u009b1m \\u007f \\u202eabc"),
             ("a\tb\nä \u{1f600}", "a\tb\nä \u{1f600}"),
         ] {
-            assert_eq!(printable(text), expected);
+            assert_eq!(escape_control_chars(text), expected);
         }
     }
 }

@@ -19,7 +19,7 @@ extern "C" fn main() -> i32 {
         unsafe { signal(failed_write, SigHandler::SigIgn) }.map(drop)
     });
     match start::open_standard_files().and(ignored) {
-        Ok(()) => start::number(run_applet()),
+        Ok(()) => start::exit_code_number(run_applet()),
         Err(_) => 1,
     }
 }

@@ -1,9 +1,9 @@
 //! Network namespaces: opening them, and running code in them.
 //!
-//! Only this file calls setns(2) and unshare(2). [`Netns::run`] moves the calling thread into the namespace and back,
+//! Only this file calls setns(2) and unshare(2). [`Netns::run_inside`] moves the calling thread into the namespace and back,
 //! also after a panic. A thread that cannot return may still use the descriptors that it opened on the host, for the
-//! rollback, but opening files, writing parameters and starting programs are refused ([`at_home`]). Starting a thread
-//! instead, as [`Netns::visit`] does, costs a tenth of an ADD.
+//! rollback, but opening files, writing parameters and starting programs are refused ([`require_home_netns`]). Starting a thread
+//! instead, as [`Netns::spawn_inside`] does, costs a tenth of an ADD.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -36,7 +36,7 @@ const STACK_SIZE: usize = 256 * 1024;
 /// a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new inode at
 /// every lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct NetnsId {
+pub struct NetnsIdentity {
     /// The device of the file system of namespaces.
     pub dev: u64,
     /// The namespace's number.
@@ -45,9 +45,9 @@ pub struct NetnsId {
     pub ctime: i64,
 }
 
-impl NetnsId {
+impl NetnsIdentity {
     /// The identity of the namespace at `path`; `None` if there is none.
-    pub fn at(path: &Path) -> Option<NetnsId> {
+    pub fn at_path(path: &Path) -> Option<NetnsIdentity> {
         let own = path.symlink_metadata().ok()?;
         if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
             return None;
@@ -58,7 +58,11 @@ impl NetnsId {
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
         let ctime = meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec());
-        Some(NetnsId { dev: meta.dev(), ino: meta.ino(), ctime: if pinned { ctime } else { 0 } })
+        Some(NetnsIdentity {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            ctime: if pinned { ctime } else { 0 },
+        })
     }
 }
 
@@ -71,10 +75,10 @@ nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64,
 /// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also one
 /// that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many open files,
 /// says nothing about it.
-pub fn current_cookie() -> Result<Option<u64>, Error> {
+pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
     let socket = socket(AddressFamily::Inet, kind, flags, None)
-        .map_err(|e| entering("open a socket in", CURRENT, e))?;
+        .map_err(|e| syscall_error("open a socket in", CURRENT, e))?;
     Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
@@ -85,7 +89,7 @@ pub fn current_id() -> Option<u64> {
 }
 
 /// As [`current_id`], by a socket that the calling thread has opened in its namespace.
-pub fn id_by(socket: &impl AsFd) -> Option<u64> {
+pub fn id_by_socket(socket: &impl AsFd) -> Option<u64> {
     getsockopt(socket, NetnsCookie).ok().or_else(current_inode)
 }
 
@@ -96,7 +100,7 @@ pub fn current_inode() -> Option<u64> {
 
 /// Why a namespace could not be opened or entered.
 #[derive(Debug)]
-pub enum Error {
+pub enum NetnsError {
     /// Something else is at the path, for example the plain file that a reboot leaves of a bind
     /// mount. Holds the magic number of its file system.
     NotNamespace(PathBuf, FsType),
@@ -106,13 +110,13 @@ pub enum Error {
     Stranded(Errno),
 }
 
-impl Error {
+impl NetnsError {
     /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel accepts,
     /// that leads through a file, or through links without end, can never exist.
     pub fn is_gone(&self) -> bool {
         match self {
-            Error::NotNamespace(..) => true,
-            Error::Io(_, _, cause) => {
+            NetnsError::NotNamespace(..) => true,
+            NetnsError::Io(_, _, cause) => {
                 let errno = cause.raw_os_error().map(Errno::from_raw);
                 matches!(
                     errno,
@@ -125,21 +129,21 @@ impl Error {
                     )
                 )
             }
-            Error::Stranded(_) => false,
+            NetnsError::Stranded(_) => false,
         }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for NetnsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotNamespace(path, magic) => {
-                write!(f, "unknown FS magic on {}: {:x}", quoted(path), magic.0)
+            NetnsError::NotNamespace(path, magic) => {
+                write!(f, "unknown FS magic on {}: {:x}", quoted_path(path), magic.0)
             }
-            Error::Io(call, path, cause) => {
-                write!(f, "{call} {}: {}", quoted(path), io_text(cause))
+            NetnsError::Io(call, path, cause) => {
+                write!(f, "{call} {}: {}", quoted_path(path), io_text(cause))
             }
-            Error::Stranded(errno) => write!(
+            NetnsError::Stranded(errno) => write!(
                 f,
                 "return to the host's network namespace: {}; the next DEL removes what this call left",
                 errno_text(*errno)
@@ -148,16 +152,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for NetnsError {}
 
-impl From<Error> for error::Error {
-    fn from(error: Error) -> Self {
+impl From<NetnsError> for error::Error {
+    fn from(error: NetnsError) -> Self {
         let top = error::Error::internal(error.to_string());
         let details = match &error {
-            Error::NotNamespace(..) => {
+            NetnsError::NotNamespace(..) => {
                 "no network namespace is mounted there: \"ip netns add NAME\" makes one at /run/netns/NAME"
             }
-            Error::Io(_, path, cause) => match cause.kind() {
+            NetnsError::Io(_, path, cause) => match cause.kind() {
                 io::ErrorKind::NotFound => {
                     let named = path.file_name().map(|name| Path::new("/run/netns").join(name));
                     if let Some(named) = named.filter(|named| named.exists()) {
@@ -168,7 +172,7 @@ impl From<Error> for error::Error {
                 io::ErrorKind::PermissionDenied => "cnibox needs CAP_SYS_ADMIN: run it as root",
                 _ => "",
             },
-            Error::Stranded(_) => "",
+            NetnsError::Stranded(_) => "",
         };
         top.with_details(details)
     }
@@ -183,33 +187,35 @@ pub struct Netns {
 
 impl Netns {
     /// Opens the namespace at `path`.
-    pub fn open(path: impl Into<PathBuf>) -> Result<Netns, Error> {
+    pub fn open(path: impl Into<PathBuf>) -> Result<Netns, NetnsError> {
         let path = path.into();
         let magic = check_magic(&path)?;
         match File::open(&path) {
-            Ok(file) if is_of_another_kind(&path, &file) => Err(Error::NotNamespace(path, magic)),
+            Ok(file) if is_of_another_kind(&path, &file) => {
+                Err(NetnsError::NotNamespace(path, magic))
+            }
             Ok(file) => Ok(Netns { file: Arc::new(file), path }),
-            Err(cause) => Err(Error::Io("open", path, cause)),
+            Err(cause) => Err(NetnsError::Io("open", path, cause)),
         }
     }
 
     /// A namespace that another process has opened and passed; `path` is for messages.
-    pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
+    pub fn from_descriptor(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
         Netns { file: Arc::new(descriptor.into()), path: path.into() }
     }
 
     /// Opens the namespace of the calling thread.
-    pub fn current() -> Result<Netns, Error> {
-        let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
+    pub fn open_current() -> Result<Netns, NetnsError> {
+        let file = File::open(CURRENT).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))?;
         Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
     /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while this
     /// process runs.
-    pub fn fresh() -> Result<Netns, Error> {
+    pub fn create_unnamed() -> Result<Netns, NetnsError> {
         let file = on_scratch_thread(|| {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|e| entering("unshare", CURRENT, e))?;
-            File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("unshare", CURRENT, e))?;
+            File::open(CURRENT).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))
         })??;
         let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
         Ok(Netns { file: Arc::new(file), path: path.into() })
@@ -221,63 +227,66 @@ impl Netns {
     }
 
     /// Whether both are the same namespace, whatever their paths.
-    pub fn same_as(&self, other: &Netns) -> Result<bool, Error> {
-        Ok(self.identity()? == other.identity()?)
+    pub fn is_same_as(&self, other: &Netns) -> Result<bool, NetnsError> {
+        Ok(self.device_and_inode()? == other.device_and_inode()?)
     }
 
     /// Runs `f` in this namespace. A panic of `f` continues in the caller. `f` must not start threads that outlive `f`:
     /// they would stay in the namespace.
-    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
-        at_home()?;
+    pub fn run_inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+        require_home_netns()?;
         let there = || {
-            self.enter()?;
+            self.move_thread_into()?;
             Ok(f())
         };
-        let Some(back) = WayBack::find() else { return on_scratch_thread(there)? };
+        let Some(back) = NetnsReturnGuard::for_current_thread() else {
+            return on_scratch_thread(there)?;
+        };
         let outcome = there();
         drop(back);
-        at_home().and(outcome)
+        require_home_netns().and(outcome)
     }
 
-    fn enter(&self) -> Result<(), Error> {
+    fn move_thread_into(&self) -> Result<(), NetnsError> {
         setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|e| entering("enter network namespace", &self.path, e))
+            .map_err(|e| syscall_error("enter network namespace", &self.path, e))
     }
 
     /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
-    pub fn visit<T: Send + 'static>(
+    pub fn spawn_inside<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<JoinHandle<Result<T, Error>>, Error> {
+    ) -> Result<JoinHandle<Result<T, NetnsError>>, NetnsError> {
         let there = self.clone();
         let enter = move || {
-            there.enter()?;
+            there.move_thread_into()?;
             Ok(f())
         };
         let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(enter);
-        thread.map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
+        thread.map_err(|e| NetnsError::Io("start a thread for", self.path.clone(), e))
     }
 
     /// Device and inode, which identify the namespace while it exists.
-    pub fn identity(&self) -> Result<(u64, u64), Error> {
-        let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
+    pub fn device_and_inode(&self) -> Result<(u64, u64), NetnsError> {
+        let meta =
+            self.file.metadata().map_err(|e| NetnsError::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
     }
 }
 
 /// The previous namespace of a thread, to which the thread returns when this is dropped.
-struct WayBack(Arc<File>);
+struct NetnsReturnGuard(Arc<File>);
 
-impl WayBack {
+impl NetnsReturnGuard {
     /// The way back to the calling thread's present namespace; `None` if the thread may not enter it, as in a process
     /// with a user namespace of its own.
-    fn find() -> Option<WayBack> {
-        let home = Netns::current().ok()?.file;
-        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(home))
+    fn for_current_thread() -> Option<NetnsReturnGuard> {
+        let home = Netns::open_current().ok()?.file;
+        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| NetnsReturnGuard(home))
     }
 }
 
-impl Drop for WayBack {
+impl Drop for NetnsReturnGuard {
     fn drop(&mut self) {
         if setns(&self.0, CloneFlags::CLONE_NEWNET).is_err() {
             STRANDED.set(Some(self.0.clone()));
@@ -292,10 +301,10 @@ thread_local! {
 
 /// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be the
 /// container's. Tries once more to return.
-pub fn at_home() -> Result<(), Error> {
+pub fn require_home_netns() -> Result<(), NetnsError> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };
-        setns(home, CloneFlags::CLONE_NEWNET).map_err(Error::Stranded)?;
+        setns(home, CloneFlags::CLONE_NEWNET).map_err(NetnsError::Stranded)?;
         *stranded = None;
         Ok(())
     })
@@ -321,33 +330,33 @@ fn is_of_another_kind(path: &Path, file: &File) -> bool {
 
 /// Refuses files that are on neither nsfs nor proc, before opening them: opening a pipe or a device could block or have
 /// effects.
-fn check_magic(path: &Path) -> Result<FsType, Error> {
-    let stat = statfs(path).map_err(|errno| entering("failed to Statfs", path, errno))?;
+fn check_magic(path: &Path) -> Result<FsType, NetnsError> {
+    let stat = statfs(path).map_err(|errno| syscall_error("failed to Statfs", path, errno))?;
     let magic = stat.filesystem_type();
     if magic == NSFS_MAGIC || magic == PROC_SUPER_MAGIC {
         return Ok(magic);
     }
-    Err(Error::NotNamespace(path.into(), magic))
+    Err(NetnsError::NotNamespace(path.into(), magic))
 }
 
-fn entering(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Error {
-    Error::Io(call, path.into(), errno.into())
+fn syscall_error(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> NetnsError {
+    NetnsError::Io(call, path.into(), errno.into())
 }
 
 /// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f` to the thread end with
 /// the thread. A panic of `f` continues in the caller.
-pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
             .stack_size(STACK_SIZE)
             .spawn_scoped(scope, f)
-            .map_err(|e| Error::Io("start a thread for", CURRENT.into(), e))?;
+            .map_err(|e| NetnsError::Io("start a thread for", CURRENT.into(), e))?;
         Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
     })
 }
 
 /// The path in double quotes, as in the reference's messages.
-fn quoted(path: &Path) -> String {
+fn quoted_path(path: &Path) -> String {
     format!("{:?}", path.to_string_lossy())
 }
 
@@ -357,8 +366,8 @@ fn quoted(path: &Path) -> String {
 ///
 /// Without `CAP_SYS_ADMIN`.
 #[cfg(test)]
-pub fn isolate() {
-    crate::lane::begin();
+pub fn isolate_test_thread() {
+    crate::lane::begin_test();
     unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under unshare -rn");
 }
 
@@ -371,11 +380,15 @@ mod tests {
 
     #[test]
     fn each_namespace_has_a_cookie() {
-        isolate();
-        let there = Netns::fresh().unwrap();
+        isolate_test_thread();
+        let there = Netns::create_unnamed().unwrap();
         let ids = [current_id, || Some(current_cookie().unwrap().expect("older than Linux 5.14"))];
-        let of = |ns: &Netns| ids.map(|id| ns.run(id).unwrap().unwrap());
-        let all = [of(&Netns::current().unwrap()), of(&there), of(&Netns::fresh().unwrap())];
+        let of = |ns: &Netns| ids.map(|id| ns.run_inside(id).unwrap().unwrap());
+        let all = [
+            of(&Netns::open_current().unwrap()),
+            of(&there),
+            of(&Netns::create_unnamed().unwrap()),
+        ];
         assert!(all.iter().all(|[id, cookie]| id == cookie && *id < 0xf000_0000), "{all:?}");
         assert!(all[0] != all[1] && all[1] != all[2] && all[2] != all[0] && all[1] == of(&there));
         assert!(current_inode().unwrap() >= 0xf000_0000);
@@ -393,24 +406,24 @@ mod tests {
                 "enter network namespace \"/proc/self/status\": invalid argument",
             ),
         ] {
-            assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
-            let error = Netns::open(path).and_then(|ns| ns.run(|| ())).unwrap_err();
+            assert_eq!(NetnsIdentity::at_path(Path::new(path)), None, "{path}");
+            let error = Netns::open(path).and_then(|ns| ns.run_inside(|| ())).unwrap_err();
             assert!(error.is_gone() == gone && error.to_string().starts_with(text), "{error}");
         }
     }
 
     #[test]
     fn run_comes_back_also_after_a_panic() {
-        isolate();
-        let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
-        assert!(!home.same_as(&other).unwrap());
-        assert!(Netns::open(other.path()).unwrap().same_as(&other).unwrap());
-        let is_other = || Netns::current().unwrap().same_as(&other).unwrap();
-        assert!(other.run(is_other).unwrap() && !is_other());
-        let fails = || other.run(|| -> () { panic::panic_any("inside") });
+        isolate_test_thread();
+        let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
+        assert!(!home.is_same_as(&other).unwrap());
+        assert!(Netns::open(other.path()).unwrap().is_same_as(&other).unwrap());
+        let is_other = || Netns::open_current().unwrap().is_same_as(&other).unwrap();
+        assert!(other.run_inside(is_other).unwrap() && !is_other());
+        let fails = || other.run_inside(|| -> () { panic::panic_any("inside") });
         let caught = panic::catch_unwind(panic::AssertUnwindSafe(fails));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
-        assert!(Netns::current().unwrap().same_as(&home).unwrap());
+        assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }
 
     #[test]
@@ -418,16 +431,20 @@ mod tests {
         const NAME: &str = "netns::tests::without_a_way_back_a_thread_enters_instead";
         const IN_CHILD: &str = "CNIBOX_TEST_IN_CHILD";
         if env::var_os(IN_CHILD).is_none() {
-            isolate();
+            isolate_test_thread();
             let mut child = Command::new("unshare");
             child.args(["--user", "--map-root-user"]).arg(env::current_exe().unwrap());
             let status = child.args([NAME, "--exact"]).env(IN_CHILD, "1").status().unwrap();
             assert!(status.success(), "{status}");
             return;
         }
-        assert!(WayBack::find().is_none());
-        let (home, other) = (Netns::current().unwrap(), Netns::fresh().unwrap());
-        assert!(other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap());
-        assert!(Netns::current().unwrap().same_as(&home).unwrap());
+        assert!(NetnsReturnGuard::for_current_thread().is_none());
+        let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
+        assert!(
+            other
+                .run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap())
+                .unwrap()
+        );
+        assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }
 }

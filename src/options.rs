@@ -11,7 +11,7 @@ const RENAMED: [(&str, &str); 1] = [("--net-conf-path", "--conf-dir")];
 
 /// An option of a command.
 #[derive(Debug)]
-pub struct Opt {
+pub struct CommandOption {
     /// The long name, with its dashes.
     pub flag: &'static str,
     /// The short name, one letter.
@@ -23,17 +23,23 @@ pub struct Opt {
 }
 
 /// An option without a short name.
-pub const fn opt(flag: &'static str, value: &'static str, about: &'static str) -> Opt {
-    Opt { flag, short: None, value, about }
+pub const fn long_option(
+    flag: &'static str,
+    value: &'static str,
+    about: &'static str,
+) -> CommandOption {
+    CommandOption { flag, short: None, value, about }
 }
 
 /// An option of every command.
-pub const HELP: Opt = Opt { short: Some('h'), ..opt("--help", "", "print this text") };
+pub const HELP: CommandOption =
+    CommandOption { short: Some('h'), ..long_option("--help", "", "print this text") };
 /// An option of every command.
-pub const VERSION: Opt = Opt { short: Some('V'), ..opt("--version", "", "print the version") };
+pub const VERSION: CommandOption =
+    CommandOption { short: Some('V'), ..long_option("--version", "", "print the version") };
 
 /// The options of a command, including those of every command.
-pub fn all(options: &[Opt]) -> impl Iterator<Item = &Opt> {
+pub fn all_options(options: &[CommandOption]) -> impl Iterator<Item = &CommandOption> {
     options.iter().chain([&HELP, &VERSION])
 }
 
@@ -47,7 +53,7 @@ pub struct CommandLine {
 
 /// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ParsedCommandLine {
     /// `-h`, `--help`, or `help` as the first word.
     Help,
     /// `-V` or `--version`.
@@ -58,89 +64,93 @@ pub enum Asked {
 
 /// Parses the arguments of a command with these options, `--help` and `--version`. Options may be
 /// anywhere before `--`, as `--name value` or `--name=value`.
-pub fn parse(args: Vec<String>, options: &[Opt]) -> Result<Asked> {
+pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<ParsedCommandLine> {
     let mut line = CommandLine::default();
     let mut parser = Parser::from_args(args);
-    while let Some(arg) = parser.next().map_err(|wrong| usage(wrong.to_string()))? {
-        let matches = |opt: &&Opt| match arg {
-            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name) || replaces(opt, name),
+    while let Some(arg) = parser.next().map_err(|wrong| usage_error(wrong.to_string()))? {
+        let matches = |opt: &&CommandOption| match arg {
+            Arg::Long(name) => {
+                opt.flag.strip_prefix("--") == Some(name) || replaces_renamed(opt, name)
+            }
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
         };
-        match all(options).find(matches) {
+        match all_options(options).find(matches) {
             Some(opt) if opt.value.is_empty() => line.options.push((opt.flag, String::new())),
             Some(opt) => {
                 let missing = format!("option {} needs a value: {}", opt.flag, opt.value);
-                let value = parser.value().map_err(|_| usage(missing))?;
+                let value = parser.value().map_err(|_| usage_error(missing))?;
                 line.options.push((opt.flag, value.to_string_lossy().into_owned()));
             }
             None => match arg {
                 Arg::Value(word) => line.words.push(word.to_string_lossy().into_owned()),
-                Arg::Long(name) => return Err(unknown(&format!("--{name}"), options)),
-                Arg::Short(letter) => return Err(unknown(&format!("-{letter}"), options)),
+                Arg::Long(name) => return Err(unknown_option_error(&format!("--{name}"), options)),
+                Arg::Short(letter) => {
+                    return Err(unknown_option_error(&format!("-{letter}"), options));
+                }
             },
         }
     }
-    let help = line.has(HELP.flag) || line.words.first().is_some_and(|word| word == "help");
+    let help = line.has_option(HELP.flag) || line.words.first().is_some_and(|word| word == "help");
     Ok(match line {
-        _ if help => Asked::Help,
-        line if line.has(VERSION.flag) => Asked::Version,
-        line => Asked::Work(line),
+        _ if help => ParsedCommandLine::Help,
+        line if line.has_option(VERSION.flag) => ParsedCommandLine::Version,
+        line => ParsedCommandLine::Work(line),
     })
 }
 
 /// Whether the option replaces that of an earlier release; warns if so.
-fn replaces(opt: &Opt, name: &str) -> bool {
+fn replaces_renamed(opt: &CommandOption, name: &str) -> bool {
     let is_old = |(old, new): &&(&str, &str)| old[2..] == *name && *new == opt.flag;
     let found = RENAMED.iter().find(is_old);
-    found.inspect(|(old, new)| deprecated(old, new)).is_some()
+    found.inspect(|(old, new)| warn_deprecated(old, new)).is_some()
 }
 
 /// Warns that `old` works in this minor version only, and names its replacement.
-pub fn deprecated(old: &str, new: &str) {
-    log::line(format_args!(
+pub fn warn_deprecated(old: &str, new: &str) {
+    log::write_line(format_args!(
         "{old} is deprecated, and the next minor release refuses it: use {new}"
     ));
 }
 
 impl CommandLine {
     /// Whether the option was given.
-    pub fn has(&self, flag: &str) -> bool {
+    pub fn has_option(&self, flag: &str) -> bool {
         self.options.iter().any(|(name, _)| *name == flag)
     }
 
     /// The last value of the option.
-    pub fn last(&self, flag: &str) -> Option<&str> {
-        self.all(flag).next_back()
+    pub fn last_value(&self, flag: &str) -> Option<&str> {
+        self.all_values(flag).next_back()
     }
 
     /// All values of the option, in order.
-    pub fn all(&self, flag: &str) -> impl DoubleEndedIterator<Item = &str> {
+    pub fn all_values(&self, flag: &str) -> impl DoubleEndedIterator<Item = &str> {
         self.options.iter().filter(move |(name, _)| *name == flag).map(|(_, value)| &**value)
     }
 
     /// The names of the given options, in order.
-    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+    pub fn given_flags(&self) -> impl Iterator<Item = &'static str> {
         self.options.iter().map(|(name, _)| *name)
     }
 }
 
 /// The help of the options.
-pub fn help(options: &[Opt]) -> String {
-    let name = |opt: &Opt| {
+pub fn help_text(options: &[CommandOption]) -> String {
+    let name = |opt: &CommandOption| {
         let short = opt.short.map_or_else(|| "    ".to_owned(), |letter| format!("-{letter}, "));
         format!("  {short}{} {}", opt.flag, opt.value)
     };
-    let width = all(options).map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
-    let line = |opt: &Opt| {
+    let width = all_options(options).map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
+    let line = |opt: &CommandOption| {
         let about = opt.about.replace('\n', &format!("\n{:width$}", ""));
         format!("{:width$}{about}\n", name(opt))
     };
-    all(options).map(line).collect()
+    all_options(options).map(line).collect()
 }
 
 /// The output of `--version`: with the commit, if the build knew it (`CNIBOX_COMMIT`).
-pub fn version() -> String {
+pub fn version_text() -> String {
     let commit = match option_env!("CNIBOX_COMMIT") {
         None | Some("") => String::new(),
         Some(commit) => format!(" (commit {commit})"),
@@ -149,37 +159,37 @@ pub fn version() -> String {
 }
 
 /// Fails if there are arguments that are not options.
-pub fn no_words(line: &CommandLine) -> Result<()> {
+pub fn require_no_words(line: &CommandLine) -> Result<()> {
     match line.words.first() {
-        Some(word) => Err(usage(format!("unexpected argument \"{word}\""))),
+        Some(word) => Err(usage_error(format!("unexpected argument \"{word}\""))),
         None => Ok(()),
     }
 }
 
 /// The error of a wrong command line.
-pub fn usage(message: impl Into<String>) -> Error {
+pub fn usage_error(message: impl Into<String>) -> Error {
     Error::config(message)
 }
 
-fn unknown(flag: &str, options: &[Opt]) -> Error {
-    let error = usage(format!("unknown option: {flag}"));
-    match nearest(flag, all(options).map(|opt| opt.flag)) {
+fn unknown_option_error(flag: &str, options: &[CommandOption]) -> Error {
+    let error = usage_error(format!("unknown option: {flag}"));
+    match nearest_word(flag, all_options(options).map(|opt| opt.flag)) {
         Some(near) => error.with_details(format!("did you mean {near}?")),
         None => error,
     }
 }
 
 /// The error of a word that is not one of `known`.
-pub fn unknown_word(what: &str, word: &str, known: &[&str]) -> Error {
-    let error = usage(format!("unknown {what} \"{word}\""));
-    match nearest(word, known.iter().copied()) {
+pub fn unknown_word_error(what: &str, word: &str, known: &[&str]) -> Error {
+    let error = usage_error(format!("unknown {what} \"{word}\""));
+    match nearest_word(word, known.iter().copied()) {
         Some(near) => error.with_details(format!("did you mean \"{near}\"?")),
         None => error.with_details(format!("there are: {}", known.join(", "))),
     }
 }
 
 /// The known word that was probably meant: at most two letters and a third of the word differ.
-pub fn nearest<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+pub fn nearest_word<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     let distance = |known: &str| strsim::osa_distance(word, known);
     let found = known.map(|known| (distance(known), known)).min_by_key(|(distance, _)| *distance);
     found.filter(|(distance, near)| *distance <= 2.min(near.len() / 3)).map(|(_, near)| near)
@@ -189,19 +199,19 @@ pub fn nearest<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&
 mod tests {
     use super::*;
 
-    const OPTIONS: &[Opt] = &[
-        opt("--mode", "MODE", "how"),
-        opt("--json", "", "report in JSON"),
-        Opt { short: Some('n'), ..opt("--dry-run", "", "change nothing") },
+    const OPTIONS: &[CommandOption] = &[
+        long_option("--mode", "MODE", "how"),
+        long_option("--json", "", "report in JSON"),
+        CommandOption { short: Some('n'), ..long_option("--dry-run", "", "change nothing") },
     ];
 
-    fn parsed(args: &[&str]) -> Result<Asked> {
-        parse(args.iter().map(|arg| (*arg).to_owned()).collect(), OPTIONS)
+    fn parsed(args: &[&str]) -> Result<ParsedCommandLine> {
+        parse_args(args.iter().map(|arg| (*arg).to_owned()).collect(), OPTIONS)
     }
 
     fn line(args: &[&str]) -> CommandLine {
         match parsed(args).unwrap() {
-            Asked::Work(line) => line,
+            ParsedCommandLine::Work(line) => line,
             other => panic!("{other:?}"),
         }
     }
@@ -210,19 +220,19 @@ mod tests {
     fn options_stand_anywhere_before_two_dashes() {
         let given = line(&["a", "--mode", "x", "-n", "b", "--mode=y", "--", "--json"]);
         assert_eq!(given.words, ["a", "b", "--json"]);
-        assert_eq!(given.all("--mode").collect::<Vec<_>>(), ["x", "y"]);
-        assert_eq!(given.last("--mode"), Some("y"));
-        assert!(given.has("--dry-run") && !given.has("--json"));
+        assert_eq!(given.all_values("--mode").collect::<Vec<_>>(), ["x", "y"]);
+        assert_eq!(given.last_value("--mode"), Some("y"));
+        assert!(given.has_option("--dry-run") && !given.has_option("--json"));
     }
 
     #[test]
     fn help_and_version() {
         for args in [["-h"], ["--help"], ["help"]] {
-            assert_eq!(parsed(&args).unwrap(), Asked::Help);
+            assert_eq!(parsed(&args).unwrap(), ParsedCommandLine::Help);
         }
-        assert_eq!(parsed(&["a", "--version"]).unwrap(), Asked::Version);
+        assert_eq!(parsed(&["a", "--version"]).unwrap(), ParsedCommandLine::Version);
         assert_eq!(
-            help(OPTIONS),
+            help_text(OPTIONS),
             concat!(
                 "      --mode MODE  how\n      --json       report in JSON\n",
                 "  -n, --dry-run    change nothing\n  -h, --help       print this text\n",
@@ -242,7 +252,7 @@ mod tests {
         ] {
             assert_eq!(parsed(&args).unwrap_err().to_string(), message);
         }
-        let error = |word| unknown_word("command", word, &["list", "install"]).to_string();
+        let error = |word| unknown_word_error("command", word, &["list", "install"]).to_string();
         assert_eq!(error("instal"), "unknown command \"instal\"; did you mean \"install\"?");
         assert_eq!(error("x"), "unknown command \"x\"; there are: list, install");
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// The findings of one repair, without duplicates.
 #[derive(Debug, Default)]
-pub struct Repairs {
+pub struct RepairFindings {
     /// Whether missing state is reported only.
     dry_run: bool,
     missing: Vec<String>,
@@ -17,67 +17,71 @@ pub struct Repairs {
     seen: HashSet<String>,
 }
 
-impl Repairs {
+impl RepairFindings {
     /// No findings. A dry run restores nothing.
-    pub fn new(dry_run: bool) -> Repairs {
-        Repairs { dry_run, ..Repairs::default() }
+    pub fn new(dry_run: bool) -> RepairFindings {
+        RepairFindings { dry_run, ..RepairFindings::default() }
     }
 
     /// Whether this is the first examination of state that attachments share.
-    pub fn is_first(&mut self, what: impl Into<String>) -> bool {
+    pub fn is_first_examination(&mut self, what: impl Into<String>) -> bool {
         self.seen.insert(what.into())
     }
 
     /// Records that `what` is missing and restores it, or records the failure, so that the next steps are run in any case.
-    pub fn restore(&mut self, what: impl Into<String>, restore: impl FnOnce() -> Result<()>) {
+    pub fn restore_missing(
+        &mut self,
+        what: impl Into<String>,
+        restore: impl FnOnce() -> Result<()>,
+    ) {
         let what = what.into();
         match if self.dry_run { Ok(()) } else { restore() } {
-            Ok(()) => note(&mut self.missing, what),
-            Err(error) => self.fail(error.context(format_args!("restore {what}"))),
+            Ok(()) => push_unique(&mut self.missing, what),
+            Err(error) => self.record_failure(error.context(format_args!("restore {what}"))),
         }
     }
 
     /// Records missing state that was, or is about to be, restored.
-    pub fn found(&mut self, what: impl IntoIterator<Item = String>) {
-        what.into_iter().for_each(|what| note(&mut self.missing, what));
+    pub fn record_missing(&mut self, what: impl IntoIterator<Item = String>) {
+        what.into_iter().for_each(|what| push_unique(&mut self.missing, what));
     }
 
     /// Records state that a person or another program has changed on purpose.
-    pub fn leave(&mut self, what: impl Into<String>) {
-        note(&mut self.left, what.into());
+    pub fn record_changed(&mut self, what: impl Into<String>) {
+        push_unique(&mut self.left, what.into());
     }
 
     /// Records a failure to examine or restore state.
-    pub fn fail(&mut self, error: Error) {
+    pub fn record_failure(&mut self, error: Error) {
         if !self.failed.contains(&error) {
             self.failed.push(error);
         }
     }
 
     /// The missing state, restored unless this is a dry run.
-    pub fn missing(&self) -> &[String] {
+    pub fn missing_state(&self) -> &[String] {
         &self.missing
     }
 
     /// The changed state that was left as it is.
-    pub fn left(&self) -> &[String] {
+    pub fn changed_state(&self) -> &[String] {
         &self.left
     }
 
     /// The failures.
-    pub fn failed(&self) -> &[Error] {
+    pub fn repair_errors(&self) -> &[Error] {
         &self.failed
     }
 }
 
 /// Attachments share state, such as their bridge: no duplicates.
-fn note(list: &mut Vec<String>, what: String) {
+fn push_unique(list: &mut Vec<String>, what: String) {
     if !list.contains(&what) {
         list.push(what);
     }
 }
 
-impl fmt::Display for Repairs {
+impl fmt::Display for RepairFindings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let done = if self.dry_run { "missing" } else { "restored" };
         self.missing.iter().try_for_each(|what| writeln!(f, "{done}: {what}"))?;
@@ -91,23 +95,23 @@ mod tests {
 
     #[test]
     fn each_thing_is_told_once_and_a_failure_ends_nothing() {
-        let mut repairs = Repairs::new(false);
+        let mut repairs = RepairFindings::new(false);
         for _ in 0..2 {
-            repairs.restore("bridge \"cni0\"", || Ok(()));
-            repairs.restore("a port", || Err(Error::internal("no such device")));
-            repairs.leave("another port");
+            repairs.restore_missing("bridge \"cni0\"", || Ok(()));
+            repairs.restore_missing("a port", || Err(Error::internal("no such device")));
+            repairs.record_changed("another port");
         }
         assert_eq!(repairs.to_string(), "restored: bridge \"cni0\"\nleft alone: another port\n");
-        assert_eq!(repairs.failed().len(), 1);
-        assert_eq!(repairs.failed()[0].to_string(), "restore a port: no such device");
+        assert_eq!(repairs.repair_errors().len(), 1);
+        assert_eq!(repairs.repair_errors()[0].to_string(), "restore a port: no such device");
     }
 
     #[test]
     fn a_dry_run_restores_nothing() {
-        let mut repairs = Repairs::new(true);
-        repairs.restore("a port", || Err(Error::internal("called")));
+        let mut repairs = RepairFindings::new(true);
+        repairs.restore_missing("a port", || Err(Error::internal("called")));
         assert_eq!(
-            (repairs.to_string().as_str(), repairs.failed().len()),
+            (repairs.to_string().as_str(), repairs.repair_errors().len()),
             ("missing: a port\n", 0)
         );
     }

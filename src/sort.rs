@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::mem;
 
 /// Sorts by the order of the type.
-pub fn sort<T: Ord>(items: &mut Vec<T>) {
+pub fn sort_items<T: Ord>(items: &mut Vec<T>) {
     sort_by(items, T::cmp);
 }
 
@@ -16,13 +16,13 @@ pub fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
 
 /// Sorts by `compare`; equal items keep their order.
 pub fn sort_by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
-    let order = order(items.len(), &|a, b| compare(&items[a], &items[b]));
+    let order = sorted_indices(items.len(), &|a, b| compare(&items[a], &items[b]));
     let mut places: Vec<Option<T>> = mem::take(items).into_iter().map(Some).collect();
     items.extend(order.into_iter().filter_map(|at| places[at].take()));
 }
 
 /// The sorted indices of `count` items.
-fn order(count: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
+fn sorted_indices(count: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.sort_by(|a, b| compare(*a, *b));
     order
@@ -39,10 +39,10 @@ mod tests {
         assert_eq!(words, ["a1", "a2", "a3", "b1", "b2", "c"]);
         sort_by(&mut words, |a, b| b.cmp(a));
         assert_eq!(words, ["c", "b2", "b1", "a3", "a2", "a1"]);
-        sort(&mut words);
+        sort_items(&mut words);
         assert_eq!(words, ["a1", "a2", "a3", "b1", "b2", "c"]);
         let mut none: Vec<String> = Vec::new();
-        sort(&mut none);
+        sort_items(&mut none);
         assert!(none.is_empty());
     }
 }

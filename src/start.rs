@@ -22,8 +22,8 @@ use rustix::thread::capabilities;
 use crate::applets::TABLE;
 use crate::cni::SpecVersion;
 use crate::error::{Error, errno_text};
+use crate::framework::run;
 use crate::log;
-use crate::skel::run;
 use crate::tool::multicall;
 
 /// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result that
@@ -46,25 +46,25 @@ pub fn open_standard_files() -> nix::Result<()> {
 /// Runs the applet of the executable's own name, or of its first argument. `is_secure` is the
 /// kernel's `AT_SECURE`, getauxval(3).
 pub fn run_applet(is_secure: bool) -> ExitCode {
-    if is_secure && has_powers_of_its_own() {
-        log::line(ELEVATED);
+    if is_secure && has_file_privileges() {
+        log::write_line(ELEVATED);
         let error = Error::internal(ELEVATED).with_details(
             "remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"",
         );
-        return run::fail(&error, SpecVersion::NEWEST);
+        return run::print_error(&error, SpecVersion::NEWEST);
     }
     if is_secure {
-        take_on_powers();
+        adopt_effective_ids();
     }
     let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut args: Vec<String> = args.collect();
     let is_own = multicall::is_own_name(&name);
-    if let Some(applet) = TABLE.of_file(&name).filter(|_| !is_own) {
-        return multicall::link(applet, args, TABLE);
+    if let Some(applet) = TABLE.find_by_file_name(&name).filter(|_| !is_own) {
+        return multicall::run_linked_applet(applet, args, TABLE);
     }
-    match args.first().and_then(|first| TABLE.find(first)) {
+    match args.first().and_then(|first| TABLE.find_applet(first)) {
         Some(applet) if is_own => {
             args.remove(0);
             run::main(applet, args, TABLE)
@@ -80,7 +80,7 @@ const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: ref
 /// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no proof:
 /// the kernel sets it as well if the caller has other real than effective ids, as a runtime with set-user-ID, and for a change
 /// of the SELinux domain, for instance when systemd starts the daemon.
-fn has_powers_of_its_own() -> bool {
+fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
@@ -97,7 +97,7 @@ fn has_powers_of_its_own() -> bool {
 }
 
 /// Makes the effective ids the real ones, for the programs that this process starts: iptables refuses to run otherwise.
-fn take_on_powers() {
+fn adopt_effective_ids() {
     let (user, group) = (geteuid(), getegid());
     let taken = setresgid(group, group, group).and_then(|()| setresuid(user, user, user));
     if let Err(error) = taken {
@@ -106,7 +106,7 @@ fn take_on_powers() {
 }
 
 /// The number of an [`ExitCode`], to return from `main`; the standard library has no such conversion.
-pub fn number(code: ExitCode) -> i32 {
+pub fn exit_code_number(code: ExitCode) -> i32 {
     let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     i32::from(number.unwrap_or(u8::MAX))
 }
@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn every_exit_code_has_its_number() {
-        assert_eq!(number(ExitCode::SUCCESS), 0);
-        assert_eq!(number(ExitCode::FAILURE), 1);
-        assert_eq!(number(ExitCode::from(255)), 255);
+        assert_eq!(exit_code_number(ExitCode::SUCCESS), 0);
+        assert_eq!(exit_code_number(ExitCode::FAILURE), 1);
+        assert_eq!(exit_code_number(ExitCode::from(255)), 255);
     }
 }

@@ -1,53 +1,61 @@
 //! The internals that the tests, the benchmarks and the fuzz targets of this repository use.
 
 pub use crate::applets::APPLETS;
-pub use crate::skel::Kind;
+pub use crate::framework::AppletKind;
 
 pub mod attachment {
-    pub use crate::attachment::{Doubt, Gone, Liveness, Owner, Record};
+    pub use crate::attachment::{
+        AttachmentId, AttachmentRecord, EndProof, Liveness, LivenessDoubt,
+    };
 }
 
 pub mod options {
-    pub use crate::options::{Asked, Opt, help, opt, parse, unknown_word, version};
-    pub use crate::tool::multicall::of_tools;
+    pub use crate::options::{
+        CommandOption, ParsedCommandLine, help_text, long_option, parse_args, unknown_word_error,
+        version_text,
+    };
+    pub use crate::tool::multicall::flags_by_tool;
 }
 
 pub mod netlink {
     pub use crate::netlink::{
-        LinkChange, LinkKind, Mac, Netlink, NewAddr, NewLink, Route, RouteMode, Switch, VethPeer,
+        KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress,
+        OnOffSetting, RouteAddMode, VethPeer,
     };
 }
 
 pub mod netns {
     pub use crate::netns::Netns;
-    pub use crate::netns::NetnsId;
+    pub use crate::netns::NetnsIdentity;
 }
 
 pub mod netfilter {
-    pub use crate::netfilter::handover::to_reference;
-    pub use crate::netfilter::{Backend, Owner, PacketFilter, Repair, heal};
+    pub use crate::netfilter::handover::hand_over_to_reference;
+    pub use crate::netfilter::{AttachmentId, PacketFilter, RepairMode, RuleBackend, repair_rules};
 
     pub mod filter {
-        pub use crate::netfilter::filter::{Pod, Policy, add};
+        pub use crate::netfilter::filter::{AcceptedTraffic, IngressPolicy, add_rules};
     }
 
     pub mod masquerade {
-        pub use crate::netfilter::masquerade::{add, check, del, gc};
+        pub use crate::netfilter::masquerade::{
+            add_addresses, check_addresses, delete_addresses, remove_stale_addresses,
+        };
     }
 
     pub mod spoof {
-        pub use crate::netfilter::spoof::{Port, add};
+        pub use crate::netfilter::spoof::{CheckedPort, add_port};
     }
 }
 
 /// For the fuzz targets.
 pub mod fuzz {
-    pub use crate::cni::args::Args;
-    pub use crate::cni::json::{Json, compact, pretty};
-    pub use crate::cni::{CniResult, NetConf, SpecVersion};
-    pub use crate::leases::fuzz::files;
-    pub use crate::netfilter::iptables::Table;
-    pub use crate::netlink::fuzz::answers;
+    pub use crate::cni::args::CniArgPairs;
+    pub use crate::cni::json::{Json, encode_compact, encode_pretty};
+    pub use crate::cni::{CniResult, NetworkConfig, SpecVersion};
+    pub use crate::leases::fuzz::parse_lease_files;
+    pub use crate::netfilter::iptables::IptablesTable;
+    pub use crate::netlink::fuzz::parse_replies;
 
     pub mod dhcp {
         pub use crate::dhcp::{machine, record, rpc, timing, v4, v6};

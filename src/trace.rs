@@ -1,7 +1,7 @@
 //! The flight recorder: the steps of a call as spans of OpenTelemetry.
 //!
-//! Without a recording, a [`span`] costs one read of a thread-local variable. Otherwise spans are kept in memory until
-//! [`finish`] encodes the call as a line of OTLP JSON; the caller of [`start`] and [`finish`] writes the line.
+//! Without a recording, a [span](begin_span) costs one read of a thread-local variable. Otherwise spans are kept in memory until
+//! [`finish_recording`] encodes the call as a line of OTLP JSON; the caller of [`start_recording`] and [`finish_recording`] writes the line.
 //! Only the thread that started a recording records.
 
 use std::cell::RefCell;
@@ -16,21 +16,21 @@ pub const TRACEPARENT: &str = "TRACEPARENT";
 const MAX_SPANS: usize = 512;
 
 thread_local! {
-    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+    static RECORDING: RefCell<Option<TraceRecording>> = const { RefCell::new(None) };
 }
 
 /// The span of the caller: `00-<trace>-<span>-<flags>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parent {
+pub struct TraceParent {
     trace: u128,
     span: u64,
     /// The caller records its span, and requests the recording of child spans.
     pub is_sampled: bool,
 }
 
-impl Parent {
+impl TraceParent {
     /// Parses a header. An invalid header is ignored, as the recommendation requires.
-    pub fn parse(header: &str) -> Option<Parent> {
+    pub fn parse(header: &str) -> Option<TraceParent> {
         let mut fields = header.split('-');
         let mut field = |length: usize| {
             let text = fields.next().filter(|text| text.len() == length)?;
@@ -41,7 +41,7 @@ impl Parent {
         // Later versions may have more fields.
         let is_known = version < 0xff && (version > 0 || fields.next().is_none());
         let span = u64::try_from(span).ok()?;
-        (is_known && trace != 0 && span != 0).then_some(Parent {
+        (is_known && trace != 0 && span != 0).then_some(TraceParent {
             trace,
             span,
             is_sampled: flags & 1 == 1,
@@ -49,9 +49,9 @@ impl Parent {
     }
 }
 
-struct Recorded {
+struct RecordedSpan {
     name: String,
-    /// The index of the parent in [`Recording::spans`].
+    /// The index of the parent in [`TraceRecording::spans`].
     parent: Option<usize>,
     /// Nanoseconds since 1970.
     start: u64,
@@ -62,7 +62,7 @@ struct Recorded {
 }
 
 /// The spans of one call. The first one is the call itself.
-struct Recording {
+struct TraceRecording {
     trace: u128,
     parent: Option<u64>,
     /// The identifier of the first span; the other identifiers are derived from it.
@@ -70,18 +70,18 @@ struct Recording {
     start: Instant,
     /// Since 1970.
     start_time: Duration,
-    spans: Vec<Recorded>,
+    spans: Vec<RecordedSpan>,
     /// The indexes of the spans that have not ended, outermost first.
     open: Vec<usize>,
     dropped: u64,
 }
 
-impl Recording {
-    fn new(name: String, parent: Option<Parent>) -> Recording {
+impl TraceRecording {
+    fn new(name: String, parent: Option<TraceParent>) -> TraceRecording {
         let random = RandomState::new();
         let number = |of: u8| random.hash_one(of) | 1;
         let trace = u128::from(number(0)) << 64 | u128::from(number(1));
-        let mut recording = Recording {
+        let mut recording = TraceRecording {
             trace: parent.map_or(trace, |parent| parent.trace),
             parent: parent.map(|parent| parent.span),
             first: number(2),
@@ -91,38 +91,38 @@ impl Recording {
             open: Vec::new(),
             dropped: 0,
         };
-        recording.open(name);
+        recording.open_span(name);
         recording
     }
 
-    fn open(&mut self, name: String) -> Option<usize> {
+    fn open_span(&mut self, name: String) -> Option<usize> {
         if self.spans.len() == MAX_SPANS {
             self.dropped += 1;
             return None;
         }
-        let start = self.now();
+        let start = self.unix_nanos();
         let parent = self.open.last().copied();
         let (attributes, error) = (Vec::new(), None);
-        self.spans.push(Recorded { name, parent, start, end: start, attributes, error });
+        self.spans.push(RecordedSpan { name, parent, start, end: start, attributes, error });
         self.open.push(self.spans.len() - 1);
         self.open.last().copied()
     }
 
     /// Ends a span and its descendants.
-    fn close(&mut self, span: usize) {
-        let end = self.now();
+    fn close_span(&mut self, span: usize) {
+        let end = self.unix_nanos();
         while let Some(open) = self.open.pop_if(|open| *open >= span) {
             self.spans[open].end = end;
         }
     }
 
     /// The identifier of a span. Never 0: `first` is odd, and the difference even.
-    fn id(&self, span: usize) -> u64 {
+    fn span_id(&self, span: usize) -> u64 {
         self.first.wrapping_add(span as u64 * 2)
     }
 
     /// Nanoseconds since 1970. The clock is monotonic: it is set at the start of the recording only.
-    fn now(&self) -> u64 {
+    fn unix_nanos(&self) -> u64 {
         u64::try_from((self.start_time + self.start.elapsed()).as_nanos()).unwrap_or(u64::MAX)
     }
 }
@@ -130,19 +130,19 @@ impl Recording {
 /// The encoding as OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto, `trace/v1`), with 64-bit numbers as
 /// decimal strings and identifiers as hexadecimal strings. The texts are concatenated by hand: serde would double the
 /// time of a recording.
-impl Recording {
+impl TraceRecording {
     fn to_json(&self) -> String {
         let version = env!("CARGO_PKG_VERSION");
         let mut resource = vec![
-            attribute("service.name", "stringValue", "cnibox"),
-            attribute("service.version", "stringValue", version),
-            attribute("process.pid", "intValue", &std::process::id().to_string()),
+            attribute_json("service.name", "stringValue", "cnibox"),
+            attribute_json("service.version", "stringValue", version),
+            attribute_json("process.pid", "intValue", &std::process::id().to_string()),
         ];
         if self.dropped > 0 {
             let dropped = self.dropped.to_string();
-            resource.push(attribute("cnibox.dropped_spans", "intValue", &dropped));
+            resource.push(attribute_json("cnibox.dropped_spans", "intValue", &dropped));
         }
-        let spans = self.spans.iter().enumerate().map(|(i, span)| self.span(i, span));
+        let spans = self.spans.iter().enumerate().map(|(i, span)| self.span_json(i, span));
         let (resource, spans) = (resource.join(","), spans.collect::<Vec<_>>().join(","));
         let scope = format!(r#"{{"name":"cnibox","version":"{version}"}}"#);
         let spans = format!(r#"[{{"scope":{scope},"spans":[{spans}]}}]"#);
@@ -150,14 +150,14 @@ impl Recording {
         format!(r#"{{"resourceSpans":[{{"resource":{resource},"scopeSpans":{spans}}}]}}"#) + "\n"
     }
 
-    fn span(&self, i: usize, span: &Recorded) -> String {
-        let (trace, id, name) = (self.trace, self.id(i), quoted(&span.name));
-        let parent = span.parent.map(|parent| self.id(parent)).or(self.parent);
+    fn span_json(&self, i: usize, span: &RecordedSpan) -> String {
+        let (trace, id, name) = (self.trace, self.span_id(i), quote_json(&span.name));
+        let parent = span.parent.map(|parent| self.span_id(parent)).or(self.parent);
         let parent = parent.map(|id| format!(r#","parentSpanId":"{id:016x}""#)).unwrap_or_default();
-        let Recorded { start, end, attributes, .. } = span;
+        let RecordedSpan { start, end, attributes, .. } = span;
         let attributes = attributes.join(",");
         // STATUS_CODE_ERROR
-        let status = |cause| format!(r#","status":{{"code":2,"message":{}}}"#, quoted(cause));
+        let status = |cause| format!(r#","status":{{"code":2,"message":{}}}"#, quote_json(cause));
         let status = span.error.as_deref().map(status).unwrap_or_default();
         // SPAN_KIND_INTERNAL
         format!(
@@ -166,42 +166,42 @@ impl Recording {
     }
 }
 
-fn attribute(key: &str, kind: &str, value: &str) -> String {
-    format!(r#"{{"key":"{key}","value":{{"{kind}":{}}}}}"#, quoted(value))
+fn attribute_json(key: &str, kind: &str, value: &str) -> String {
+    format!(r#"{{"key":"{key}","value":{{"{kind}":{}}}}}"#, quote_json(value))
 }
 
-fn quoted(text: &str) -> String {
+fn quote_json(text: &str) -> String {
     // Serializing a string cannot fail.
     serde_json::to_string(text).unwrap_or_default()
 }
 
 /// Starts the recording of this thread with a span called `name`.
-pub fn start(name: String, parent: Option<Parent>) {
-    RECORDING.set(Some(Recording::new(name, parent)));
+pub fn start_recording(name: String, parent: Option<TraceParent>) {
+    RECORDING.set(Some(TraceRecording::new(name, parent)));
 }
 
 /// Whether this thread records.
-pub fn is_on() -> bool {
+pub fn is_recording() -> bool {
     RECORDING.with_borrow(Option::is_some)
 }
 
 /// A step of the call, from its creation until it is dropped.
 #[must_use = "a span ends when it is dropped"]
-pub struct Span(Option<usize>);
+pub struct SpanGuard(Option<usize>);
 
 /// Begins a child of the innermost open span.
-pub fn span(name: &'static str) -> Span {
-    Span(RECORDING.with_borrow_mut(|on| on.as_mut()?.open(name.to_owned())))
+pub fn begin_span(name: &'static str) -> SpanGuard {
+    SpanGuard(RECORDING.with_borrow_mut(|on| on.as_mut()?.open_span(name.to_owned())))
 }
 
 /// The span of the call.
-pub fn root() -> Span {
+pub fn root_span() -> SpanGuard {
     // Ended by `finish`.
-    Span(is_on().then_some(0))
+    SpanGuard(is_recording().then_some(0))
 }
 
-impl Span {
-    fn with(&self, change: impl FnOnce(&mut Recorded)) {
+impl SpanGuard {
+    fn change_record(&self, change: impl FnOnce(&mut RecordedSpan)) {
         let Some(span) = self.0 else { return };
         RECORDING.with_borrow_mut(|on| {
             on.as_mut().and_then(|on| on.spans.get_mut(span)).map(change);
@@ -209,50 +209,54 @@ impl Span {
     }
 
     /// Adds an attribute. `value` is called only if this thread records.
-    pub fn text<T: Into<String>>(&self, key: &'static str, value: impl FnOnce() -> T) {
-        self.with(|span| span.attributes.push(attribute(key, "stringValue", &value().into())));
+    pub fn add_text<T: Into<String>>(&self, key: &'static str, value: impl FnOnce() -> T) {
+        self.change_record(|span| {
+            span.attributes.push(attribute_json(key, "stringValue", &value().into()))
+        });
     }
 
     /// Adds a number.
-    pub fn number(&self, key: &'static str, value: u64) {
-        self.with(|span| span.attributes.push(attribute(key, "intValue", &value.to_string())));
+    pub fn add_number(&self, key: &'static str, value: u64) {
+        self.change_record(|span| {
+            span.attributes.push(attribute_json(key, "intValue", &value.to_string()))
+        });
     }
 
     /// Marks the span as failed.
-    pub fn fail(&self, cause: &dyn Display) {
-        self.with(|span| span.error = Some(cause.to_string()));
+    pub fn mark_failed(&self, cause: &dyn Display) {
+        self.change_record(|span| span.error = Some(cause.to_string()));
     }
 
     /// Ends the span, and marks it as failed if `outcome` is an error.
     pub fn end_with<T, E: Display>(self, outcome: Result<T, E>) -> Result<T, E> {
         if let Err(error) = &outcome {
-            self.fail(error);
+            self.mark_failed(error);
         }
         outcome
     }
 }
 
-impl Drop for Span {
+impl Drop for SpanGuard {
     fn drop(&mut self) {
         if let Some(span) = self.0.filter(|span| *span > 0) {
-            RECORDING.with_borrow_mut(|on| on.as_mut().map(|on| on.close(span)));
+            RECORDING.with_borrow_mut(|on| on.as_mut().map(|on| on.close_span(span)));
         }
     }
 }
 
 /// The value of [`TRACEPARENT`] for a child process: its parent is the innermost open span.
-pub fn traceparent() -> Option<String> {
+pub fn traceparent_value() -> Option<String> {
     RECORDING.with_borrow(|on| {
         let on = on.as_ref()?;
         let span = on.open.last().copied().unwrap_or_default();
-        Some(format!("00-{:032x}-{:016x}-01", on.trace, on.id(span)))
+        Some(format!("00-{:032x}-{:016x}-01", on.trace, on.span_id(span)))
     })
 }
 
 /// Ends the recording. Returns the call as a line of OTLP JSON, with a newline; `clean` leaves out secrets of errors.
-pub fn finish(clean: &dyn Fn(&str) -> String) -> Option<String> {
+pub fn finish_recording(clean: &dyn Fn(&str) -> String) -> Option<String> {
     let mut recording = RECORDING.take()?;
-    recording.close(0);
+    recording.close_span(0);
     for error in recording.spans.iter_mut().filter_map(|span| span.error.as_mut()) {
         *error = clean(error);
     }
@@ -266,11 +270,11 @@ mod tests {
     #[test]
     fn headers_of_trace_context() {
         let parent =
-            Parent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
+            TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
         assert_eq!(parent.trace, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
         assert_eq!((parent.span, parent.is_sampled), (0xb7ad_6b71_6920_3331, true));
         let with = |version: &str, flags: &str| {
-            Parent::parse(&format!("{version}-{:032x}-{:016x}-{flags}", 1, 2))
+            TraceParent::parse(&format!("{version}-{:032x}-{:016x}-{flags}", 1, 2))
         };
         assert_eq!(with("00", "00").map(|parent| parent.is_sampled), Some(false));
         assert!(with("01", "01-more").is_some());
@@ -284,30 +288,30 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
             "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
         ] {
-            assert_eq!(Parent::parse(wrong), None, "{wrong}");
+            assert_eq!(TraceParent::parse(wrong), None, "{wrong}");
         }
     }
 
     #[test]
     fn without_a_recording_no_attribute_is_evaluated() {
-        let span = span("netlink");
-        span.text("key", || -> String { unreachable!("not recording") });
-        assert_eq!((traceparent(), finish(&str::to_owned)), (None, None));
+        let span = begin_span("netlink");
+        span.add_text("key", || -> String { unreachable!("not recording") });
+        assert_eq!((traceparent_value(), finish_recording(&str::to_owned)), (None, None));
     }
 
     #[test]
     fn a_child_process_gets_the_span_that_is_open() {
-        let parent = Parent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
-        start("bridge ADD".to_owned(), parent);
-        let header = traceparent().unwrap();
-        let handed = Parent::parse(&header).unwrap();
+        let parent = TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        start_recording("bridge ADD".to_owned(), parent);
+        let header = traceparent_value().unwrap();
+        let handed = TraceParent::parse(&header).unwrap();
         assert_eq!(handed.trace, parent.unwrap().trace);
-        let span = span("exec");
-        let inner = Parent::parse(&traceparent().unwrap()).unwrap();
+        let span = begin_span("exec");
+        let inner = TraceParent::parse(&traceparent_value().unwrap()).unwrap();
         assert_ne!(inner.span, handed.span);
         drop(span);
-        assert_eq!(traceparent().unwrap(), header);
-        let line = finish(&str::to_owned).unwrap();
+        assert_eq!(traceparent_value().unwrap(), header);
+        let line = finish_recording(&str::to_owned).unwrap();
         assert!(line.contains(&format!("\"spanId\":\"{:016x}\"", inner.span)), "{line}");
     }
 }

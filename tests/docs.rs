@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cnibox::testing::APPLETS;
-use cnibox::testing::Kind;
+use cnibox::testing::AppletKind;
 use cnibox_tests::root;
 
 /// The required parts of a page, in this order: an example, and headings.
@@ -16,7 +16,7 @@ const SECTIONS: [&str; 6] =
     ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
 
 fn plugins() -> impl Iterator<Item = &'static str> {
-    APPLETS.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name)
+    APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name)
 }
 
 fn page(name: &str) -> String {
@@ -209,7 +209,7 @@ fn operators_find_every_option_of_every_tool() {
             (words(cells[1]), words(cells[2]))
         })
         .collect();
-    let tools = cnibox::testing::options::of_tools();
+    let tools = cnibox::testing::options::flags_by_tool();
     for (command, flags) in &tools {
         let tool = command.trim_start_matches("cnibox ");
         for flag in flags.iter().filter(|flag| !["--help", "--version"].contains(flag)) {

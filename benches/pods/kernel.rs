@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use cnibox::testing::netlink::{
-    LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, Switch, VethPeer,
+    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting,
+    RouteAddMode, VethPeer,
 };
 use cnibox::testing::netns::Netns;
 
@@ -22,14 +23,14 @@ pub(crate) fn links(rounds: usize) -> Result<Times> {
     // Kept until the end: the kernel deletes namespaces asynchronously while holding its locks.
     let mut used = Vec::new();
     for round in 0..=rounds {
-        let pod = Netns::fresh()?;
+        let pod = Netns::create_unnamed()?;
         let inside = Netlink::open_in(&pod)?;
         let name = format!("link-{round}");
         let start = Instant::now();
         let link = add(&host, &name, bridge, (&pod, &inside))?;
         let added = start.elapsed();
         let start = Instant::now();
-        host.del_link_by_index(link)?;
+        host.delete_link_by_index(link)?;
         if round > 0 {
             times.add[0].push(ms(added));
             times.del[0].push(ms(start.elapsed()));
@@ -41,26 +42,26 @@ pub(crate) fn links(rounds: usize) -> Result<Times> {
 
 /// The index of the bridge with the gateway's address.
 fn bridge(host: &Netlink) -> Result<u32> {
-    if host.link(BRIDGE)?.is_none() {
+    if host.find_link(BRIDGE)?.is_none() {
         let kind = LinkKind::Bridge { vlan_filtering: None };
-        host.add_link(&NewLink::new(BRIDGE, kind).up())?;
+        host.add_link(&NewLink::new(BRIDGE, kind).set_up())?;
     }
     let index = host.require_link(BRIDGE)?.index;
-    host.add_addr(index, &NewAddr::new("10.1.0.1/16".parse()?))?;
+    host.add_address(index, &NewLinkAddress::new("10.1.0.1/16".parse()?))?;
     Ok(index)
 }
 
 fn add(host: &Netlink, name: &str, bridge: u32, pod: (&Netns, &Netlink)) -> Result<u32> {
     let (netns, inside) = pod;
-    let peer = VethPeer::new("eth0").netns(netns.as_fd());
-    let pair = NewLink::new(name, LinkKind::Veth { peer }).master(bridge).up();
-    let port = host.create_link(&pair)?;
+    let peer = VethPeer::new("eth0").with_netns(netns.as_fd());
+    let pair = NewLink::new(name, LinkKind::Veth { peer }).with_master(bridge).set_up();
+    let port = host.add_and_read_link(&pair)?;
     let eth0 = port.link.ok_or("no other end")?;
-    inside.set_link(eth0, LinkChange::new().arp_notify(Switch::On))?;
-    inside.add_addr(eth0, &NewAddr::new("10.1.255.2/16".parse()?))?;
-    inside.set_link(eth0, LinkChange::new().up())?;
-    let mut route = Route::new("0.0.0.0/0".parse()?);
+    inside.change_link(eth0, LinkChange::new().set_arp_notify(OnOffSetting::On))?;
+    inside.add_address(eth0, &NewLinkAddress::new("10.1.255.2/16".parse()?))?;
+    inside.change_link(eth0, LinkChange::new().set_up())?;
+    let mut route = KernelRoute::new("0.0.0.0/0".parse()?);
     route.gw = Some("10.1.0.1".parse()?);
-    inside.add_route(&route, RouteMode::Create)?;
+    inside.add_route(&route, RouteAddMode::Create)?;
     Ok(port.index)
 }

@@ -35,7 +35,7 @@ impl Netavark {
             .map_err(|e| format!("NETAVARK \"{}\": {e}", named.display()))?;
         let state = dir.join("netavark");
         fs::create_dir_all(&state)?;
-        Ok(Some(Netavark { program, state, host: Netns::fresh()? }))
+        Ok(Some(Netavark { program, state, host: Netns::create_unnamed()? }))
     }
 
     /// The version, such as "netavark 2.1.0".
@@ -74,7 +74,7 @@ impl Netavark {
             let log = self.state.join("strace");
             let mut traced = world::under_strace(&self.command(command, &pods[1]), &log);
             let stdin = stdin(&pods[1]).to_string();
-            self.host.run(|| world::output(&mut traced, &stdin))??;
+            self.host.run_inside(|| world::output(&mut traced, &stdin))??;
             let list = if verb == "ADD" { &mut counts.add } else { &mut counts.del };
             list[0].push(f64::from(plugins));
             list[1].push(f64::from(world::executed(&log)?));
@@ -85,7 +85,7 @@ impl Netavark {
     fn call(&self, command: &str, pod: &Pod) -> Result<Duration> {
         let stdin = stdin(pod).to_string();
         let mut command = self.command(command, pod);
-        Ok(self.host.run(|| world::output(&mut command, &stdin))??.1)
+        Ok(self.host.run_inside(|| world::output(&mut command, &stdin))??.1)
     }
 
     fn command(&self, command: &str, pod: &Pod) -> Command {

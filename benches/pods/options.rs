@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use cnibox::testing::options::{self, Asked, Opt, opt, unknown_word};
+use cnibox::testing::options::{
+    self, CommandOption, ParsedCommandLine, long_option, unknown_word_error,
+};
 
 use crate::Result;
 use crate::case::{CASES, Case};
@@ -54,42 +56,42 @@ Runs as root, or as an ordinary user where user namespaces are allowed. Everythi
 private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
 ";
 
-const OPTIONS: &[Opt] = &[
-    opt(
+const OPTIONS: &[CommandOption] = &[
+    long_option(
         "--pods",
         "N[,N]",
         "pods already there, with their links and leases, but without rules in the\n\
          packet filter (0,1000; at most 5000, on a bridge 1000)",
     ),
-    opt("--rounds", "N", "pods attached and detached one by one by each side (30)"),
-    opt("--parallel", "N[,N]", "also attach and detach a batch, N at once (16; 0: do not)"),
-    opt("--batch", "N", "pods in a batch (160)"),
-    opt(
+    long_option("--rounds", "N", "pods attached and detached one by one by each side (30)"),
+    long_option("--parallel", "N[,N]", "also attach and detach a batch, N at once (16; 0: do not)"),
+    long_option("--batch", "N", "pods in a batch (160)"),
+    long_option(
         "--backend",
         "B",
         "what ipMasq, portmap and firewall use: nftables, iptables, or default, which\n\
          configures nothing (default; a peer's plugin that does not know nftables uses\n\
          iptables, and the heading says so)",
     ),
-    opt(
+    long_option(
         "--foreign",
         "N",
         "rules of others in the packet filter of each host, loaded with nft or\n\
          iptables-restore (default, iptables) (0)",
     ),
-    opt(
+    long_option(
         "--quick",
         "",
         "a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise",
     ),
-    opt("--json", "FILE", "also write machine, versions and all rows to a file"),
-    opt("--peer-name", "TEXT", "what the peer is called in that file (reference)"),
-    opt("--bench", "", "what cargo adds; without effect"),
+    long_option("--json", "FILE", "also write machine, versions and all rows to a file"),
+    long_option("--peer-name", "TEXT", "what the peer is called in that file (reference)"),
+    long_option("--bench", "", "what cargo adds; without effect"),
 ];
 
 /// The text of `--help`.
 pub(crate) fn help() -> String {
-    format!("{CASES_HELP}\nOptions:\n{}{NOTES}", options::help(OPTIONS))
+    format!("{CASES_HELP}\nOptions:\n{}{NOTES}", options::help_text(OPTIONS))
 }
 
 /// Cases that are not chains of plugins.
@@ -116,31 +118,34 @@ pub(crate) struct Options {
 impl Options {
     /// Returns `Err` with the text to print if the help or the version is requested.
     pub(crate) fn parse(args: Vec<String>) -> Result<std::result::Result<Options, String>> {
-        let line = match options::parse(args, OPTIONS)? {
-            Asked::Help => return Ok(Err(help())),
-            Asked::Version => return Ok(Err(options::version())),
-            Asked::Work(line) => line,
+        let line = match options::parse_args(args, OPTIONS)? {
+            ParsedCommandLine::Help => return Ok(Err(help())),
+            ParsedCommandLine::Version => return Ok(Err(options::version_text())),
+            ParsedCommandLine::Work(line) => line,
         };
         let known: Vec<_> = SPECIAL.into_iter().chain(CASES.iter().map(|case| case.name)).collect();
         if let Some(word) = line.words.iter().find(|word| !known.contains(&word.as_str())) {
-            return Err(unknown_word("case", word, &known).into());
+            return Err(unknown_word_error("case", word, &known).into());
         }
-        let quick = line.has("--quick");
+        let quick = line.has_option("--quick");
         let choose = |full, small| if quick { small } else { full };
-        let number = |flag, default| line.last(flag).map_or(Ok(default), |text| number(flag, text));
+        let number =
+            |flag, default| line.last_value(flag).map_or(Ok(default), |text| number(flag, text));
         let pods = || vec![0, choose(1000, 20)];
         Ok(Ok(Options {
-            pods: line.last("--pods").map_or_else(|| Ok(pods()), |text| numbers("--pods", text))?,
+            pods: line
+                .last_value("--pods")
+                .map_or_else(|| Ok(pods()), |text| numbers("--pods", text))?,
             rounds: number("--rounds", choose(30, 3))?.max(1),
             parallel: line
-                .last("--parallel")
+                .last_value("--parallel")
                 .map_or_else(|| Ok(vec![choose(16, 4)]), |text| numbers("--parallel", text))?,
             batch: number("--batch", choose(160, 8))?.max(1),
             batches: choose(3, 1),
-            backend: Backend::parse(line.last("--backend").or(Some("default")))?,
+            backend: Backend::parse(line.last_value("--backend").or(Some("default")))?,
             foreign: number("--foreign", 0)?,
-            json: line.last("--json").map(PathBuf::from),
-            peer_name: line.last("--peer-name").unwrap_or("reference").to_owned(),
+            json: line.last_value("--json").map(PathBuf::from),
+            peer_name: line.last_value("--peer-name").unwrap_or("reference").to_owned(),
             names: line.words,
         }))
     }

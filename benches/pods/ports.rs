@@ -103,7 +103,7 @@ fn first_packet(world: &World, pod: &Pod, list: List) -> Result<Duration> {
     let any = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), port(list.to));
     let limit = Some(Duration::from_secs(5));
     if list.proto == "tcp" {
-        let listener = pod.netns().run(|| TcpListener::bind(any))??;
+        let listener = pod.netns().run_inside(|| TcpListener::bind(any))??;
         return world.on_host(|| {
             let start = Instant::now();
             let mut near = TcpStream::connect(target)?;
@@ -114,7 +114,7 @@ fn first_packet(world: &World, pod: &Pod, list: List) -> Result<Duration> {
             Ok(start.elapsed())
         })?;
     }
-    let far = pod.netns().run(|| UdpSocket::bind(any))??;
+    let far = pod.netns().run_inside(|| UdpSocket::bind(any))??;
     far.set_read_timeout(limit)?;
     world.on_host(|| {
         let near = UdpSocket::bind("0.0.0.0:0")?;

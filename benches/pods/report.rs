@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-use cnibox::testing::{APPLETS, Kind};
+use cnibox::testing::{APPLETS, AppletKind};
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -50,7 +50,8 @@ fn machine() -> Value {
 
 /// The number of plugins in the directory, of files, and of bytes.
 fn plugins(folder: &Path) -> Value {
-    let names = APPLETS.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name);
+    let names =
+        APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name);
     let found: Vec<_> = names.filter_map(|name| fs::canonicalize(folder.join(name)).ok()).collect();
     let count = found.len();
     let files: BTreeMap<_, _> = found

@@ -41,7 +41,7 @@ pub(crate) fn dir() -> Option<PathBuf> {
 pub(crate) fn enter() -> Result<ExitCode> {
     let mut command = Command::new("sh");
     command.args(["-c", KEEPER, "pods"]);
-    if let Err(missing) = Netns::fresh() {
+    if let Err(missing) = Netns::create_unnamed() {
         let [unshare, args @ ..] = USER_NAMESPACE;
         let probe = Command::new(unshare).args(args).arg("true").output();
         let probe = probe.map_err(|e| format!("start unshare (util-linux): {e}"))?;

@@ -33,7 +33,7 @@ impl Pod {
     pub(crate) fn new() -> Result<Pod> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let (id, netns) = (format!("pod-{number:06}"), Netns::fresh()?);
+        let (id, netns) = (format!("pod-{number:06}"), Netns::create_unnamed()?);
         Ok(Pod { number, id, netns, result: Value::Null, loopback: Value::Null })
     }
 
@@ -92,18 +92,18 @@ impl World {
         let data = dir.join(format!("leases-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&data)?;
         fs::write(data.join(SUBNET_FILE), SUBNET_ENV)?;
-        let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
+        let (host, crowd) = (Netns::create_unnamed()?, Netns::create_unnamed()?);
         write_leases(&data.join(NETWORK), case, pods)?;
         if case.child().is_some() {
-            host.run(|| ip_batch(&master()))??;
+            host.run_inside(|| ip_batch(&master()))??;
         }
         if pods > 0 && case.plugin != "host-local" {
-            crowd.run(|| disable_ipv6("1"))??;
-            host.run(|| crowded(case, pods, &crowd))??;
-            crowd.run(|| ip_batch(&links_up("far", pods)))??;
+            crowd.run_inside(|| disable_ipv6("1"))??;
+            host.run_inside(|| crowded(case, pods, &crowd))??;
+            crowd.run_inside(|| ip_batch(&links_up("far", pods)))??;
         }
         if options.foreign > 0 {
-            host.run(|| netfilter::load_foreign(options.backend, options.foreign))??;
+            host.run_inside(|| netfilter::load_foreign(options.backend, options.foreign))??;
         }
         let link = |plugin| (plugin, case.conf(plugin, &data, options.backend.of(folder, plugin)));
         let links = case.plugins().map(link).collect();
@@ -112,7 +112,7 @@ impl World {
 
     /// Runs `f` on this host; child processes inherit the namespace.
     pub(crate) fn on_host<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
-        Ok(self.host.run(f)?)
+        Ok(self.host.run_inside(f)?)
     }
 
     /// Creates the host devices that the pods move: one per pod.
@@ -402,7 +402,7 @@ pub(crate) fn has_kind(kind: &str) -> Result<bool> {
         let lower = if kind == "dummy" { String::new() } else { format!("link {MASTER} ") };
         Ok(ip_batch(&[format!("link add {lower}name probe type {kind}{id}")]).is_ok())
     };
-    Netns::fresh()?.run(probe)?
+    Netns::create_unnamed()?.run_inside(probe)?
 }
 
 fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {

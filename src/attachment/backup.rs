@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use super::owner::{Owner, network_hash};
-use crate::files::atomic::{Durability, PREFIX, Writer};
-use crate::files::{self, During, Result, dir, remove_file};
+use super::owner::{AttachmentId, network_hash};
+use crate::files::atomic::{AtomicWriter, Durability, PREFIX};
+use crate::files::{self, FileOperationContext, FileResult, dir, remove_file};
 use crate::log;
 
 /// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no lock.
@@ -28,25 +28,26 @@ const MAX_BYTES: usize = 16 << 20;
 
 impl BackupFile {
     /// The backup of an attachment in the folder `dir`. Container and interface cannot contain `/`.
-    pub fn new(dir: &Path, owner: &Owner<'_>) -> BackupFile {
+    pub fn new(dir: &Path, owner: &AttachmentId<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
-        BackupFile { dir: dir.to_owned(), path, temporary: temporary_of(dir, owner) }
+        BackupFile { dir: dir.to_owned(), path, temporary: temporary_path(dir, owner) }
     }
 
     /// The content, if the file exists. Fails if others can write to the folder.
-    pub fn read(&self) -> Result<Option<Vec<u8>>> {
-        if dir::require_own(&self.dir)? { read(&self.path) } else { Ok(None) }
+    pub fn read_content(&self) -> FileResult<Option<Vec<u8>>> {
+        if dir::require_own_directory(&self.dir)? { read_backup(&self.path) } else { Ok(None) }
     }
 
     /// Replaces the content of the file, and creates the folder if it is missing.
-    pub fn write(&self, content: &[u8]) -> Result<()> {
-        dir::ensure(&self.dir, 0o700)?;
+    pub fn write_content(&self, content: &[u8]) -> FileResult<()> {
+        dir::ensure_directory(&self.dir, 0o700)?;
         // Volatile: a power cut ends the interface as well.
-        Writer::new(&self.temporary, Durability::Volatile).replace(&self.path, content, 0o600)
+        AtomicWriter::new(&self.temporary, Durability::Volatile)
+            .replace_file(&self.path, content, 0o600)
     }
 
     /// Removes the file and its temporary file, if they exist.
-    pub fn remove(&self) -> Result<()> {
+    pub fn remove_files(&self) -> FileResult<()> {
         remove_file(&self.temporary)?;
         remove_file(&self.path)
     }
@@ -54,15 +55,15 @@ impl BackupFile {
 
 /// The backups in `dir`, with their contents; none if the folder does not exist. A file that cannot be read is skipped
 /// with a warning: it must not keep those of other attachments.
-pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
-    if !dir::require_own(dir)? {
+    if !dir::require_own_directory(dir)? {
         return Ok(found);
     }
     for entry in fs::read_dir(dir).during("list", dir)? {
         let path = entry.during("list", dir)?.path();
         if path.to_string_lossy().ends_with(ENDING) {
-            let content = read(&path).inspect_err(|e| log::warn(e)).unwrap_or_default();
+            let content = read_backup(&path).inspect_err(|e| log::warn(e)).unwrap_or_default();
             found.extend(content.map(|content| (path, content)));
         }
     }
@@ -70,30 +71,30 @@ pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 /// The content of a file of an attachment; `None` if there is none.
-pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match files::read(path, MAX_BYTES) {
+pub fn read_backup(path: &Path) -> FileResult<Option<Vec<u8>>> {
+    match files::read_regular_file(path, MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         content => content.during("read", path).map(Some),
     }
 }
 
 /// Fails unless files can be listed and written in `dir`, or `dir` could be created; changes nothing.
-pub fn require_writable(dir: &Path) -> Result<()> {
+pub fn require_writable(dir: &Path) -> FileResult<()> {
     let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(dir);
     access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)?;
     fs::read_dir(existing).during("list", existing).map(drop)
 }
 
 /// The temporary name of an attachment in `dir`.
-pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
-    dir.join(format!("{PREFIX}{}", owner.instance()))
+pub fn temporary_path(dir: &Path, owner: &AttachmentId<'_>) -> PathBuf {
+    dir.join(format!("{PREFIX}{}", owner.instance_id()))
 }
 
-/// Removes from `dir` the [temporary files](temporary_of) that killed processes left for attachments of `network`, except
+/// Removes from `dir` the [temporary files](temporary_path) that killed processes left for attachments of `network`, except
 /// for the attachments `valid`.
-pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
+pub fn remove_temporaries(dir: &Path, network: &str, valid: &[AttachmentId<'_>]) {
     let ours = format!("{PREFIX}{}-", network_hash(network));
-    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
+    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_path(dir, owner)).collect();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let temporary = entry.file_name().to_string_lossy().starts_with(&ours);
         if temporary && !valid.contains(&entry.path()) {
@@ -107,14 +108,14 @@ pub mod mac_text {
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
 
-    use crate::netlink::Mac;
+    use crate::netlink::MacAddress;
 
     #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    pub fn serialize<S: Serializer>(mac: &Option<Mac>, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(mac: &Option<MacAddress>, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(&mac.map(|mac| mac.to_string()).unwrap_or_default())
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mac>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<MacAddress>, D::Error> {
         let text = String::deserialize(d)?;
         if text.is_empty() {
             return Ok(None);
@@ -128,47 +129,51 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    const OWNER: Owner<'_> = Owner { network: "n", ifname: "eth0", id: "c1" };
+    const OWNER: AttachmentId<'_> = AttachmentId { network: "n", ifname: "eth0", id: "c1" };
 
     #[test]
     fn written_listed_and_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/tuning");
-        assert_eq!(all(&dir).unwrap(), []);
+        assert_eq!(read_backups(&dir).unwrap(), []);
         require_writable(&dir).unwrap();
         let file = BackupFile::new(&dir, &OWNER);
-        assert_eq!(file.read().unwrap(), None);
-        file.write(b"one").unwrap();
-        file.write(b"two").unwrap();
-        assert_eq!(file.read().unwrap().as_deref(), Some(&b"two"[..]));
+        assert_eq!(file.read_content().unwrap(), None);
+        file.write_content(b"one").unwrap();
+        file.write_content(b"two").unwrap();
+        assert_eq!(file.read_content().unwrap().as_deref(), Some(&b"two"[..]));
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&dir.join("c1_eth0.json"))), (0o700, 0o600));
         // What is no backup, or cannot be read, does not hide the others.
         fs::write(dir.join("other"), "").unwrap();
         fs::create_dir(dir.join("0_eth0.json")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", dir.join("z_eth0.json")).unwrap();
-        assert_eq!(all(&dir).unwrap(), [(file.path.clone(), b"two".to_vec())]);
+        assert_eq!(read_backups(&dir).unwrap(), [(file.path.clone(), b"two".to_vec())]);
         fs::write(&file.temporary, "").unwrap();
-        file.remove().unwrap();
-        file.remove().unwrap();
-        assert!(all(&dir).unwrap().is_empty() && !file.temporary.exists());
+        file.remove_files().unwrap();
+        file.remove_files().unwrap();
+        assert!(read_backups(&dir).unwrap().is_empty() && !file.temporary.exists());
         // A folder that others can write to is refused, and what is no folder.
-        file.write(b"three").unwrap();
+        file.write_content(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {
-            assert!(file.read().is_err() && all(&file.dir).is_err() && file.write(b"").is_err());
+            assert!(
+                file.read_content().is_err()
+                    && read_backups(&file.dir).is_err()
+                    && file.write_content(b"").is_err()
+            );
         }
     }
 
     #[test]
     fn only_temporary_files_of_stale_attachments_are_swept() {
         let dir = tempfile::tempdir().unwrap();
-        let owner = |network, id| Owner { network, ifname: "eth0", id };
-        let path = |network, id| temporary_of(dir.path(), &owner(network, id));
+        let owner = |network, id| AttachmentId { network, ifname: "eth0", id };
+        let path = |network, id| temporary_path(dir.path(), &owner(network, id));
         for path in [path("n", "valid"), path("n", "stale"), path("other", "stale")] {
             fs::write(path, "").unwrap();
         }
-        sweep(dir.path(), "n", &[owner("n", "valid")]);
+        remove_temporaries(dir.path(), "n", &[owner("n", "valid")]);
         assert!(path("n", "valid").exists() && path("other", "stale").exists());
         assert!(!path("n", "stale").exists());
     }

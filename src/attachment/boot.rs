@@ -18,7 +18,7 @@ const MAX_ID_BYTES: usize = 64;
 
 /// A boot of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Boot {
+pub struct BootIdentity {
     /// The machine id; `None` if it is unknown.
     pub machine: Option<String>,
     /// The [boot id](sysctl::boot_id).
@@ -27,7 +27,7 @@ pub struct Boot {
 
 /// When something was made, relative to the current boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Made {
+pub enum BootRelation {
     /// In this boot.
     Now,
     /// On this machine, in an earlier boot.
@@ -37,13 +37,13 @@ pub enum Made {
     Elsewhere,
 }
 
-impl Boot {
+impl BootIdentity {
     /// The current boot, read once by a process. One that cannot be identified is no other boot, not even itself.
-    pub fn current() -> Boot {
-        static CURRENT: OnceLock<Boot> = OnceLock::new();
+    pub fn current() -> BootIdentity {
+        static CURRENT: OnceLock<BootIdentity> = OnceLock::new();
         let read = || {
             let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
-            Boot { machine: machine_id(), id }
+            BootIdentity { machine: machine_id(), id }
         };
         // Unit tests play several boots.
         if cfg!(test) { read() } else { CURRENT.get_or_init(read).clone() }
@@ -52,31 +52,31 @@ impl Boot {
     /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
     ///
     /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall clock agrees.
-    /// A clock that was set back makes the answer [`Made::Elsewhere`], never [`Made::Earlier`].
-    pub fn made(&self, current: &Boot, created: i64) -> Made {
-        let id = plain(&self.id);
-        if id == plain(&current.id) && !id.is_empty() {
-            return Made::Now;
+    /// A clock that was set back makes the answer [`BootRelation::Elsewhere`], never [`BootRelation::Earlier`].
+    pub fn relation_to(&self, current: &BootIdentity, created: i64) -> BootRelation {
+        let id = strip_replaced_mark(&self.id);
+        if id == strip_replaced_mark(&current.id) && !id.is_empty() {
+            return BootRelation::Now;
         }
-        let is_kernels = |boot: &Boot| !boot.id.starts_with(REPLACED);
+        let is_kernels = |boot: &BootIdentity| !boot.id.starts_with(REPLACED);
         let is_proved = is_kernels(self) && is_kernels(current) && self.is_same_machine(current);
         let is_earlier = is_proved && boot_start().is_some_and(|start| created < start);
-        if is_earlier { Made::Earlier } else { Made::Elsewhere }
+        if is_earlier { BootRelation::Earlier } else { BootRelation::Elsewhere }
     }
 
     /// Whether both are certainly of one machine.
-    pub fn is_same_machine(&self, other: &Boot) -> bool {
+    pub fn is_same_machine(&self, other: &BootIdentity) -> bool {
         self.machine.is_some() && self.machine == other.machine
     }
 }
 
 /// Releases up to 0.2.0 did not write the mark.
-fn plain(id: &str) -> &str {
+fn strip_replaced_mark(id: &str) -> &str {
     id.trim_start_matches(REPLACED)
 }
 
 /// The wall clock's time in seconds since 1970.
-pub fn now() -> i64 {
+pub fn current_unix_time() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or_default()
 }
@@ -87,7 +87,7 @@ fn boot_start() -> Option<i64> {
     if let Some(start) = tests::BOOT_START.get() {
         return Some(start);
     }
-    Some(now() - clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec())
+    Some(current_unix_time() - clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec())
 }
 
 /// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
@@ -96,14 +96,15 @@ fn machine_id() -> Option<String> {
     if let Some(machine) = tests::MACHINE.get() {
         return Some(machine.to_owned());
     }
-    read_id(MACHINE_ID)
+    read_machine_id(MACHINE_ID)
 }
 
-fn read_id(path: &str) -> Option<String> {
+fn read_machine_id(path: &str) -> Option<String> {
     if statfs(path).ok()?.filesystem_type() == TMPFS_MAGIC {
         return None;
     }
-    let text = String::from_utf8(files::read(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
+    let text =
+        String::from_utf8(files::read_regular_file(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
     let id = text.trim();
     // An image may have the text "uninitialized" in the file.
     let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
@@ -124,8 +125,11 @@ pub(crate) mod tests {
         pub(crate) static BOOT_START: Cell<Option<i64>> = const { Cell::new(None) };
     }
 
-    fn boot(machine: &str, id: &str) -> Boot {
-        Boot { machine: Some(machine.to_owned()).filter(|id| !id.is_empty()), id: id.to_owned() }
+    fn boot_identity(machine: &str, id: &str) -> BootIdentity {
+        BootIdentity {
+            machine: Some(machine.to_owned()).filter(|id| !id.is_empty()),
+            id: id.to_owned(),
+        }
     }
 
     #[test]
@@ -133,24 +137,24 @@ pub(crate) mod tests {
         const LONG_AGO: i64 = 1_000_000_000;
         const FUTURE: i64 = 1 << 40;
         for (then, now, created, made) in [
-            (boot("m", "a"), boot("m", "a"), FUTURE, Made::Now),
-            (boot("m", "a"), boot("m", "b"), LONG_AGO, Made::Earlier),
+            (boot_identity("m", "a"), boot_identity("m", "a"), FUTURE, BootRelation::Now),
+            (boot_identity("m", "a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Earlier),
             // Made after the start of this boot, according to the clock.
-            (boot("m", "a"), boot("m", "b"), FUTURE, Made::Elsewhere),
+            (boot_identity("m", "a"), boot_identity("m", "b"), FUTURE, BootRelation::Elsewhere),
             // Another machine, or unknown ones.
-            (boot("m", "a"), boot("n", "b"), LONG_AGO, Made::Elsewhere),
-            (boot("m", "a"), boot("", "b"), LONG_AGO, Made::Elsewhere),
-            (boot("", "a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
-            (boot("", "a"), boot("", "b"), LONG_AGO, Made::Elsewhere),
-            (boot("", "a"), boot("m", "a"), LONG_AGO, Made::Now),
+            (boot_identity("m", "a"), boot_identity("n", "b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("m", "a"), boot_identity("", "b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("", "a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("", "a"), boot_identity("", "b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("", "a"), boot_identity("m", "a"), LONG_AGO, BootRelation::Now),
             // A container manager's ids.
-            (boot("m", "~a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
-            (boot("m", "a"), boot("m", "~b"), LONG_AGO, Made::Elsewhere),
-            (boot("m", "a"), boot("m", "~a"), LONG_AGO, Made::Now),
+            (boot_identity("m", "~a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("m", "a"), boot_identity("m", "~b"), LONG_AGO, BootRelation::Elsewhere),
+            (boot_identity("m", "a"), boot_identity("m", "~a"), LONG_AGO, BootRelation::Now),
             // Boots that cannot be identified.
-            (boot("m", "~"), boot("m", "~"), LONG_AGO, Made::Elsewhere),
+            (boot_identity("m", "~"), boot_identity("m", "~"), LONG_AGO, BootRelation::Elsewhere),
         ] {
-            assert_eq!(then.made(&now, created), made, "{then:?} {now:?} {created}");
+            assert_eq!(then.relation_to(&now, created), made, "{then:?} {now:?} {created}");
         }
     }
 
@@ -160,8 +164,8 @@ pub(crate) mod tests {
         let path = file.path().to_str().unwrap();
         for text in ["", "uninitialized\n", "0123456789abcdef0123456789abcde"] {
             fs::write(path, text).unwrap();
-            assert_eq!(read_id(path), None, "{text}");
+            assert_eq!(read_machine_id(path), None, "{text}");
         }
-        assert_eq!(read_id("/no/such"), None);
+        assert_eq!(read_machine_id("/no/such"), None);
     }
 }

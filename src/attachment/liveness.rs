@@ -10,10 +10,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Made;
-use super::owner::{Owner, instance_of};
+use super::BootRelation;
+use super::owner::{AttachmentId, instance_in_label};
 use crate::log;
-use crate::netlink::{Link, Netlink, Result};
+use crate::netlink::{Link, Netlink, NetlinkResult};
 
 /// Whether an attachment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +21,14 @@ pub enum Liveness {
     /// The host's end of its veth pair exists.
     Alive,
     /// It has ended: its addresses and rules can be reclaimed.
-    Gone(Gone),
+    Gone(EndProof),
     /// Nothing is proved: its addresses and rules stay.
-    Unknown(Doubt),
+    Unknown(LivenessDoubt),
 }
 
 /// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gone {
+pub enum EndProof {
     /// It was made in an earlier boot of this machine.
     EarlierBoot,
     /// The host's end of its veth pair no longer exists, and with it the container's end.
@@ -37,7 +37,7 @@ pub enum Gone {
 
 /// Why nothing is proved of an attachment: see the texts below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum LivenessDoubt {
     /// It was made in this boot.
     NoHostEnd,
     /// The calling thread is in another network namespace than its link.
@@ -50,37 +50,37 @@ pub enum Doubt {
     NoRecord,
 }
 
-impl fmt::Display for Gone {
+impl fmt::Display for EndProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Gone::EarlierBoot => "it was made before the last boot",
-            Gone::HostEnd => "its link on the host is gone",
+            EndProof::EarlierBoot => "it was made before the last boot",
+            EndProof::HostEnd => "its link on the host is gone",
         })
     }
 }
 
-impl fmt::Display for Doubt {
+impl fmt::Display for LivenessDoubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Doubt::NoHostEnd => "it has no link on the host that would show its end",
-            Doubt::OtherNamespace => "it was made in another network namespace of the host",
-            Doubt::OtherBoot => {
+            LivenessDoubt::NoHostEnd => "it has no link on the host that would show its end",
+            LivenessDoubt::OtherNamespace => "it was made in another network namespace of the host",
+            LivenessDoubt::OtherBoot => {
                 "it was made in another boot, not certainly an earlier one of this machine"
             }
-            Doubt::Unlabelled(index) => {
+            LivenessDoubt::Unlabelled(index) => {
                 return write!(f, "the link with index {index} has no longer its alias");
             }
-            Doubt::Unreadable(index) => {
+            LivenessDoubt::Unreadable(index) => {
                 return write!(f, "the link with index {index} cannot be read");
             }
-            Doubt::NoRecord => "nothing was recorded of it",
+            LivenessDoubt::NoRecord => "nothing was recorded of it",
         })
     }
 }
 
 /// The host's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct HostEnd {
+pub struct HostPairEnd {
     /// The [identity](crate::netns::current_id) of the host's network namespace.
     pub netns: u64,
     /// Its index there.
@@ -89,16 +89,18 @@ pub struct HostEnd {
     pub labelled: bool,
 }
 
-impl HostEnd {
+impl HostPairEnd {
     /// The link, with the label of its attachment, in the calling thread's network namespace, which is that of `host`.
-    pub fn own(host: &Netlink, link: &Link) -> Option<HostEnd> {
-        Some(HostEnd { netns: host.netns_id()?, index: link.index, labelled: true })
+    pub fn from_labelled_link(host: &Netlink, link: &Link) -> Option<HostPairEnd> {
+        Some(HostPairEnd { netns: host.netns_id()?, index: link.index, labelled: true })
     }
 
-    /// As [`own`](HostEnd::own), for the link of any plugin; `None` if it is no end of a pair.
-    pub fn of(owner: Owner<'_>, host: &Netlink, link: &Link) -> Option<HostEnd> {
-        let labelled = instance_of(&link.alias) == Some(&owner.instance());
-        HostEnd::own(host, link).filter(|_| is_pair(link)).map(|end| HostEnd { labelled, ..end })
+    /// As [`own`](HostPairEnd::from_labelled_link), for the link of any plugin; `None` if it is no end of a pair.
+    pub fn from_link(owner: AttachmentId<'_>, host: &Netlink, link: &Link) -> Option<HostPairEnd> {
+        let labelled = instance_in_label(&link.alias) == Some(&owner.instance_id());
+        HostPairEnd::from_labelled_link(host, link)
+            .filter(|_| is_pair(link))
+            .map(|end| HostPairEnd { labelled, ..end })
     }
 }
 
@@ -109,45 +111,48 @@ pub fn is_pair(link: &Link) -> bool {
 
 /// What was recorded of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evidence<'a> {
-    pub owner: Owner<'a>,
-    pub made: Made,
-    pub end: Option<HostEnd>,
+pub struct LivenessEvidence<'a> {
+    pub owner: AttachmentId<'a>,
+    pub made: BootRelation,
+    pub end: Option<HostPairEnd>,
 }
 
 /// The liveness of each attachment, in order. Costs one request for each link of this namespace.
-pub fn judge(all: &[Evidence<'_>]) -> Vec<Liveness> {
+pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
     let netlink = OnceCell::new();
     let host = || netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
-    all.iter().map(|evidence| judge_by(evidence, &host)).collect()
+    all.iter().map(|evidence| judge_by_socket(evidence, &host)).collect()
 }
 
 /// The liveness of one attachment, by a socket of the calling thread's network namespace.
-pub fn judge_by<'h>(evidence: &Evidence<'_>, host: &dyn Fn() -> Result<&'h Netlink>) -> Liveness {
+pub fn judge_by_socket<'h>(
+    evidence: &LivenessEvidence<'_>,
+    host: &dyn Fn() -> NetlinkResult<&'h Netlink>,
+) -> Liveness {
     match evidence.made {
-        Made::Earlier => return Liveness::Gone(Gone::EarlierBoot),
-        Made::Elsewhere => return Liveness::Unknown(Doubt::OtherBoot),
-        Made::Now => {}
+        BootRelation::Earlier => return Liveness::Gone(EndProof::EarlierBoot),
+        BootRelation::Elsewhere => return Liveness::Unknown(LivenessDoubt::OtherBoot),
+        BootRelation::Now => {}
     }
-    let Some(HostEnd { netns, index, labelled }) = evidence.end else {
-        return Liveness::Unknown(Doubt::NoHostEnd);
+    let Some(HostPairEnd { netns, index, labelled }) = evidence.end else {
+        return Liveness::Unknown(LivenessDoubt::NoHostEnd);
     };
     let is_here = |host: &Netlink| host.netns_id() == Some(netns);
-    let look = |host: &Netlink| is_here(host).then(|| host.link_by_index(index)).transpose();
+    let look = |host: &Netlink| is_here(host).then(|| host.find_link_by_index(index)).transpose();
     match host().and_then(look) {
-        Ok(None) => Liveness::Unknown(Doubt::OtherNamespace),
-        Ok(Some(None)) => Liveness::Gone(Gone::HostEnd),
+        Ok(None) => Liveness::Unknown(LivenessDoubt::OtherNamespace),
+        Ok(Some(None)) => Liveness::Gone(EndProof::HostEnd),
         // The kernel gives an index again, and a link that is moved here keeps its index.
-        Ok(Some(Some(link))) if !is_pair(&link) => Liveness::Gone(Gone::HostEnd),
-        Ok(Some(Some(link))) => match instance_of(&link.alias) {
-            Some(instance) if instance == evidence.owner.instance() => Liveness::Alive,
-            Some(_) => Liveness::Gone(Gone::HostEnd),
-            None if labelled => Liveness::Unknown(Doubt::Unlabelled(index)),
+        Ok(Some(Some(link))) if !is_pair(&link) => Liveness::Gone(EndProof::HostEnd),
+        Ok(Some(Some(link))) => match instance_in_label(&link.alias) {
+            Some(instance) if instance == evidence.owner.instance_id() => Liveness::Alive,
+            Some(_) => Liveness::Gone(EndProof::HostEnd),
+            None if labelled => Liveness::Unknown(LivenessDoubt::Unlabelled(index)),
             None => Liveness::Alive,
         },
         Err(error) => {
             log::debug(format_args!("the link of an attachment: {error}"));
-            Liveness::Unknown(Doubt::Unreadable(index))
+            Liveness::Unknown(LivenessDoubt::Unreadable(index))
         }
     }
 }

@@ -18,9 +18,9 @@ pub mod liveness;
 mod owner;
 mod record;
 
-pub use boot::{Boot, Made};
-pub use file::{forget, remove_all, unrecorded};
-pub use kept::{Keepsake, Kept};
-pub use liveness::{Doubt, Evidence, Gone, HostEnd, Liveness};
-pub use owner::{Owner, hash, network_hash};
-pub use record::Record;
+pub use boot::{BootIdentity, BootRelation};
+pub use file::{forget_attachment, log_unrecorded, remove_all_records};
+pub use kept::{RecordStore, StoredRecord};
+pub use liveness::{EndProof, HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence};
+pub use owner::{AttachmentId, network_hash, sha512_hex};
+pub use record::AttachmentRecord;

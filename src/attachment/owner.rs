@@ -2,14 +2,14 @@
 
 use sha2::{Digest, Sha512};
 
-use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+use crate::cni::{ContainerId, InterfaceName, NetworkName, ValidAttachment};
 
 /// Hexadecimal digits of each half of an instance's hash.
 const HALF: usize = 16;
 
 /// The attachment that owns a link, rule, lease or record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Owner<'a> {
+pub struct AttachmentId<'a> {
     /// The network's name.
     pub network: &'a str,
     /// The container's interface.
@@ -18,15 +18,22 @@ pub struct Owner<'a> {
     pub id: &'a str,
 }
 
-impl<'a> Owner<'a> {
+impl<'a> AttachmentId<'a> {
     /// The attachment of a container's interface to a network.
-    pub fn new(network: &'a NetworkName, id: &'a ContainerId, ifname: &'a IfName) -> Owner<'a> {
-        Owner { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
+    pub fn new(
+        network: &'a NetworkName,
+        id: &'a ContainerId,
+        ifname: &'a InterfaceName,
+    ) -> AttachmentId<'a> {
+        AttachmentId { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
     }
 
     /// The attachments of a network.
-    pub fn each(network: &'a NetworkName, attachments: &'a [Attachment]) -> Vec<Owner<'a>> {
-        let owner = |a: &'a Attachment| Owner {
+    pub fn from_attachments(
+        network: &'a NetworkName,
+        attachments: &'a [ValidAttachment],
+    ) -> Vec<AttachmentId<'a>> {
+        let owner = |a: &'a ValidAttachment| AttachmentId {
             network: network.as_str(),
             ifname: &a.ifname,
             id: &a.container_id,
@@ -35,32 +42,32 @@ impl<'a> Owner<'a> {
     }
 }
 
-impl Owner<'_> {
+impl AttachmentId<'_> {
     /// The identifier of this attachment: of fixed length, and no prefix of another attachment's. The reference uses
     /// the same identifier as the prefix of comments of nftables objects.
-    pub fn instance(&self) -> String {
-        let of = hash(&[self.ifname, ":", self.id]);
+    pub fn instance_id(&self) -> String {
+        let of = sha512_hex(&[self.ifname, ":", self.id]);
         format!("{}-{}", network_hash(self.network), &of[..HALF])
     }
 }
 
-/// The [instance](Owner::instance) at the beginning of a label; `None` if the text is no label.
-pub fn instance_of(label: &str) -> Option<&str> {
+/// The [instance](AttachmentId::instance_id) at the beginning of a label; `None` if the text is no label.
+pub fn instance_in_label(label: &str) -> Option<&str> {
     let (instance, _) = label.split_once(',')?;
     let (network, attachment) = instance.split_once('-')?;
     let is_half = |text: &str| text.len() == HALF && text.bytes().all(|b| b.is_ascii_hexdigit());
     (is_half(network) && is_half(attachment)).then_some(instance)
 }
 
-/// The prefix of the [instances](Owner::instance) of a network's attachments.
+/// The prefix of the [instances](AttachmentId::instance_id) of a network's attachments.
 pub fn network_hash(network: &str) -> String {
-    let mut hash = hash(&[network]);
+    let mut hash = sha512_hex(&[network]);
     hash.truncate(HALF);
     hash
 }
 
 /// SHA-512 of the concatenated texts, in hexadecimal.
-pub fn hash(texts: &[&str]) -> String {
+pub fn sha512_hex(texts: &[&str]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digest = Sha512::digest(texts.concat());
     let mut text = String::with_capacity(2 * digest.len());
@@ -76,11 +83,11 @@ mod tests {
 
     #[test]
     fn only_labels_have_an_instance() {
-        let owner = Owner { network: "n", ifname: "eth0", id: "c1" };
-        let instance = owner.instance();
-        assert_eq!(instance_of(&format!("{instance}, id: c1")), Some(instance.as_str()));
+        let owner = AttachmentId { network: "n", ifname: "eth0", id: "c1" };
+        let instance = owner.instance_id();
+        assert_eq!(instance_in_label(&format!("{instance}, id: c1")), Some(instance.as_str()));
         for other in ["", "uplink, of the printer", &instance, "0123-4567, id: x"] {
-            assert_eq!(instance_of(other), None, "{other}");
+            assert_eq!(instance_in_label(other), None, "{other}");
         }
     }
 }

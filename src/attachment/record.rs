@@ -3,7 +3,7 @@
 //!
 //! The first plugin of a list that creates such state writes the record before, and removes the record in its
 //! DEL, which is the last DEL of the list. Features of the packet filter add what they restore the attachment's rules
-//! from ([`Kept`](super::Kept)). Records are lost at reboot, as the rules are. DEL is complete without
+//! from ([`Kept`](super::RecordStore)). Records are lost at reboot, as the rules are. DEL is complete without
 //! a record. A record that cannot be parsed counts as absent.
 
 use std::collections::BTreeMap;
@@ -13,16 +13,18 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::boot::{Boot, Made, now};
-use super::liveness::{Doubt, Evidence, HostEnd, Liveness, judge, judge_by};
-use super::owner::Owner;
+use super::boot::{BootIdentity, BootRelation, current_unix_time};
+use super::liveness::{
+    HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness,
+};
+use super::owner::AttachmentId;
 use crate::netlink::Netlink;
-use crate::netns::{self, NetnsId};
+use crate::netns::{self, NetnsIdentity};
 
 /// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Record {
+pub struct AttachmentRecord {
     /// The network.
     pub network: String,
     /// The container.
@@ -34,15 +36,15 @@ pub struct Record {
     /// `CNI_NETNS`.
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
-    pub netns: Option<NetnsId>,
+    pub netns: Option<NetnsIdentity>,
     /// The [identity](netns::current_id) of the host's network namespace; up to release 0.2.0 its inode number.
     pub host: u64,
     /// The boot in which the record was written; `None` up to release 0.2.0.
-    pub boot: Option<Boot>,
+    pub boot: Option<BootIdentity>,
     /// The time at which the record was written, in seconds since 1970.
     pub created: i64,
     /// The host's end of the attachment's veth pair.
-    pub end: Option<HostEnd>,
+    pub end: Option<HostPairEnd>,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
     /// `ipam.type` of the plugin that wrote the record; empty without one, and up to release 0.2.0.
@@ -56,41 +58,43 @@ pub struct Record {
     pub content: Option<Value>,
 }
 
-impl Record {
+impl AttachmentRecord {
     /// The record of an attachment that is made now, before its addresses are known.
-    pub fn new(owner: Owner<'_>, plugin: &str, sandbox: &str) -> Record {
-        Record {
+    pub fn new(owner: AttachmentId<'_>, plugin: &str, sandbox: &str) -> AttachmentRecord {
+        AttachmentRecord {
             network: owner.network.to_owned(),
             id: owner.id.to_owned(),
             ifname: owner.ifname.to_owned(),
             plugin: plugin.to_owned(),
             sandbox: sandbox.to_owned(),
             host: netns::current_id().unwrap_or_default(),
-            boot: Some(Boot::current()),
-            created: now(),
-            ..Record::default()
+            boot: Some(BootIdentity::current()),
+            created: current_unix_time(),
+            ..AttachmentRecord::default()
         }
     }
 
     /// The attachment.
-    pub fn owner(&self) -> Owner<'_> {
-        Owner { network: &self.network, ifname: &self.ifname, id: &self.id }
+    pub fn attachment_id(&self) -> AttachmentId<'_> {
+        AttachmentId { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
 
     /// Whether the record is of the same instance of the attachment: a container may be created again with the same id.
-    pub fn is_same_instance(&self, other: &Record) -> bool {
-        let of = |record: &Record| (record.end, record.netns, record.boot.clone());
-        self.owner() == other.owner() && of(self) == of(other)
+    pub fn is_same_instance(&self, other: &AttachmentRecord) -> bool {
+        let of = |record: &AttachmentRecord| (record.end, record.netns, record.boot.clone());
+        self.attachment_id() == other.attachment_id() && of(self) == of(other)
     }
 
     /// Whether the attachment exists.
     pub fn liveness(&self) -> Liveness {
-        Record::liveness_of(&[self]).pop().unwrap_or(Liveness::Unknown(Doubt::NoRecord))
+        AttachmentRecord::liveness_of_all(&[self])
+            .pop()
+            .unwrap_or(Liveness::Unknown(LivenessDoubt::NoRecord))
     }
 
-    /// As [`liveness`](Record::liveness), by a socket of the calling thread's network namespace.
+    /// As [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.
     pub fn liveness_by(&self, host: &Netlink) -> Liveness {
-        judge_by(&self.evidence(), &|| Ok(host))
+        judge_by_socket(&self.liveness_evidence(), &|| Ok(host))
     }
 
     /// Whether the attachment has certainly ended.
@@ -99,15 +103,15 @@ impl Record {
     }
 
     /// Whether these attachments exist.
-    pub fn liveness_of(records: &[&Record]) -> Vec<Liveness> {
-        judge(&records.iter().map(|record| record.evidence()).collect::<Vec<_>>())
+    pub fn liveness_of_all(records: &[&AttachmentRecord]) -> Vec<Liveness> {
+        judge_liveness(&records.iter().map(|record| record.liveness_evidence()).collect::<Vec<_>>())
     }
 
-    fn evidence(&self) -> Evidence<'_> {
+    fn liveness_evidence(&self) -> LivenessEvidence<'_> {
         // Release 0.2.0, whose records are in memory only, which ends with the boot.
-        let made = |then: &Boot| then.made(&Boot::current(), self.created);
-        let made = self.boot.as_ref().map_or(Made::Now, made);
-        Evidence { owner: self.owner(), made, end: self.end }
+        let made = |then: &BootIdentity| then.relation_to(&BootIdentity::current(), self.created);
+        let made = self.boot.as_ref().map_or(BootRelation::Now, made);
+        LivenessEvidence { owner: self.attachment_id(), made, end: self.end }
     }
 }
 
@@ -120,19 +124,19 @@ mod tests {
         let text = r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"bridge","sandbox":"/x",
             "netns":{"dev":4,"ino":4026532265,"ctime":17},"host":4026531840,"ips":["10.1.2.3"],
             "interfaces":["cni0","veth1"],"dataDir":"/d"}"#;
-        let expected = Record {
+        let expected = AttachmentRecord {
             network: "net".to_owned(),
             id: "c1".to_owned(),
             ifname: "eth0".to_owned(),
             plugin: "bridge".to_owned(),
             sandbox: "/x".to_owned(),
-            netns: Some(NetnsId { dev: 4, ino: 4_026_532_265, ctime: 17 }),
+            netns: Some(NetnsIdentity { dev: 4, ino: 4_026_532_265, ctime: 17 }),
             host: 4_026_531_840,
             ips: vec!["10.1.2.3".parse().unwrap()],
             data_dir: Some("/d".into()),
-            ..Record::default()
+            ..AttachmentRecord::default()
         };
-        assert_eq!(serde_json::from_str::<Record>(text).unwrap(), expected);
-        assert_eq!(expected.liveness(), Liveness::Unknown(Doubt::NoHostEnd));
+        assert_eq!(serde_json::from_str::<AttachmentRecord>(text).unwrap(), expected);
+        assert_eq!(expected.liveness(), Liveness::Unknown(LivenessDoubt::NoHostEnd));
     }
 }

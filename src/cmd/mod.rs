@@ -13,7 +13,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use self::pump::Pump;
+use self::pump::PipePump;
 use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
@@ -22,11 +22,11 @@ use crate::trace;
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
 /// Finds the executable `name` in `PATH`, `/usr/sbin` and `/sbin`. Starts nothing.
-pub fn find(name: &str) -> Option<PathBuf> {
-    find_in(name, &std::env::var_os("PATH").unwrap_or_default())
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    find_in_path(name, &std::env::var_os("PATH").unwrap_or_default())
 }
 
-fn find_in(name: &str, path: &OsStr) -> Option<PathBuf> {
+fn find_in_path(name: &str, path: &OsStr) -> Option<PathBuf> {
     let system = OsString::from(SYSTEM);
     let dirs = std::env::split_paths(path).chain(std::env::split_paths(&system));
     let files = dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
@@ -38,7 +38,7 @@ fn find_in(name: &str, path: &OsStr) -> Option<PathBuf> {
 
 /// The exit status and the output of a program.
 #[derive(Debug)]
-pub struct Output {
+pub struct ProgramOutput {
     /// The exit status; `None` if a signal killed the program.
     pub code: Option<i32>,
     pub stdout: String,
@@ -47,14 +47,14 @@ pub struct Output {
     summary: String,
 }
 
-impl Output {
+impl ProgramOutput {
     /// The standard output, if the exit status is 0.
     pub fn require_success(self) -> Result<String> {
-        if self.code == Some(0) { Ok(self.stdout) } else { Err(self.failure()) }
+        if self.code == Some(0) { Ok(self.stdout) } else { Err(self.failure_error()) }
     }
 
     /// The error, with the standard error of the program.
-    pub fn failure(&self) -> Error {
+    pub fn failure_error(&self) -> Error {
         let stderr = self.stderr.trim();
         let separator = if stderr.is_empty() { "" } else { ": " };
         Error::internal(format!("{}{separator}{stderr}", self.summary))
@@ -62,35 +62,35 @@ impl Output {
 }
 
 /// Runs a program with `stdin` as its standard input until it exits. Fails only if the program
-/// cannot be started or served; a failed program is an [`Output`].
-pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
+/// cannot be started or served; a failed program is an [`ProgramOutput`].
+pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<ProgramOutput> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = [&[name.as_str()], args].concat().join(" ");
     let failed =
         |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
-    let span = trace::span("process");
-    span.text("process.command", || line.as_str());
-    netns::at_home()?;
+    let span = trace::begin_span("process");
+    span.add_text("process.command", || line.as_str());
+    netns::require_home_netns()?;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
-    let mut pump = Pump::new(&mut child, stdin.as_bytes());
-    let served = pump.run(None, &mut io::sink());
+    let mut pump = PipePump::new(&mut child, stdin.as_bytes());
+    let served = pump.serve_pipes(None, &mut io::sink());
     // Closes the pipes, so that the program exits even after an error.
     let (stdout, stderr) = pump.into_output();
     let status = child.wait().map_err(failed)?;
     served.map_err(failed)?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let summary = format!("run {line}: {}", exit_text(status));
-    Ok(Output { code: status.code(), stdout: text(stdout), stderr: text(stderr), summary })
+    Ok(ProgramOutput { code: status.code(), stdout: text(stdout), stderr: text(stderr), summary })
 }
 
 /// Starts a daemon: this executable under the name of an applet, with an empty environment. Of this
 /// process it inherits only the working directory and the namespaces. Returns the first line that
 /// it prints; the daemon must then close its stdout. The line is empty if the daemon exits.
-pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
+pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
-    netns::at_home()?;
+    netns::require_home_netns()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0(applet).args(args).env_clear();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -147,33 +147,37 @@ mod tests {
 
     #[test]
     fn system_folders_are_searched_after_path() {
-        assert_eq!(find_in("sh", OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
-        assert_eq!(find_in("sh", OsStr::new("bin:.")), None, "relative folders are not searched");
-        assert_eq!(find_in("passwd", OsStr::new("/etc")), None, "not executable");
+        assert_eq!(find_in_path("sh", OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
+        assert_eq!(
+            find_in_path("sh", OsStr::new("bin:.")),
+            None,
+            "relative folders are not searched"
+        );
+        assert_eq!(find_in_path("passwd", OsStr::new("/etc")), None, "not executable");
     }
 
     #[test]
     fn input_larger_than_a_pipe_is_echoed() {
         let text = "x".repeat(1 << 20);
-        let output = run(Path::new("/bin/cat"), &[], &text).unwrap();
+        let output = run_program(Path::new("/bin/cat"), &[], &text).unwrap();
         assert_eq!(output.require_success().unwrap().len(), text.len());
     }
 
     #[test]
     fn a_program_need_not_read_its_input() {
         let text = "x".repeat(1 << 20);
-        assert_eq!(run(Path::new("/bin/true"), &[], &text).unwrap().code, Some(0));
+        assert_eq!(run_program(Path::new("/bin/true"), &[], &text).unwrap().code, Some(0));
     }
 
     #[test]
     fn failures_name_command_and_status() {
-        let output = run(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"], "").unwrap();
+        let output = run_program(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"], "").unwrap();
         assert_eq!(output.code, Some(3));
         let error = output.require_success().unwrap_err();
-        assert_eq!(error.msg(), "run sh -c echo no >&2; exit 3: exit status 3: no");
-        let error = run(Path::new("/nowhere/x"), &[], "").unwrap_err();
-        assert_eq!(error.msg(), "run /nowhere/x: no such file or directory");
-        let killed = run(Path::new("/bin/sh"), &["-c", "kill -9 $$"], "").unwrap();
-        assert!(killed.failure().msg().ends_with("signal: killed"));
+        assert_eq!(error.message(), "run sh -c echo no >&2; exit 3: exit status 3: no");
+        let error = run_program(Path::new("/nowhere/x"), &[], "").unwrap_err();
+        assert_eq!(error.message(), "run /nowhere/x: no such file or directory");
+        let killed = run_program(Path::new("/bin/sh"), &["-c", "kill -9 $$"], "").unwrap();
+        assert!(killed.failure_error().message().ends_with("signal: killed"));
     }
 }

@@ -15,7 +15,7 @@ const CHUNK: usize = 4096;
 const KEPT_STDERR: usize = 64 * 1024;
 
 /// The open pipes, and the data read from them.
-pub(crate) struct Pump<'a> {
+pub(crate) struct PipePump<'a> {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
@@ -24,10 +24,10 @@ pub(crate) struct Pump<'a> {
     errors: Vec<u8>,
 }
 
-impl<'a> Pump<'a> {
+impl<'a> PipePump<'a> {
     /// Takes the pipes out of `child`.
-    pub(crate) fn new(child: &mut Child, request: &'a [u8]) -> Pump<'a> {
-        Pump {
+    pub(crate) fn new(child: &mut Child, request: &'a [u8]) -> PipePump<'a> {
+        PipePump {
             stdin: child.stdin.take().filter(|_| !request.is_empty()),
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
@@ -38,7 +38,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Serves the pipes until all are closed; `false` if the deadline passes before.
-    pub(crate) fn run(
+    pub(crate) fn serve_pipes(
         &mut self,
         until: Option<Instant>,
         forward: &mut dyn Write,
@@ -47,15 +47,15 @@ impl<'a> Pump<'a> {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(false);
             }
-            let [stdin, stdout, stderr] = self.wait(until)?;
+            let [stdin, stdout, stderr] = self.wait_ready(until)?;
             if stdin {
-                self.feed()?;
+                self.feed_stdin()?;
             }
             if stdout {
-                drain(&mut self.stdout, |bytes| self.output.extend_from_slice(bytes))?;
+                read_pipe(&mut self.stdout, |bytes| self.output.extend_from_slice(bytes))?;
             }
             if stderr {
-                drain(&mut self.stderr, |bytes| {
+                read_pipe(&mut self.stderr, |bytes| {
                     // An error of writing to stderr cannot be reported anywhere.
                     drop(forward.write_all(bytes).and_then(|()| forward.flush()));
                     let room = KEPT_STDERR.saturating_sub(self.errors.len()).min(bytes.len());
@@ -72,7 +72,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Waits until stdin, stdout or stderr is ready; none is if the deadline passes.
-    fn wait(&self, until: Option<Instant>) -> io::Result<[bool; 3]> {
+    fn wait_ready(&self, until: Option<Instant>) -> io::Result<[bool; 3]> {
         let pipes = [
             self.stdin.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)),
             self.stdout.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)),
@@ -80,7 +80,7 @@ impl<'a> Pump<'a> {
         ];
         let is_open = pipes.each_ref().map(Option::is_some);
         let mut fds: Vec<PollFd<'_>> = pipes.into_iter().flatten().collect();
-        match poll(&mut fds, timeout(until)) {
+        match poll(&mut fds, remaining_timeout(until)) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ok([false; 3]),
             Err(errno) => return Err(errno.into()),
@@ -92,7 +92,7 @@ impl<'a> Pump<'a> {
 
     /// Writes the next part of the request. Closes the pipe after the last part, or if the program
     /// has closed it without reading everything, which is allowed.
-    fn feed(&mut self) -> io::Result<()> {
+    fn feed_stdin(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.stdin else { return Ok(()) };
         let chunk = &self.request[..self.request.len().min(CHUNK)];
         match pipe.write(chunk) {
@@ -110,7 +110,7 @@ impl<'a> Pump<'a> {
 }
 
 /// Reads once from a pipe that is ready, and closes it at its end.
-fn drain<R: Read>(pipe: &mut Option<R>, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+fn read_pipe<R: Read>(pipe: &mut Option<R>, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let Some(reader) = pipe else { return Ok(()) };
     let mut buffer = [0; 16 * 1024];
     match reader.read(&mut buffer) {
@@ -123,7 +123,7 @@ fn drain<R: Read>(pipe: &mut Option<R>, mut take: impl FnMut(&[u8])) -> io::Resu
 }
 
 /// The remaining time, rounded up so that the last millisecond is not spent in a busy loop.
-fn timeout(until: Option<Instant>) -> PollTimeout {
+fn remaining_timeout(until: Option<Instant>) -> PollTimeout {
     let Some(until) = until else { return PollTimeout::NONE };
     let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
     PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)

@@ -4,21 +4,21 @@ use crate::error::{Error, Result};
 
 /// The pairs of known keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Args(Vec<(String, String)>);
+pub struct CniArgPairs(Vec<(String, String)>);
 
-impl Args {
+impl CniArgPairs {
     /// Parses `text` for a plugin with the keys `known`. Another key is an error unless the pairs contain
     /// `IgnoreUnknown` with `1` or `true`, at any position (runtimes emit the pairs in random order). As in the
     /// reference plugins, every pair has exactly one `=`, and no pair is empty.
-    pub fn parse(text: &str, known: &[&str]) -> Result<Args> {
+    pub fn parse(text: &str, known: &[&str]) -> Result<CniArgPairs> {
         if text.is_empty() {
-            return Ok(Args::default());
+            return Ok(CniArgPairs::default());
         }
         let pairs: Vec<&str> = text.split(';').collect();
         let mut ignore_unknown = false;
         for pair in &pairs {
             if let Some(value) = pair.strip_prefix("IgnoreUnknown=") {
-                ignore_unknown = boolean(pair, value)?;
+                ignore_unknown = parse_bool(pair, value)?;
             }
         }
         let (mut recognised, mut unknown) = (Vec::new(), Vec::new());
@@ -38,11 +38,11 @@ impl Args {
                 "add IgnoreUnknown=1 to CNI_ARGS to ignore the keys of other plugins",
             ));
         }
-        Ok(Args(recognised))
+        Ok(CniArgPairs(recognised))
     }
 
     /// The last value of `key`, which is case-sensitive, parsed by `parse`. An empty value is no request.
-    pub fn get<T>(
+    pub fn parse_value<T>(
         &self,
         key: &str,
         parse: impl Fn(&str) -> Result<T, String>,
@@ -51,19 +51,21 @@ impl Args {
         let Some((_, value)) = last.filter(|(_, value)| !value.trim().is_empty()) else {
             return Ok(None);
         };
-        parse(value).map(Some).map_err(|why| bad_value(&format!("{key}={value}"), &why))
+        parse(value).map(Some).map_err(|why| bad_value_error(&format!("{key}={value}"), &why))
     }
 }
 
-fn boolean(pair: &str, value: &str) -> Result<bool> {
+fn parse_bool(pair: &str, value: &str) -> Result<bool> {
     match value.to_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        other => Err(bad_value(pair, &format!("boolean unmarshal error: invalid input {other}"))),
+        other => {
+            Err(bad_value_error(pair, &format!("boolean unmarshal error: invalid input {other}")))
+        }
     }
 }
 
-fn bad_value(pair: &str, why: &str) -> Error {
+fn bad_value_error(pair: &str, why: &str) -> Error {
     Error::internal(format!("ARGS: error parsing value of pair \"{pair}\": {why}"))
 }
 
@@ -76,29 +78,29 @@ mod tests {
         Ok(value.to_owned())
     }
 
-    fn parse(text: &str) -> Result<Args> {
-        Args::parse(text, &["IP", "GATEWAY"])
+    fn parse(text: &str) -> Result<CniArgPairs> {
+        CniArgPairs::parse(text, &["IP", "GATEWAY"])
     }
 
     #[test]
     fn only_the_plugins_own_keys_pass() {
         let args = parse("IP=10.0.0.5;GATEWAY=10.0.0.1").unwrap();
-        assert_eq!(args.get("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
-        assert_eq!(args.get("ip", text).unwrap(), None);
-        assert_eq!(parse("").unwrap(), Args::default());
+        assert_eq!(args.parse_value("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
+        assert_eq!(args.parse_value("ip", text).unwrap(), None);
+        assert_eq!(parse("").unwrap(), CniArgPairs::default());
         for empty in ["IP=", "IP= ", "IP=10.0.0.5;IP="] {
-            assert_eq!(parse(empty).unwrap().get("IP", text).unwrap(), None, "{empty}");
+            assert_eq!(parse(empty).unwrap().parse_value("IP", text).unwrap(), None, "{empty}");
         }
         let error = parse("IP=10.0.0.5;MAC=02:00:00:00:00:01").unwrap_err();
-        assert_eq!(error.msg(), r#"ARGS: unknown args ["MAC=02:00:00:00:00:01"]"#);
+        assert_eq!(error.message(), r#"ARGS: unknown args ["MAC=02:00:00:00:00:01"]"#);
         let twice = parse("IP=1.1.1.1;IP=2.2.2.2").unwrap();
-        assert_eq!(twice.get("IP", text).unwrap().as_deref(), Some("2.2.2.2"));
+        assert_eq!(twice.parse_value("IP", text).unwrap().as_deref(), Some("2.2.2.2"));
     }
 
     #[test]
     fn unknown_keys_need_ignore_unknown() {
         let error = parse("A=1;B=2").unwrap_err();
-        assert_eq!(error.msg(), r#"ARGS: unknown args ["A=1" "B=2"]"#);
+        assert_eq!(error.message(), r#"ARGS: unknown args ["A=1" "B=2"]"#);
         for flag in ["1", "true", "TRUE"] {
             assert!(parse(&format!("K8S_POD_UID=x;IgnoreUnknown={flag}")).is_ok());
         }
@@ -117,15 +119,15 @@ mod tests {
             ";IgnoreUnknown=1",
         ] {
             let error = parse(bad).unwrap_err();
-            assert!(error.msg().starts_with("ARGS: invalid pair "), "{bad}: {error}");
+            assert!(error.message().starts_with("ARGS: invalid pair "), "{bad}: {error}");
         }
         assert_eq!(
-            parse("IgnoreUnknown=Yes").unwrap_err().msg(),
+            parse("IgnoreUnknown=Yes").unwrap_err().message(),
             r#"ARGS: error parsing value of pair "IgnoreUnknown=Yes": boolean unmarshal error: invalid input yes"#
         );
-        let error = parse("IP=abc").unwrap().get("IP", crate::cni::ip::parse_ip_or_cidr);
+        let error = parse("IP=abc").unwrap().parse_value("IP", crate::cni::ip::parse_ip_or_cidr);
         assert_eq!(
-            error.unwrap_err().msg(),
+            error.unwrap_err().message(),
             r#"ARGS: error parsing value of pair "IP=abc": invalid IP address abc"#
         );
     }

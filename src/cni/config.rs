@@ -4,13 +4,13 @@ use serde::Deserialize;
 
 use super::json::Json;
 use super::names::NetworkName;
-use super::result::Dns;
+use super::result::DnsConfig;
 use super::version;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 
 /// The keys with a fixed meaning (spec, section 1). Plugins decode their own keys in addition.
 #[derive(Clone, Debug)]
-pub struct NetConf {
+pub struct NetworkConfig {
     /// `name`, checked.
     pub name: NetworkName,
     /// `cniVersion` as written; empty if absent.
@@ -18,14 +18,14 @@ pub struct NetConf {
     /// `ipam.type`; empty if there is no address management.
     pub ipam_type: String,
     /// `dns`; `None` if it has no value. An empty list is a value.
-    pub dns: Option<Dns>,
+    pub dns: Option<DnsConfig>,
     /// The whole document.
     pub json: Json,
 }
 
 /// An attachment in the list of valid attachments of a GC request.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Attachment {
+pub struct ValidAttachment {
     /// The container's id.
     #[serde(rename = "containerID")]
     pub container_id: String,
@@ -37,43 +37,51 @@ const IN_NAME: &str = "in \"name\": write the name in double quotes";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Common {
-    ipam: IpamType,
-    dns: Dns,
+struct CommonConfigKeys {
+    ipam: IpamTypeKey,
+    dns: DnsConfig,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct IpamType {
+struct IpamTypeKey {
     r#type: String,
 }
 
-impl NetConf {
+impl NetworkConfig {
     /// Parses the document and its name. Codes 6 and 7.
-    pub fn parse(bytes: &[u8]) -> Result<NetConf> {
+    pub fn parse(bytes: &[u8]) -> Result<NetworkConfig> {
         let malformed = |error: Error| error.context("error unmarshall network config");
-        let wrong = |json: &Json, what| malformed(Error::new(Code::DECODE, json.expected(what)));
+        let wrong = |json: &Json, what| {
+            malformed(Error::new(ErrorCode::DECODE, json.wrong_type_message(what)))
+        };
         let json = Json::parse(bytes).map_err(malformed)?;
         if !matches!(json, Json::Object(_) | Json::Null) {
             return Err(wrong(&json, "an object"));
         }
-        let name = match json.get_present("name") {
+        let name = match json.get_present_member("name") {
             None => "",
             Some(Json::String(name)) => name,
             Some(other) => return Err(wrong(other, "a text").with_details(IN_NAME)),
         };
         let name = NetworkName::parse(name)?;
-        Ok(NetConf { name, cni_version: String::new(), ipam_type: String::new(), dns: None, json })
+        Ok(NetworkConfig {
+            name,
+            cni_version: String::new(),
+            ipam_type: String::new(),
+            dns: None,
+            json,
+        })
     }
 
     /// Decodes the version; code 6 if it is not a string.
     pub fn read_version(&mut self) -> Result<()> {
-        self.cni_version = match self.json.get_present("cniVersion") {
+        self.cni_version = match self.json.get_present_member("cniVersion") {
             None => String::new(),
             Some(Json::String(text)) => text.clone(),
             Some(other) => {
-                let error = Error::new(Code::DECODE, other.expected("a text"));
-                let remedy = format!("in \"cniVersion\": {}", version::in_quotes(other));
+                let error = Error::new(ErrorCode::DECODE, other.wrong_type_message("a text"));
+                let remedy = format!("in \"cniVersion\": {}", version::quoting_remedy(other));
                 return Err(error
                     .context("decoding version from network config")
                     .with_details(remedy));
@@ -86,32 +94,32 @@ impl NetConf {
     pub fn read_common(&mut self, report: Option<&dyn Fn(&Error)>) -> Result<()> {
         let common = match report {
             None => self.json.decode(),
-            Some(report) => self.json.decode_sound(report),
+            Some(report) => self.json.decode_valid_members(report),
         };
-        let common: Common = common.map_err(|e| e.context("failed to load netconf"))?;
+        let common: CommonConfigKeys = common.map_err(|e| e.context("failed to load netconf"))?;
         self.ipam_type = common.ipam.r#type;
-        let dns = self.json.get_present("dns");
-        let has = |key: &&str| dns.is_some_and(|dns| dns.get_present(key).is_some());
+        let dns = self.json.get_present_member("dns");
+        let has = |key: &&str| dns.is_some_and(|dns| dns.get_present_member(key).is_some());
         let has_list = ["nameservers", "search", "options"].iter().any(has);
         self.dns = Some(common.dns).filter(|dns| has_list || !dns.domain.is_empty());
         Ok(())
     }
 
     /// Whether `capabilities` requests the values of this name from the runtime.
-    pub fn wants(&self, capability: &str) -> bool {
+    pub fn wants_capability(&self, capability: &str) -> bool {
         // Runtimes compare the name exactly.
         let is_wanted =
             |(name, value): &(String, Json)| name == capability && *value == Json::Bool(true);
-        let capabilities = self.json.get_present("capabilities");
+        let capabilities = self.json.get_present_member("capabilities");
         matches!(capabilities, Some(Json::Object(members)) if members.iter().any(is_wanted))
     }
 
     /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
     /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an error:
     /// as an absent or incomplete one it would say something else about what is valid.
-    pub fn valid_attachments(&self) -> Result<Option<Vec<Attachment>>> {
+    pub fn valid_attachments(&self) -> Result<Option<Vec<ValidAttachment>>> {
         let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
-        match keys.iter().find_map(|key| self.json.get(key)) {
+        match keys.iter().find_map(|key| self.json.get_member(key)) {
             None => Ok(None),
             Some(Json::Null) => Ok(Some(Vec::new())),
             Some(list) => list
@@ -126,8 +134,8 @@ impl NetConf {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> NetConf {
-        let mut conf = NetConf::parse(text.as_bytes()).unwrap();
+    fn parse(text: &str) -> NetworkConfig {
+        let mut conf = NetworkConfig::parse(text.as_bytes()).unwrap();
         conf.read_version().unwrap();
         conf.read_common(None).unwrap();
         conf
@@ -140,26 +148,29 @@ mod tests {
         assert_eq!(conf.ipam_type, "x");
         assert_eq!(conf.dns, None);
         let dns = |text: &str| parse(&format!(r#"{{"name":"n","DNS":{{{text}}}}}"#)).dns;
-        assert_eq!(dns(r#""Search":[]"#), Some(Dns::default()));
+        assert_eq!(dns(r#""Search":[]"#), Some(DnsConfig::default()));
         assert_eq!(dns(r#""search":null,"domain":"""#), None);
-        assert_eq!(dns(r#""domain":"d""#), Some(Dns { domain: "d".into(), ..Dns::default() }));
+        assert_eq!(
+            dns(r#""domain":"d""#),
+            Some(DnsConfig { domain: "d".into(), ..DnsConfig::default() })
+        );
     }
 
     #[test]
     fn codes() {
         for (text, code) in [
-            ("", Code::DECODE),
-            ("[]", Code::DECODE),
-            (r#"{"name":7}"#, Code::DECODE),
-            ("null", Code::INVALID_CONFIG),
-            ("{}", Code::INVALID_CONFIG),
-            (r#"{"name":null}"#, Code::INVALID_CONFIG),
-            (r#"{"name":"a/b"}"#, Code::INVALID_CONFIG),
+            ("", ErrorCode::DECODE),
+            ("[]", ErrorCode::DECODE),
+            (r#"{"name":7}"#, ErrorCode::DECODE),
+            ("null", ErrorCode::INVALID_CONFIG),
+            ("{}", ErrorCode::INVALID_CONFIG),
+            (r#"{"name":null}"#, ErrorCode::INVALID_CONFIG),
+            (r#"{"name":"a/b"}"#, ErrorCode::INVALID_CONFIG),
         ] {
-            assert_eq!(NetConf::parse(text.as_bytes()).unwrap_err().code(), code, "{text}");
+            assert_eq!(NetworkConfig::parse(text.as_bytes()).unwrap_err().code(), code, "{text}");
         }
-        let mut conf = NetConf::parse(br#"{"name":"n","cniVersion":4}"#).unwrap();
-        assert_eq!(conf.read_version().unwrap_err().code(), Code::DECODE);
+        let mut conf = NetworkConfig::parse(br#"{"name":"n","cniVersion":4}"#).unwrap();
+        assert_eq!(conf.read_version().unwrap_err().code(), ErrorCode::DECODE);
     }
 
     #[test]
@@ -169,7 +180,7 @@ mod tests {
         assert_eq!(valid(r#"{"name":"n","cni.dev/valid-attachments":null}"#), Some(vec![]));
         assert_eq!(valid(r#"{"name":"n","cni.dev/attachments":[]}"#), Some(vec![]));
         let one = r#"[{"containerID":"a","ifname":"eth0"}]"#;
-        let attachment = Attachment { container_id: "a".into(), ifname: "eth0".into() };
+        let attachment = ValidAttachment { container_id: "a".into(), ifname: "eth0".into() };
         let both =
             format!(r#"{{"name":"n","cni.dev/attachments":[],"cni.dev/valid-attachments":{one}}}"#);
         assert_eq!(valid(&both), Some(vec![attachment]));

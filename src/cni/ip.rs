@@ -21,7 +21,7 @@ pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
         let len = len.bytes().all(|b| b.is_ascii_digit()).then_some(len)?.parse().ok()?;
         IpNet::new(ip.parse().ok()?, len).ok()
     });
-    parts.map(canonical).ok_or_else(|| format!("invalid CIDR address: {text}"))
+    parts.map(canonical_net).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
 /// Parses an address with or without a prefix, which is dropped.
@@ -32,7 +32,7 @@ pub fn parse_ip_or_cidr(text: &str) -> Result<IpAddr, String> {
 }
 
 /// The largest prefix length of `ip`'s family.
-pub fn width(ip: IpAddr) -> u8 {
+pub fn max_prefix_len(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
 
@@ -41,14 +41,16 @@ pub fn host_net(ip: IpAddr) -> IpNet {
     IpNet::from(ip)
 }
 
-fn canonical(net: IpNet) -> IpNet {
+fn canonical_net(net: IpNet) -> IpNet {
     let IpNet::V6(v6) = net else { return net };
     let mapped = v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96));
     mapped.and_then(|(v4, len)| Ipv4Net::new(v4, len).ok()).map_or(net, IpNet::V4)
 }
 
 /// Deserializes `Option<IpAddr>`: `""` is `None`.
-pub fn optional_ip<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpAddr>, D::Error> {
+pub fn deserialize_optional_ip<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(d)?.as_deref() {
         None | Some("") => Ok(None),
         Some(text) => parse_ip(text).map(Some).map_err(D::Error::custom),
@@ -56,13 +58,15 @@ pub fn optional_ip<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpAddr>, D:
 }
 
 /// Deserializes `Option<IpNet>`: `""` is an error.
-pub fn optional_cidr<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpNet>, D::Error> {
+pub fn deserialize_optional_cidr<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<IpNet>, D::Error> {
     let text = Option::<String>::deserialize(d)?;
     text.map(|text| parse_cidr(&text).map_err(D::Error::custom)).transpose()
 }
 
 /// Deserializes `IpNet`.
-pub fn cidr<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Error> {
+pub fn deserialize_cidr<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Error> {
     parse_cidr(&String::deserialize(d)?).map_err(D::Error::custom)
 }
 

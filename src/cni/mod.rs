@@ -12,7 +12,7 @@ pub mod secrets;
 pub mod version;
 pub mod wire;
 
-pub use config::{Attachment, NetConf};
-pub use names::{ContainerId, IfName, NetworkName};
-pub use result::{CniResult, Dns, Interface, IpConfig, Route};
-pub use version::{SpecVersion, Version};
+pub use config::{NetworkConfig, ValidAttachment};
+pub use names::{ContainerId, InterfaceName, NetworkName};
+pub use result::{CniResult, DnsConfig, IpConfig, ResultInterface, ResultRoute};
+pub use version::{SpecVersion, VersionNumber};

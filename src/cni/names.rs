@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 
 /// A container id: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (spec, "Parameters").
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,16 +14,17 @@ pub struct NetworkName(String);
 
 /// A name of a network interface that the kernel accepts: 1 to 15 bytes (`IFNAMSIZ`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct IfName(String);
+pub struct InterfaceName(String);
 
 impl ContainerId {
     /// Checks `text`. Empty is code 3, a bad character code 4.
     pub fn parse(text: &str) -> Result<ContainerId> {
         if text.is_empty() {
-            return Err(Error::new(Code::UNKNOWN_CONTAINER, "missing containerID"));
+            return Err(Error::new(ErrorCode::UNKNOWN_CONTAINER, "missing containerID"));
         }
         if !is_identifier(text) {
-            let error = Error::new(Code::INVALID_ENVIRONMENT, "invalid characters in containerID");
+            let error =
+                Error::new(ErrorCode::INVALID_ENVIRONMENT, "invalid characters in containerID");
             return Err(error.with_details(text));
         }
         Ok(ContainerId(text.to_owned()))
@@ -47,10 +48,10 @@ impl NetworkName {
     }
 }
 
-impl IfName {
+impl InterfaceName {
     /// Checks `text`; code 4 if it is invalid.
-    pub fn parse(text: &str) -> Result<IfName> {
-        let refuse = |msg| Err(Error::new(Code::INVALID_ENVIRONMENT, msg));
+    pub fn parse(text: &str) -> Result<InterfaceName> {
+        let refuse = |msg| Err(Error::new(ErrorCode::INVALID_ENVIRONMENT, msg));
         if text.is_empty() {
             return refuse("interface name is empty");
         }
@@ -71,7 +72,7 @@ impl IfName {
         if text.contains('%') {
             return refuse("interface name contains %").map_err(|e| e.with_details(text));
         }
-        Ok(IfName(text.to_owned()))
+        Ok(InterfaceName(text.to_owned()))
     }
 }
 
@@ -96,7 +97,7 @@ macro_rules! text_of {
         }
     )*};
 }
-text_of!(ContainerId NetworkName IfName);
+text_of!(ContainerId NetworkName InterfaceName);
 
 #[cfg(test)]
 mod tests {
@@ -109,16 +110,16 @@ mod tests {
         }
         for bad in ["-a", ".a", "_", "a/b", "..", "a b", "a%", "ä", "a\n"] {
             let error = ContainerId::parse(bad).unwrap_err();
-            assert_eq!(error.code(), Code::INVALID_ENVIRONMENT, "{bad}");
+            assert_eq!(error.code(), ErrorCode::INVALID_ENVIRONMENT, "{bad}");
             assert_eq!(error.details(), bad);
-            assert_eq!(NetworkName::parse(bad).unwrap_err().code(), Code::INVALID_CONFIG);
+            assert_eq!(NetworkName::parse(bad).unwrap_err().code(), ErrorCode::INVALID_CONFIG);
         }
-        assert_eq!(ContainerId::parse("").unwrap_err().code(), Code::UNKNOWN_CONTAINER);
+        assert_eq!(ContainerId::parse("").unwrap_err().code(), ErrorCode::UNKNOWN_CONTAINER);
     }
 
     #[test]
     fn interface_names() {
-        assert!(IfName::parse("fifteen-bytes-x").is_ok());
+        assert!(InterfaceName::parse("fifteen-bytes-x").is_ok());
         for (bad, msg) in [
             ("", "interface name is empty"),
             ("sixteen-bytes-xx", "interface name is too long"),
@@ -131,7 +132,7 @@ mod tests {
             ("a\u{7f}", "interface name contains control characters"),
             ("eth%d", "interface name contains %"),
         ] {
-            assert_eq!(IfName::parse(bad).unwrap_err().msg(), msg, "{bad}");
+            assert_eq!(InterfaceName::parse(bad).unwrap_err().message(), msg, "{bad}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The result of ADD: one model for all versions, its layouts in JSON, and the conversions between versions.
 //!
 //! Plugins work on [`CniResult`] in the newest form. [`CniResult::decode`] reads any version into
-//! it, [`CniResult::convert`] drops the data that another version cannot represent, and
+//! it, [`CniResult::convert_to`] drops the data that another version cannot represent, and
 //! [`CniResult::to_json`] writes the layout of the result's own version.
 
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ip;
 use super::json::Json;
-use super::version::{Generation, SpecVersion};
-use crate::error::{Code, Error, Result};
+use super::version::{ResultLayout, SpecVersion};
+use crate::error::{Error, ErrorCode, Result};
 use crate::sort::sort_by_key;
 
 /// The result of an ADD (spec, section 5). The fields of this struct and of its parts are in the order of the 0.x
@@ -25,21 +25,21 @@ pub struct CniResult {
     pub version: SpecVersion,
     /// Every interface of the attachment, host side included; `ips` point into this list.
     #[serde(skip_serializing_if = "is_default")]
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<ResultInterface>,
     /// The addresses.
     #[serde(skip_serializing_if = "is_default")]
     pub ips: Vec<IpConfig>,
     /// The routes.
     #[serde(skip_serializing_if = "is_default")]
-    pub routes: Vec<Route>,
+    pub routes: Vec<ResultRoute>,
     /// Name resolution.
-    pub dns: Dns,
+    pub dns: DnsConfig,
 }
 
 /// A network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Interface {
+pub struct ResultInterface {
     /// The kernel's name.
     pub name: String,
     /// Hardware address, lower case with colons; empty if there is none.
@@ -66,21 +66,29 @@ pub struct IpConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub interface: Option<i64>,
     /// Address with the prefix length of its subnet.
-    #[serde(deserialize_with = "ip::cidr")]
+    #[serde(deserialize_with = "ip::deserialize_cidr")]
     pub address: IpNet,
     /// Gateway of the subnet; it does not imply a route.
-    #[serde(default, deserialize_with = "ip::optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     pub gateway: Option<IpAddr>,
 }
 
 /// A route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Route {
+pub struct ResultRoute {
     /// Destination; host bits are kept.
-    #[serde(deserialize_with = "ip::cidr")]
+    #[serde(deserialize_with = "ip::deserialize_cidr")]
     pub dst: IpNet,
     /// Next hop.
-    #[serde(default, deserialize_with = "ip::optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     pub gw: Option<IpAddr>,
     /// Path MTU in bytes (`RTAX_MTU`).
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -102,7 +110,7 @@ pub struct Route {
 /// Name resolution.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Dns {
+pub struct DnsConfig {
     /// Name servers, in order of priority.
     #[serde(skip_serializing_if = "is_default")]
     pub nameservers: Vec<String>,
@@ -120,24 +128,28 @@ pub struct Dns {
 /// The layout before 0.3.0.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Ip4Ip6 {
+struct Ip4Ip6Result {
     #[serde(rename = "cniVersion", skip_deserializing)]
     version: SpecVersion,
     #[serde(skip_serializing_if = "is_default")]
-    ip4: Option<FamilyIp>,
+    ip4: Option<FamilyIpConfig>,
     #[serde(skip_serializing_if = "is_default")]
-    ip6: Option<FamilyIp>,
-    dns: Dns,
+    ip6: Option<FamilyIpConfig>,
+    dns: DnsConfig,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
-struct FamilyIp {
-    #[serde(deserialize_with = "ip::cidr")]
+struct FamilyIpConfig {
+    #[serde(deserialize_with = "ip::deserialize_cidr")]
     ip: IpNet,
-    #[serde(default, deserialize_with = "ip::optional_ip", skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "ip::deserialize_optional_ip",
+        skip_serializing_if = "is_default"
+    )]
     gateway: Option<IpAddr>,
     #[serde(default, skip_serializing_if = "is_default")]
-    routes: Vec<Route>,
+    routes: Vec<ResultRoute>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -161,7 +173,7 @@ impl CniResult {
             interfaces: Vec::new(),
             ips: Vec::new(),
             routes: Vec::new(),
-            dns: Dns::default(),
+            dns: DnsConfig::default(),
         }
     }
 
@@ -169,32 +181,33 @@ impl CniResult {
     pub fn decode(json: &Json, default: SpecVersion) -> Result<CniResult> {
         let version = match written_version(json)? {
             None => default,
-            Some(text) => SpecVersion::exact(text).ok_or_else(|| {
+            Some(text) => SpecVersion::parse_exact(text).ok_or_else(|| {
                 Error::internal(format!("unsupported CNI result version \"{text}\""))
             })?,
         };
-        read(json, version)
+        decode_as_version(json, version)
     }
 
     /// Decodes a `prevResult`. Its `cniVersion`, if any, must have the layout of the configuration's version.
-    pub fn decode_prev(json: &Json, conf_version: SpecVersion) -> Result<CniResult> {
-        let generation = conf_version.generation();
+    pub fn decode_prev_result(json: &Json, conf_version: SpecVersion) -> Result<CniResult> {
+        let generation = conf_version.result_layout();
         let decode = || match written_version(json)? {
-            None => read(json, conf_version),
-            Some(text) => SpecVersion::exact(text)
-                .filter(|version| version.generation() == generation)
-                .ok_or_else(|| foreign_generation(generation, text))
-                .and_then(|version| read(json, version)),
+            None => decode_as_version(json, conf_version),
+            Some(text) => SpecVersion::parse_exact(text)
+                .filter(|version| version.result_layout() == generation)
+                .ok_or_else(|| foreign_layout_error(generation, text))
+                .and_then(|version| decode_as_version(json, version)),
         };
         decode().map_err(|e| e.context("could not parse prevResult"))
     }
 
     /// The result in the layout of its version.
     pub fn to_json(&self) -> Json {
-        let generation = self.version.generation();
-        if generation == Generation::Ip4Ip6 {
-            let (ip4, ip6) = (self.family(IpAddr::is_ipv4), self.family(IpAddr::is_ipv6));
-            return Json::encode(&Ip4Ip6 {
+        let generation = self.version.result_layout();
+        if generation == ResultLayout::Ip4Ip6 {
+            let (ip4, ip6) =
+                (self.family_config(IpAddr::is_ipv4), self.family_config(IpAddr::is_ipv6));
+            return Json::encode(&Ip4Ip6Result {
                 version: self.version,
                 ip4,
                 ip6,
@@ -202,13 +215,13 @@ impl CniResult {
             });
         }
         let mut json = Json::encode(self);
-        if generation == Generation::Current {
+        if generation == ResultLayout::Current {
             if self.dns.is_empty() {
-                json.remove("dns");
+                json.remove_member("dns");
             }
-            return json.sorted();
+            return json.with_sorted_keys();
         }
-        if let Some(Json::Array(ips)) = json.get_mut("ips") {
+        if let Some(Json::Array(ips)) = json.get_member_mut("ips") {
             for (json, ip) in ips.iter_mut().zip(&self.ips) {
                 let version = if ip.address.addr().is_ipv4() { "4" } else { "6" };
                 if let Json::Object(members) = json {
@@ -219,31 +232,35 @@ impl CniResult {
         json
     }
 
-    fn family(&self, is_wanted: fn(&IpAddr) -> bool) -> Option<FamilyIp> {
+    fn family_config(&self, is_wanted: fn(&IpAddr) -> bool) -> Option<FamilyIpConfig> {
         let ip = self.ips.iter().find(|ip| is_wanted(&ip.address.addr()))?;
         let routes = self.routes.iter().filter(|route| is_wanted(&route.dst.addr()));
         let routes = routes.cloned().collect();
-        Some(FamilyIp { ip: ip.address, gateway: ip.gateway, routes })
+        Some(FamilyIpConfig { ip: ip.address, gateway: ip.gateway, routes })
     }
 
     /// The same result within the limits of `to`.
     ///
     /// Fails if `to` is 0.1.0 or 0.2.0 and there is no address, because those layouts consist of addresses only.
     /// A result that was decoded from such a version passes unchanged.
-    pub fn convert(mut self, to: SpecVersion) -> Result<CniResult> {
-        let from = self.version.generation();
+    pub fn convert_to(mut self, to: SpecVersion) -> Result<CniResult> {
+        let from = self.version.result_layout();
         self.version = to;
-        if to.generation() >= from {
+        if to.result_layout() >= from {
             return Ok(self);
         }
-        if from == Generation::Current {
+        if from == ResultLayout::Current {
             for interface in &mut self.interfaces {
                 interface.mtu = 0;
                 interface.socket_path.clear();
                 interface.pci_id.clear();
             }
         }
-        if to.generation() == Generation::Ip4Ip6 { self.keep_one_per_family() } else { Ok(self) }
+        if to.result_layout() == ResultLayout::Ip4Ip6 {
+            self.keep_one_per_family()
+        } else {
+            Ok(self)
+        }
     }
 
     fn keep_one_per_family(mut self) -> Result<CniResult> {
@@ -256,7 +273,7 @@ impl CniResult {
         }
         self.routes.retain(|route| if route.dst.addr().is_ipv4() { &v4 } else { &v6 }.is_some());
         for route in &mut self.routes {
-            *route = Route { gw: route.gw, ..Route::to(route.dst) };
+            *route = ResultRoute { gw: route.gw, ..ResultRoute::for_destination(route.dst) };
         }
         sort_by_key(&mut self.routes, |route| route.dst.addr().is_ipv6());
         self.ips = v4.into_iter().chain(v6).map(|ip| IpConfig { interface: None, ..ip }).collect();
@@ -265,18 +282,18 @@ impl CniResult {
     }
 
     /// The addresses of the interface at `index`.
-    pub fn ips_of(&self, index: usize) -> impl Iterator<Item = &IpConfig> {
+    pub fn ips_of_interface(&self, index: usize) -> impl Iterator<Item = &IpConfig> {
         let index = i64::try_from(index).ok();
         self.ips.iter().filter(move |ip| ip.interface == index && index.is_some())
     }
 
     /// Assigns all addresses to the first interface.
-    pub fn assign_to_first(&mut self) {
+    pub fn assign_ips_to_first(&mut self) {
         self.ips.iter_mut().for_each(|ip| ip.interface = Some(0));
     }
 
     /// All addresses, with the prefix lengths of their subnets.
-    pub fn addresses(&self) -> Vec<IpNet> {
+    pub fn all_addresses(&self) -> Vec<IpNet> {
         self.ips.iter().map(|ip| ip.address).collect()
     }
 }
@@ -289,19 +306,20 @@ impl Default for CniResult {
 
 /// The `cniVersion` of a result; `None` if it is absent or empty. The reference refuses an empty one since 0.3.0.
 fn written_version(json: &Json) -> Result<Option<&str>> {
-    match json.get_present("cniVersion") {
+    match json.get_present_member("cniVersion") {
         None => Ok(None),
         Some(Json::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
-        Some(other) => {
-            Err(Error::internal(format!("cniVersion of the result: {}", other.expected("a text"))))
-        }
+        Some(other) => Err(Error::internal(format!(
+            "cniVersion of the result: {}",
+            other.wrong_type_message("a text")
+        ))),
     }
 }
 
-fn foreign_generation(generation: Generation, found: &str) -> Error {
-    let versions = SpecVersion::ALL.into_iter().filter(|v| v.generation() == generation);
+fn foreign_layout_error(generation: ResultLayout, found: &str) -> Error {
+    let versions = SpecVersion::ALL.into_iter().filter(|v| v.result_layout() == generation);
     // The reference counts the empty version among the oldest.
-    let empty = (generation == Generation::Ip4Ip6).then_some("");
+    let empty = (generation == ResultLayout::Ip4Ip6).then_some("");
     let supported: Vec<&str> = empty.into_iter().chain(versions.map(SpecVersion::as_str)).collect();
     Error::internal(format!(
         "result type supports [{}] but unmarshalled CNIVersion is \"{found}\"",
@@ -309,29 +327,39 @@ fn foreign_generation(generation: Generation, found: &str) -> Error {
     ))
 }
 
-fn read(json: &Json, version: SpecVersion) -> Result<CniResult> {
+fn decode_as_version(json: &Json, version: SpecVersion) -> Result<CniResult> {
     if !matches!(json, Json::Object(_)) {
-        return Err(Error::internal(json.expected("an object")).context("decode a result"));
+        return Err(
+            Error::internal(json.wrong_type_message("an object")).context("decode a result")
+        );
     }
     // The reference's runtime library rewrites the numbers of results.
-    let json = json.clone().normalised();
-    let untyped = |e: Error| e.with_code(Code::INTERNAL);
-    if version.generation() != Generation::Ip4Ip6 {
+    let json = json.clone().with_normalised_numbers();
+    let untyped = |e: Error| e.with_code(ErrorCode::INTERNAL);
+    if version.result_layout() != ResultLayout::Ip4Ip6 {
         return Ok(CniResult { version, ..json.decode().map_err(untyped)? });
     }
-    let Ip4Ip6 { ip4, ip6, dns, .. } = json.decode().map_err(untyped)?;
+    let Ip4Ip6Result { ip4, ip6, dns, .. } = json.decode().map_err(untyped)?;
     let mut result = CniResult { version, dns, ..CniResult::new() };
-    for FamilyIp { ip: address, gateway, routes } in ip4.into_iter().chain(ip6) {
+    for FamilyIpConfig { ip: address, gateway, routes } in ip4.into_iter().chain(ip6) {
         result.ips.push(IpConfig { interface: None, address, gateway });
         result.routes.extend(routes);
     }
     Ok(result)
 }
 
-impl Route {
+impl ResultRoute {
     /// A route to `dst` without any attribute.
-    pub fn to(dst: IpNet) -> Route {
-        Route { dst, gw: None, mtu: None, advmss: None, priority: None, table: None, scope: None }
+    pub fn for_destination(dst: IpNet) -> ResultRoute {
+        ResultRoute {
+            dst,
+            gw: None,
+            mtu: None,
+            advmss: None,
+            priority: None,
+            table: None,
+            scope: None,
+        }
     }
 
     /// Whether this is a default route.
@@ -340,10 +368,10 @@ impl Route {
     }
 }
 
-impl Dns {
+impl DnsConfig {
     /// Whether all fields are empty.
     pub fn is_empty(&self) -> bool {
-        *self == Dns::default()
+        *self == DnsConfig::default()
     }
 }
 

@@ -3,11 +3,11 @@
 //!
 //! Of a document only the values of known keys are shown, those of the specification and of our plugins: the name of
 //! another program's key proves nothing about its value. A value is not shown either if its key sounds secret.
-//! Texts can only be searched for what gives a secret away: [`without_text`].
+//! Texts can only be searched for what gives a secret away: [`redact_text`].
 
 use super::json::Json;
-use super::json::keys::Keys;
-use super::{Attachment, CniResult, Dns, Route};
+use super::json::keys::DecodedKeys;
+use super::{CniResult, DnsConfig, ResultRoute, ValidAttachment};
 
 /// The replacement of a secret.
 const LEFT_OUT: &str = "(left out)";
@@ -56,98 +56,108 @@ const SHORTEST: usize = 4;
 
 /// What may be shown of documents: the values of these keys.
 #[derive(Debug)]
-pub struct Shown(Keys);
+pub struct VisibleKeys(DecodedKeys);
 
-impl Shown {
+impl VisibleKeys {
     /// The keys of the specification, and those of plugins, for networks, lists of plugins and delegates.
-    pub fn new(plugins: impl Iterator<Item = Keys>) -> Shown {
-        let plugin = plugins.fold(of_plugins(), Keys::and);
-        let plugin = plugin.clone().with("delegate", plugin);
+    pub fn new(plugins: impl Iterator<Item = DecodedKeys>) -> VisibleKeys {
+        let plugin = plugins.fold(plugin_keys(), DecodedKeys::union_with);
+        let plugin = plugin.clone().with_member("delegate", plugin);
         let list = ["cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
-        let list = list.into_iter().fold(plugin.clone(), |keys, name| keys.with(name, Keys::Any));
-        Shown(list.with("plugins", Keys::Items(Box::new(plugin))))
+        let list = list
+            .into_iter()
+            .fold(plugin.clone(), |keys, name| keys.with_member(name, DecodedKeys::Any));
+        VisibleKeys(list.with_member("plugins", DecodedKeys::Items(Box::new(plugin))))
     }
 
     /// The network configuration, a request to a plugin, or a list, without what may be secret.
-    pub fn conf(&self, json: Json) -> Json {
-        shown(json, &self.0)
+    pub fn redact_config(&self, json: Json) -> Json {
+        redact_value(json, &self.0)
     }
 
     /// The values that the runtime adds for capabilities.
-    pub fn capability_args(&self, json: Json) -> Json {
-        shown(json, self.0.get("runtimeConfig").unwrap_or(&NONE))
+    pub fn redact_capability_args(&self, json: Json) -> Json {
+        redact_value(json, self.0.member_keys("runtimeConfig").unwrap_or(&NONE))
     }
 }
 
 /// No key is known.
-const NONE: Keys = Keys::Fields(Vec::new());
+const NONE: DecodedKeys = DecodedKeys::Fields(Vec::new());
 
 /// The keys of the specification in the configuration of a plugin.
-fn of_plugins() -> Keys {
-    let attachments = || Keys::Items(Box::new(Keys::of::<Attachment>()));
+fn plugin_keys() -> DecodedKeys {
+    let attachments = || DecodedKeys::Items(Box::new(DecodedKeys::of_type::<ValidAttachment>()));
     [
-        ("args", Keys::Fields(vec![("cni", NONE)])),
+        ("args", DecodedKeys::Fields(vec![("cni", NONE)])),
         // Names of capabilities are known by their plugins; their values are booleans.
         ("capabilities", NONE),
         ("cni.dev/attachments", attachments()),
         ("cni.dev/valid-attachments", attachments()),
-        ("cniVersion", Keys::Any),
-        ("dns", Keys::of::<Dns>()),
-        ("ipam", Keys::Fields(vec![("type", Keys::Any)])),
-        ("name", Keys::Any),
-        ("prevResult", of_results()),
+        ("cniVersion", DecodedKeys::Any),
+        ("dns", DecodedKeys::of_type::<DnsConfig>()),
+        ("ipam", DecodedKeys::Fields(vec![("type", DecodedKeys::Any)])),
+        ("name", DecodedKeys::Any),
+        ("prevResult", result_keys()),
         ("runtimeConfig", NONE),
-        ("type", Keys::Any),
+        ("type", DecodedKeys::Any),
     ]
     .into_iter()
-    .fold(NONE, |keys, (name, of)| keys.with(name, of))
+    .fold(NONE, |keys, (name, of)| keys.with_member(name, of))
 }
 
 /// The keys of results in all versions.
-fn of_results() -> Keys {
-    let items = |keys| Keys::Items(Box::new(keys));
-    let (version, routes) =
-        (Keys::Fields(vec![("version", Keys::Any)]), items(Keys::of::<Route>()));
-    let address = [("ip", Keys::Any), ("gateway", Keys::Any), ("routes", routes)];
-    let address = Keys::Fields(address.to_vec());
-    let result = Keys::of::<CniResult>().with("cniVersion", Keys::Any).with("ips", items(version));
-    result.with("ip4", address.clone()).with("ip6", address)
+fn result_keys() -> DecodedKeys {
+    let items = |keys| DecodedKeys::Items(Box::new(keys));
+    let (version, routes) = (
+        DecodedKeys::Fields(vec![("version", DecodedKeys::Any)]),
+        items(DecodedKeys::of_type::<ResultRoute>()),
+    );
+    let address = [("ip", DecodedKeys::Any), ("gateway", DecodedKeys::Any), ("routes", routes)];
+    let address = DecodedKeys::Fields(address.to_vec());
+    let result = DecodedKeys::of_type::<CniResult>()
+        .with_member("cniVersion", DecodedKeys::Any)
+        .with_member("ips", items(version));
+    result.with_member("ip4", address.clone()).with_member("ip6", address)
 }
 
-fn shown(json: Json, keys: &Keys) -> Json {
+fn redact_value(json: Json, keys: &DecodedKeys) -> Json {
     match (json, keys) {
-        (Json::Object(members), Keys::Fields(_)) => {
+        (Json::Object(members), DecodedKeys::Fields(_)) => {
             let member = |(key, value): (String, Json)| {
-                let value = match keys.get(&key).filter(|_| !is_secret(&key)) {
-                    Some(Keys::Any) if MAPS.contains(&key.as_str()) => of_map(value),
-                    Some(keys) => shown(value, keys),
-                    None => left_out(value),
+                let value = match keys.member_keys(&key).filter(|_| !is_secret_name(&key)) {
+                    Some(DecodedKeys::Any) if MAPS.contains(&key.as_str()) => redact_map(value),
+                    Some(keys) => redact_value(value, keys),
+                    None => redact_content(value),
                 };
                 (key, value)
             };
             Json::Object(members.into_iter().map(member).collect())
         }
-        (object @ Json::Object(_), _) => left_out(object),
+        (object @ Json::Object(_), _) => redact_content(object),
         (Json::Array(items), keys) => {
-            let of_items = if let Keys::Items(keys) = keys { keys } else { keys };
-            Json::Array(items.into_iter().map(|item| shown(item, of_items)).collect())
+            let of_items = if let DecodedKeys::Items(keys) = keys { keys } else { keys };
+            Json::Array(items.into_iter().map(|item| redact_value(item, of_items)).collect())
         }
-        (Json::String(text), _) => Json::String(without_text(&text)),
+        (Json::String(text), _) => Json::String(redact_text(&text)),
         (other, _) => other,
     }
 }
 
-fn of_map(json: Json) -> Json {
-    let Json::Object(members) = json else { return shown(json, &Keys::Any) };
+fn redact_map(json: Json) -> Json {
+    let Json::Object(members) = json else { return redact_value(json, &DecodedKeys::Any) };
     let member = |(key, value): (String, Json)| {
-        let value = if is_secret(&key) { left_out(value) } else { shown(value, &Keys::Any) };
+        let value = if is_secret_name(&key) {
+            redact_content(value)
+        } else {
+            redact_value(value, &DecodedKeys::Any)
+        };
         (key, value)
     };
     Json::Object(members.into_iter().map(member).collect())
 }
 
 /// The replacement of a value that has content.
-fn left_out(json: Json) -> Json {
+fn redact_content(json: Json) -> Json {
     match json {
         Json::Null | Json::Bool(_) => json,
         Json::Object(members) if members.is_empty() => Json::Object(members),
@@ -156,46 +166,48 @@ fn left_out(json: Json) -> Json {
     }
 }
 
-/// The document with each text as in [`without_text`].
-pub fn without_texts(mut json: Json) -> Json {
-    json.for_each(&|json| {
+/// The document with each text as in [`redact_text`].
+pub fn redact_texts(mut json: Json) -> Json {
+    json.modify_values(&|json| {
         if let Json::String(text) = json {
-            *text = without_text(text);
+            *text = redact_text(text);
         }
     });
     json
 }
 
-/// The values of keys that sound secret, for [`without_values`].
-pub fn values(json: &Json) -> Vec<String> {
+/// The values of keys that sound secret, for [`redact_values`].
+pub fn find_values(json: &Json) -> Vec<String> {
     let mut found = Vec::new();
-    collect(json, false, &mut found);
+    collect_values(json, false, &mut found);
     found
 }
 
-fn collect(json: &Json, is_of_secret: bool, found: &mut Vec<String>) {
+fn collect_values(json: &Json, is_of_secret: bool, found: &mut Vec<String>) {
     match json {
         Json::Object(members) => {
             for (key, value) in members {
-                collect(value, is_of_secret || is_secret(key), found);
+                collect_values(value, is_of_secret || is_secret_name(key), found);
             }
         }
-        Json::Array(items) => items.iter().for_each(|item| collect(item, is_of_secret, found)),
+        Json::Array(items) => {
+            items.iter().for_each(|item| collect_values(item, is_of_secret, found))
+        }
         Json::String(text) if is_of_secret && text.len() >= SHORTEST => found.push(text.clone()),
         _ => {}
     }
 }
 
-/// As [`without_text`], also without these [values] of the configuration that the text is about.
-pub fn without_values(text: &str, values: &[String]) -> String {
+/// As [`redact_text`], also without these [find_values] of the configuration that the text is about.
+pub fn redact_values(text: &str, values: &[String]) -> String {
     let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value, LEFT_OUT));
-    without_text(&text)
+    redact_text(&text)
 }
 
 /// `CNI_ARGS` without the values of unknown keys.
-pub fn without_args(args: &str) -> String {
+pub fn redact_args(args: &str) -> String {
     let pair = |pair: &str| match pair.split_once('=') {
-        Some((key, value)) => format!("{key}={}", without_arg(key, value)),
+        Some((key, value)) => format!("{key}={}", redact_arg(key, value)),
         None if pair.is_empty() => String::new(),
         None => LEFT_OUT.to_owned(),
     };
@@ -203,11 +215,11 @@ pub fn without_args(args: &str) -> String {
 }
 
 /// The value of this key of `CNI_ARGS`, if it may be shown.
-pub fn without_arg(key: &str, value: &str) -> String {
-    if ARGS.contains(&key) { without_text(value) } else { LEFT_OUT.to_owned() }
+pub fn redact_arg(key: &str, value: &str) -> String {
+    if ARGS.contains(&key) { redact_text(value) } else { LEFT_OUT.to_owned() }
 }
 
-fn is_secret(key: &str) -> bool {
+fn is_secret_name(key: &str) -> bool {
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).collect();
     let plain = plain.to_ascii_lowercase();
     let one = plain.strip_suffix('s').unwrap_or(&plain);
@@ -216,11 +228,11 @@ fn is_secret(key: &str) -> bool {
 }
 
 /// The text with URLs without user, password and query, and up to the first PEM or value of a name that sounds secret.
-pub fn without_text(text: &str) -> String {
-    let words = text.split_inclusive(is_end);
-    let mut text: String = words.map(of_word).collect();
+pub fn redact_text(text: &str) -> String {
+    let words = text.split_inclusive(is_word_end);
+    let mut text: String = words.map(redact_word).collect();
     let pem = PEM.iter().filter_map(|mark| text.find(mark));
-    let cut = pem.chain(value_of_secret(&text)).chain(after_word(&text)).min();
+    let cut = pem.chain(find_secret_value(&text)).chain(find_secret_option(&text)).min();
     if let Some(cut) = cut.filter(|cut| *cut < text.len()) {
         text.truncate(cut);
         text += LEFT_OUT;
@@ -229,34 +241,34 @@ pub fn without_text(text: &str) -> String {
 }
 
 /// The end of a word, and of a URL.
-fn is_end(c: char) -> bool {
+fn is_word_end(c: char) -> bool {
     c.is_whitespace() || "\"'`<>".contains(c)
 }
 
 /// The position after the first `name=` or `name:` whose name sounds secret; the name may be in quotes.
-fn value_of_secret(text: &str) -> Option<usize> {
+fn find_secret_value(text: &str) -> Option<usize> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     text.match_indices([':', '=']).find_map(|(at, _)| {
         let before = text[..at].trim_end_matches(['"', '\'', '\\', ' ']);
         let name = before.rsplit(|c| !is_of_name(c)).next().unwrap_or_default();
-        is_secret(name).then_some(at + 1)
+        is_secret_name(name).then_some(at + 1)
     })
 }
 
 /// The position after the first `Bearer `, or option of a command line that sounds secret: `--password x`.
-fn after_word(text: &str) -> Option<usize> {
+fn find_secret_option(text: &str) -> Option<usize> {
     let mut at = 0;
     text.split_inclusive(char::is_whitespace).find_map(|word| {
         at += word.len();
         let plain = word.trim_end().trim_matches(['"', '\'', '`', '(', '[', '{', ',']);
-        let is_option = plain.starts_with('-') && is_secret(plain);
+        let is_option = plain.starts_with('-') && is_secret_name(plain);
         (is_option || plain.eq_ignore_ascii_case("bearer")).then_some(at)
     })
 }
 
 /// A word without the user, password and query of its URLs (RFC 3986, section 3.2.1), up to the last `@` before the next
 /// URL, as a password may have any character; and without `user:password@` of a data source's name.
-fn of_word(word: &str) -> String {
+fn redact_word(word: &str) -> String {
     let after_at = |text: &str| match text.rfind('@') {
         Some(at) => format!("{LEFT_OUT}{}", &text[at..]),
         None => text.to_owned(),
@@ -270,7 +282,7 @@ fn of_word(word: &str) -> String {
         // The replacement itself has two words.
         let query = piece.split_once('?').filter(|(_, query)| !LEFT_OUT.starts_with(query));
         if let Some((path, _)) = query {
-            let end = word.trim_start_matches(|c| !is_end(c));
+            let end = word.trim_start_matches(|c| !is_word_end(c));
             return shown + path + "?" + LEFT_OUT + end;
         }
         shown += &piece;
@@ -281,18 +293,18 @@ fn of_word(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::compact;
+    use crate::cni::json::encode_compact;
 
     fn shown(text: &str) -> String {
-        let items = |keys| Keys::Items(Box::new(keys));
+        let items = |keys| DecodedKeys::Items(Box::new(keys));
         let known = [
-            ("bridge", Keys::Any),
-            ("ranges", items(items(Keys::Fields(vec![("subnet", Keys::Any)])))),
-            ("sysctl", Keys::Any),
-            ("runtimeConfig", Keys::Fields(vec![("mac", Keys::Any)])),
+            ("bridge", DecodedKeys::Any),
+            ("ranges", items(items(DecodedKeys::Fields(vec![("subnet", DecodedKeys::Any)])))),
+            ("sysctl", DecodedKeys::Any),
+            ("runtimeConfig", DecodedKeys::Fields(vec![("mac", DecodedKeys::Any)])),
         ];
-        let shown = Shown::new(std::iter::once(Keys::Fields(known.to_vec())));
-        compact(&shown.conf(Json::parse(text.as_bytes()).unwrap())).unwrap()
+        let shown = VisibleKeys::new(std::iter::once(DecodedKeys::Fields(known.to_vec())));
+        encode_compact(&shown.redact_config(Json::parse(text.as_bytes()).unwrap())).unwrap()
     }
 
     /// The keys and values of real configurations, each with a secret that starts with `SECRET`.
@@ -372,19 +384,19 @@ mod tests {
             ("file: LS0tLS1CRUdJTiBS", "file: (left out)"),
             ("no \"key\" of \"pass\" in it", "no \"key\" of \"pass\" in it"),
         ] {
-            assert_eq!(without_text(text), expected, "{text}");
-            assert_eq!(without_text(expected), expected);
+            assert_eq!(redact_text(text), expected, "{text}");
+            assert_eq!(redact_text(expected), expected);
         }
     }
 
     #[test]
     fn what_a_configuration_calls_secret_is_no_part_of_errors() {
         let json = br#"{"name":"a net","login":["hunter2"],"pin":"007","tokens":{"a":"t0ken"}}"#;
-        let values = values(&Json::parse(json).unwrap());
+        let values = find_values(&Json::parse(json).unwrap());
         assert_eq!(values, ["hunter2", "t0ken"]);
         let text = "network \"a net\": hunter2 has no right to t0ken, 007";
         let expected = "network \"a net\": (left out) has no right to (left out), 007";
-        assert_eq!(without_values(text, &values), expected);
+        assert_eq!(redact_values(text, &values), expected);
     }
 
     #[test]
@@ -392,7 +404,7 @@ mod tests {
         let args = "IgnoreUnknown=1;K8S_POD_NAME=p;MYPASS=x;A=Bearer y;z;IP=https://u:p@h;";
         let expected = "IgnoreUnknown=1;K8S_POD_NAME=p;MYPASS=(left out);A=(left out);(left out);\
             IP=https://(left out)@h;";
-        assert_eq!(without_args(args), expected);
-        assert_eq!(without_args(""), "");
+        assert_eq!(redact_args(args), expected);
+        assert_eq!(redact_args(""), "");
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 
 use super::json::Json;
-use crate::error::{Code, Error};
+use crate::error::{Error, ErrorCode};
 
 /// A released version of the specification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,7 +30,7 @@ pub enum SpecVersion {
 
 /// The three layouts of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Generation {
+pub enum ResultLayout {
     /// 0.1.0 and 0.2.0.
     Ip4Ip6,
     /// 0.3.0, 0.3.1 and 0.4.0.
@@ -60,7 +60,7 @@ impl SpecVersion {
     }
 
     /// Parses the exact text of a version (`1.0` is not `1.0.0`); the empty text stands for 0.1.0.
-    pub fn exact(text: &str) -> Option<SpecVersion> {
+    pub fn parse_exact(text: &str) -> Option<SpecVersion> {
         if text.is_empty() {
             return Some(SpecVersion::V0_1_0);
         }
@@ -68,11 +68,13 @@ impl SpecVersion {
     }
 
     /// The result layout of this version.
-    pub fn generation(self) -> Generation {
+    pub fn result_layout(self) -> ResultLayout {
         match self {
-            SpecVersion::V0_1_0 | SpecVersion::V0_2_0 => Generation::Ip4Ip6,
-            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => Generation::TypedIps,
-            SpecVersion::V1_0_0 | SpecVersion::V1_1_0 => Generation::Current,
+            SpecVersion::V0_1_0 | SpecVersion::V0_2_0 => ResultLayout::Ip4Ip6,
+            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => {
+                ResultLayout::TypedIps
+            }
+            SpecVersion::V1_0_0 | SpecVersion::V1_1_0 => ResultLayout::Current,
         }
     }
 }
@@ -91,22 +93,22 @@ impl Serialize for SpecVersion {
 
 /// Any version, released or not, for comparisons: up to three decimal parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version([i64; 3]);
+pub struct VersionNumber([i64; 3]);
 
-impl FromStr for Version {
+impl FromStr for VersionNumber {
     type Err = Error;
 
     /// Missing parts are 0, the empty text is 0.1.0.
-    fn from_str(text: &str) -> Result<Version, Error> {
+    fn from_str(text: &str) -> Result<VersionNumber, Error> {
         if text.is_empty() {
             return Ok(SpecVersion::V0_1_0.into());
         }
-        let invalid = || Error::new(Code::DECODE, format!("invalid version \"{text}\""));
-        parts(text).map(Version).ok_or_else(invalid)
+        let invalid = || Error::new(ErrorCode::DECODE, format!("invalid version \"{text}\""));
+        parse_parts(text).map(VersionNumber).ok_or_else(invalid)
     }
 }
 
-fn parts(text: &str) -> Option<[i64; 3]> {
+fn parse_parts(text: &str) -> Option<[i64; 3]> {
     let mut parts = [0; 3];
     for (i, part) in text.split('.').enumerate() {
         *parts.get_mut(i)? = part.parse().ok()?;
@@ -114,24 +116,25 @@ fn parts(text: &str) -> Option<[i64; 3]> {
     Some(parts)
 }
 
-impl From<SpecVersion> for Version {
-    fn from(version: SpecVersion) -> Version {
-        Version(parts(version.as_str()).unwrap_or_default())
+impl From<SpecVersion> for VersionNumber {
+    fn from(version: SpecVersion) -> VersionNumber {
+        VersionNumber(parse_parts(version.as_str()).unwrap_or_default())
     }
 }
 
 /// The version of `supported`, ascending, that an author of `text` probably means: the same number in another spelling,
 /// else the next older one, else the oldest.
-pub fn nearest(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
-    let wanted = parts(text.trim().trim_start_matches(['v', 'V'])).map(Version);
-    let is_older = |v: &&SpecVersion| wanted.is_none_or(|wanted| Version::from(**v) <= wanted);
+pub fn nearest_supported(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
+    let wanted = parse_parts(text.trim().trim_start_matches(['v', 'V'])).map(VersionNumber);
+    let is_older =
+        |v: &&SpecVersion| wanted.is_none_or(|wanted| VersionNumber::from(**v) <= wanted);
     supported.iter().rfind(is_older).or(supported.first()).copied()
 }
 
 /// The remedy for a version that is not a text: `write "1.1.0", in quotes`.
-pub fn in_quotes(version: &Json) -> String {
+pub fn quoting_remedy(version: &Json) -> String {
     let text = if let Json::Number(number) = version { number.to_string() } else { String::new() };
-    let nearest = nearest(&text, &SpecVersion::ALL).unwrap_or(SpecVersion::NEWEST);
+    let nearest = nearest_supported(&text, &SpecVersion::ALL).unwrap_or(SpecVersion::NEWEST);
     format!("write \"{nearest}\", in double quotes")
 }
 
@@ -148,8 +151,8 @@ mod tests {
     #[test]
     fn names_and_numbers_agree() {
         for version in SpecVersion::ALL {
-            assert_eq!(version.as_str().parse::<Version>().unwrap(), version.into());
-            assert_eq!(SpecVersion::exact(version.as_str()), Some(version));
+            assert_eq!(version.as_str().parse::<VersionNumber>().unwrap(), version.into());
+            assert_eq!(SpecVersion::parse_exact(version.as_str()), Some(version));
         }
         assert!(SpecVersion::ALL.is_sorted());
     }
@@ -168,23 +171,26 @@ mod tests {
             ("0.0.1", "0.1.0"),
             ("latest", "1.1.0"),
         ] {
-            assert_eq!(nearest(text, &SpecVersion::ALL).map(SpecVersion::as_str), Some(expected));
+            assert_eq!(
+                nearest_supported(text, &SpecVersion::ALL).map(SpecVersion::as_str),
+                Some(expected)
+            );
         }
-        assert_eq!(nearest("0.3.1", &old), Some(SpecVersion::V0_4_0));
-        assert_eq!(nearest("1.1.0", &old), Some(SpecVersion::V1_0_0));
-        assert_eq!(nearest("1.1.0", &[]), None);
-        assert_eq!(in_quotes(&Json::Number(1.into())), "write \"1.0.0\", in double quotes");
+        assert_eq!(nearest_supported("0.3.1", &old), Some(SpecVersion::V0_4_0));
+        assert_eq!(nearest_supported("1.1.0", &old), Some(SpecVersion::V1_0_0));
+        assert_eq!(nearest_supported("1.1.0", &[]), None);
+        assert_eq!(quoting_remedy(&Json::Number(1.into())), "write \"1.0.0\", in double quotes");
     }
 
     #[test]
     fn odd_texts() {
-        assert_eq!("".parse::<Version>().unwrap(), SpecVersion::V0_1_0.into());
-        assert_eq!("1".parse::<Version>().unwrap(), SpecVersion::V1_0_0.into());
-        assert_eq!("+1.0".parse::<Version>().unwrap(), SpecVersion::V1_0_0.into());
+        assert_eq!("".parse::<VersionNumber>().unwrap(), SpecVersion::V0_1_0.into());
+        assert_eq!("1".parse::<VersionNumber>().unwrap(), SpecVersion::V1_0_0.into());
+        assert_eq!("+1.0".parse::<VersionNumber>().unwrap(), SpecVersion::V1_0_0.into());
         for bad in ["asdf.", ".asdfas", "0.", "..", "1.2.3.4", "1.2.3.4.5", "1.x", " 1"] {
-            assert!(bad.parse::<Version>().is_err(), "{bad}");
+            assert!(bad.parse::<VersionNumber>().is_err(), "{bad}");
         }
-        assert_eq!(SpecVersion::exact("1.0"), None);
-        assert!("0.10.0".parse::<Version>().unwrap() > SpecVersion::V0_4_0.into());
+        assert_eq!(SpecVersion::parse_exact("1.0"), None);
+        assert!("0.10.0".parse::<VersionNumber>().unwrap() > SpecVersion::V0_4_0.into());
     }
 }

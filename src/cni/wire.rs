@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::{self, Json};
 use super::version::SpecVersion;
-use crate::error::{Code, Error};
+use crate::error::{Error, ErrorCode};
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -18,7 +18,7 @@ struct ErrorObject {
 }
 
 /// The output and the exit of a failed plugin.
-pub struct Failure<'a> {
+pub struct PluginFailure<'a> {
     /// Its stdout.
     pub stdout: &'a [u8],
     /// Its stderr.
@@ -28,37 +28,38 @@ pub struct Failure<'a> {
 }
 
 /// The error of a failed plugin, from its error object or else from its stderr and exit status.
-pub fn error_of(failure: &Failure<'_>) -> Error {
-    let Failure { stdout, stderr, exit } = failure;
+pub fn decode_plugin_error(failure: &PluginFailure<'_>) -> Error {
+    let PluginFailure { stdout, stderr, exit } = failure;
     if stdout.is_empty() {
         let msg = if stderr.is_empty() {
             format!("netplugin failed with no error message: {exit}")
         } else {
             format!("netplugin failed: {:?}: {exit}", String::from_utf8_lossy(stderr))
         };
-        return Error::foreign(Code::UNKNOWN, msg, "");
+        return Error::from_other_plugin(ErrorCode::UNKNOWN, msg, "");
     }
     match Json::parse(stdout).and_then(|json| json.decode()) {
         Ok(ErrorObject { code, mut msg, details, .. }) => {
             if msg.is_empty() {
                 msg = format!("netplugin failed with code {code} and no message: {exit}");
             }
-            Error::foreign(Code(code), msg, details)
+            Error::from_other_plugin(ErrorCode(code), msg, details)
         }
         Err(why) => {
             let stdout = String::from_utf8_lossy(stdout);
             let msg = format!(
                 "netplugin failed but error parsing its diagnostic message {stdout:?}: {why}"
             );
-            Error::foreign(Code::UNKNOWN, msg, "")
+            Error::from_other_plugin(ErrorCode::UNKNOWN, msg, "")
         }
     }
 }
 
 /// The text of the error object, indented by four blanks, without a newline at the end. Empty `details` are left out.
 pub fn error_text(error: &Error, version: SpecVersion) -> String {
-    let (msg, details) = (error.msg().to_owned(), error.details().to_owned());
-    json::pretty(&ErrorObject { version, code: error.code().0, msg, details }).unwrap_or_default()
+    let (msg, details) = (error.message().to_owned(), error.details().to_owned());
+    json::encode_pretty(&ErrorObject { version, code: error.code().0, msg, details })
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     fn failure(stdout: &str, stderr: &str) -> Error {
-        error_of(&Failure {
+        decode_plugin_error(&PluginFailure {
             stdout: stdout.as_bytes(),
             stderr: stderr.as_bytes(),
             exit: "exit status 1",
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn round_trip() {
-        let error = Error::foreign(Code(105), "no <address>", "try later");
+        let error = Error::from_other_plugin(ErrorCode(105), "no <address>", "try later");
         let text = error_text(&error, SpecVersion::V0_4_0);
         assert!(text.starts_with("{\n    \"cniVersion\": \"0.4.0\",\n    \"code\": 105,\n"));
         assert!(text.contains("no \\u003caddress\\u003e") && text.ends_with("\"try later\"\n}"));
@@ -84,12 +85,15 @@ mod tests {
 
     #[test]
     fn plugins_that_say_little() {
-        assert_eq!(failure("", "").msg(), "netplugin failed with no error message: exit status 1");
-        assert_eq!(failure("", "boo\n").msg(), "netplugin failed: \"boo\\n\": exit status 1");
-        assert_eq!(failure("{\"code\":7}", "").code(), Code(7));
-        assert!(failure("{\"code\":7}", "").msg().contains("code 7"));
+        assert_eq!(
+            failure("", "").message(),
+            "netplugin failed with no error message: exit status 1"
+        );
+        assert_eq!(failure("", "boo\n").message(), "netplugin failed: \"boo\\n\": exit status 1");
+        assert_eq!(failure("{\"code\":7}", "").code(), ErrorCode(7));
+        assert!(failure("{\"code\":7}", "").message().contains("code 7"));
         let garbage = failure("oops", "");
         let start = "netplugin failed but error parsing its diagnostic message \"oops\": ";
-        assert!(garbage.msg().starts_with(start), "{garbage}");
+        assert!(garbage.message().starts_with(start), "{garbage}");
     }
 }

@@ -6,53 +6,54 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::conf::{FOLDER, Ipam, SOCKET};
+use super::conf::{DhcpIpamConfig, FOLDER, SOCKET};
 use super::daemon::READY;
-use super::family::Family;
+use super::family::DhcpFamily;
 use super::interface;
 use super::passing;
-use super::record::{Record, Records};
-use super::rpc::{Answer, Key, LONGEST, Request, Verb};
+use super::record::{DhcpRecord, DhcpRecordStore};
+use super::rpc::{DaemonReply, DaemonRequest, DaemonVerb, DhcpLeaseKey, LONGEST};
 use crate::cmd;
 use crate::cni::CniResult;
-use crate::error::{Code, Error, Result, io_text};
+use crate::error::{Error, ErrorCode, Result, io_text};
+use crate::framework::Failures;
 use crate::log;
-use crate::skel::Failures;
 
 /// The timeout of a request other than ADD, and of the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The daemon of a configuration.
-pub(super) struct Daemon {
+pub(super) struct DaemonClient {
     socket: PathBuf,
     may_start: bool,
 }
 
-impl Daemon {
-    pub(super) fn of(ipam: &Ipam) -> Daemon {
-        Daemon { socket: ipam.socket(), may_start: ipam.start_daemon }
+impl DaemonClient {
+    pub(super) fn from_ipam(ipam: &DhcpIpamConfig) -> DaemonClient {
+        DaemonClient { socket: ipam.socket_path(), may_start: ipam.start_daemon }
     }
 
     /// Starts the daemon if none is running and the configuration allows it.
-    pub(super) fn ensure(self) -> Result<Daemon> {
+    pub(super) fn ensure_running(self) -> Result<DaemonClient> {
         if !self.may_start || self.connect().is_ok() {
             return Ok(self);
         }
-        let socket = self.startable()?;
-        let records = Records::create(&socket)?;
+        let socket = self.startable_socket()?;
+        let records = DhcpRecordStore::open_or_create(&socket)?;
         // Plugins that wait for the lock find the daemon of the first one.
-        let _turn = records.start_turn(LIMIT)?;
+        let _turn = records.lock_daemon_start(LIMIT)?;
         if UnixStream::connect(&socket).is_err() {
-            start(&socket, &records.pidfile())?;
+            start_daemon_process(&socket, &records.pidfile_path())?;
         }
         Ok(self)
     }
 
     /// The socket of a daemon that may be started: below [`FOLDER`] after following links. The daemon creates folders
     /// and files beside the socket, and the author of a network's configuration must not choose where root does so.
-    fn startable(&self) -> Result<PathBuf> {
-        let folder = self.socket.parent().filter(|folder| folder.is_absolute()).and_then(resolve);
-        let allowed = resolve(Path::new(FOLDER));
+    fn startable_socket(&self) -> Result<PathBuf> {
+        let folder =
+            self.socket.parent().filter(|folder| folder.is_absolute()).and_then(resolve_symlinks);
+        let allowed = resolve_symlinks(Path::new(FOLDER));
         match (folder, allowed, self.socket.file_name()) {
             (Some(folder), Some(allowed), Some(name)) if folder.starts_with(&allowed) => {
                 Ok(folder.join(name))
@@ -68,36 +69,36 @@ impl Daemon {
     }
 
     /// Sends a request and returns the result of the reply.
-    pub(super) fn call(&self, request: &Request) -> Result<Option<CniResult>> {
-        self.call_with(request, &[])
+    pub(super) fn send_request(&self, request: &DaemonRequest) -> Result<Option<CniResult>> {
+        self.send_with_descriptors(request, &[])
     }
 
     /// The same with descriptors beside the request.
-    pub(super) fn call_with(
+    pub(super) fn send_with_descriptors(
         &self,
-        request: &Request,
+        request: &DaemonRequest,
         passed: &[BorrowedFd<'_>],
     ) -> Result<Option<CniResult>> {
-        exchange(self.connect().map_err(|e| self.absent(&e))?, request, passed)
+        call_daemon(self.connect().map_err(|e| self.connection_error(&e))?, request, passed)
     }
 
     /// Releases leases through the daemon; without a daemon, from the records on disk.
-    pub(super) fn call_or_replace(&self, request: &Request) -> Result<()> {
+    pub(super) fn release_leases(&self, request: &DaemonRequest) -> Result<()> {
         match self.connect() {
-            Ok(stream) => exchange(stream, request, &[]).map(drop),
-            Err(e) => self.release_without(request, &e),
+            Ok(stream) => call_daemon(stream, request, &[]).map(drop),
+            Err(e) => self.release_from_records(request, &e),
         }
     }
 
     /// Verifies that the daemon can serve an ADD now.
-    pub(super) fn status(&self) -> Result<()> {
+    pub(super) fn verify_status(&self) -> Result<()> {
         match self.connect() {
             Ok(stream) => {
-                let request = Request::new(Verb::Status, Key::default());
-                exchange(stream, &request, &[]).map(drop)
+                let request = DaemonRequest::new(DaemonVerb::Status, DhcpLeaseKey::default());
+                call_daemon(stream, &request, &[]).map(drop)
             }
-            Err(_) if self.may_start => self.startable().map(drop),
-            Err(e) => Err(self.absent(&e)),
+            Err(_) if self.may_start => self.startable_socket().map(drop),
+            Err(e) => Err(self.connection_error(&e)),
         }
     }
 
@@ -106,8 +107,8 @@ impl Daemon {
     }
 
     /// `cause` is the error of the connection to the daemon.
-    fn release_without(&self, request: &Request, cause: &io::Error) -> Result<()> {
-        let records = match Records::open(&self.socket) {
+    fn release_from_records(&self, request: &DaemonRequest, cause: &io::Error) -> Result<()> {
+        let records = match DhcpRecordStore::open_existing(&self.socket) {
             Ok(Some(records)) => records,
             Ok(None) => return Ok(()),
             // The daemon does not keep leases in such a folder either.
@@ -116,27 +117,27 @@ impl Daemon {
                 return Ok(());
             }
         };
-        let stale: Vec<Record> = if request.verb == Verb::Del {
-            let of = |family: Family| records.load(&request.key.of(family));
-            Family::ALL.into_iter().filter_map(of).collect()
+        let stale: Vec<DhcpRecord> = if request.verb == DaemonVerb::Del {
+            let of = |family: DhcpFamily| records.load_record(&request.key.with_family(family));
+            DhcpFamily::ALL.into_iter().filter_map(of).collect()
         } else {
             let all = records.load_all().into_iter();
             all.filter(|record| request.is_stale(&record.key)).collect()
         };
         if !stale.is_empty() {
-            log::warn(self.absent(cause));
+            log::warn(self.connection_error(cause));
         }
         let mut failures = Failures::new();
         for record in stale {
             if let Err(error) = interface::release_recorded(&record) {
                 log::warn(error);
             }
-            failures.keep(records.remove(&record.key));
+            failures.keep_error(records.remove_record(&record.key));
         }
         failures.into_result()
     }
 
-    fn absent(&self, cause: &io::Error) -> Error {
+    fn connection_error(&self, cause: &io::Error) -> Error {
         let path = self.socket.display();
         let option = if self.socket == Path::new(SOCKET) {
             String::new()
@@ -152,54 +153,56 @@ impl Daemon {
 }
 
 /// `path` without symbolic links; components that do not exist are kept.
-fn resolve(path: &Path) -> Option<PathBuf> {
+fn resolve_symlinks(path: &Path) -> Option<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            Some(resolve(path.parent()?)?.join(path.file_name()?))
+            Some(resolve_symlinks(path.parent()?)?.join(path.file_name()?))
         }
         found => found.ok(),
     }
 }
 
-fn start(socket: &Path, pidfile: &Path) -> Result<()> {
+fn start_daemon_process(socket: &Path, pidfile: &Path) -> Result<()> {
     let args = [
         "daemon".to_owned(),
         "-on-demand".to_owned(),
         format!("-socketpath={}", socket.display()),
         format!("-pidfile={}", pidfile.display()),
     ];
-    let line = cmd::start_own("dhcp", &args)?;
+    let line = cmd::start_applet_daemon("dhcp", &args)?;
     if line.trim() == READY {
         return Ok(());
     }
-    Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", line.trim())))
+    Err(Error::new(ErrorCode::TRY_AGAIN, format!("start the DHCP daemon: {}", line.trim())))
 }
 
-fn exchange(
+fn call_daemon(
     stream: UnixStream,
-    request: &Request,
+    request: &DaemonRequest,
     passed: &[BorrowedFd<'_>],
 ) -> Result<Option<CniResult>> {
     let method = match request.verb {
-        Verb::Add => "DHCP.Allocate",
-        Verb::Check => "DHCP.Check",
-        Verb::Del => "DHCP.Release",
-        Verb::Gc => "DHCP.GC",
-        Verb::Status => "DHCP.Status",
+        DaemonVerb::Add => "DHCP.Allocate",
+        DaemonVerb::Check => "DHCP.Check",
+        DaemonVerb::Del => "DHCP.Release",
+        DaemonVerb::Gc => "DHCP.GC",
+        DaemonVerb::Status => "DHCP.Status",
     };
     let failed = |e: Error| e.context(format_args!("error calling {method}"));
     let lost = |e: io::Error| {
-        failed(Error::new(Code::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"))
+        failed(
+            Error::new(ErrorCode::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"),
+        )
     };
     // The daemon limits the time of an ADD itself, with `-resendtimeout`.
-    if request.verb != Verb::Add {
+    if request.verb != DaemonVerb::Add {
         stream.set_read_timeout(Some(LIMIT)).map_err(lost)?;
     }
-    passing::send(&stream, request.encode()?.as_bytes(), passed).map_err(lost)?;
+    passing::send_line(&stream, request.encode_line()?.as_bytes(), passed).map_err(lost)?;
     let mut line = Vec::new();
     BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(lost)?;
     if !line.ends_with(b"\n") {
         return Err(lost(io::Error::other("unexpected EOF")));
     }
-    Answer::decode(&line).map_err(failed)
+    DaemonReply::decode_line(&line).map_err(failed)
 }

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::family::Family;
+use super::family::DhcpFamily;
 use super::v4::option::{
-    CLIENT_ID, DOMAIN, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU, NAME_SERVERS, OVERLOAD,
-    Options, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK, USER_CLASS,
-    VENDOR_CLASS,
+    CLIENT_ID, DOMAIN, Dhcp4Options, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU,
+    NAME_SERVERS, OVERLOAD, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK,
+    USER_CLASS, VENDOR_CLASS,
 };
 use crate::cni::json::Json;
-use crate::error::{Code, Error, Result};
-use crate::skel::Cx;
+use crate::error::{Error, ErrorCode, Result};
+use crate::framework::CallContext;
 
 /// The folder for sockets of a daemon that is started on demand.
 pub(super) const FOLDER: &str = "/run/cni";
@@ -43,19 +43,19 @@ const NAMES: [(&str, u8); 6] = [
 /// The keys of a network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Conf {
+pub struct DhcpConfig {
     ipam: Option<Json>,
 }
 
 /// `ipam`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Ipam {
+pub struct DhcpIpamConfig {
     daemon_socket_path: String,
     /// Whether ADD starts the daemon if none is running.
     pub start_daemon: bool,
-    request: Vec<Request>,
-    provide: Vec<Provide>,
+    request: Vec<RequestedOption>,
+    provide: Vec<ProvidedOption>,
     /// The metric of routes; 0 leaves the choice to the kernel.
     pub priority: u32,
     family: Option<String>,
@@ -64,7 +64,7 @@ pub struct Ipam {
 /// An option to request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Request {
+struct RequestedOption {
     option: String,
     skip_default: bool,
 }
@@ -72,41 +72,41 @@ struct Request {
 /// An option to send.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Provide {
+struct ProvidedOption {
     option: String,
     value: String,
     from_arg: String,
 }
 
-impl Conf {
+impl DhcpConfig {
     /// `ipam` of a DEL or GC, which need the socket only.
-    pub fn readable(&self, cx: &Cx<'_>) -> Result<Ipam> {
-        cx.decode(self.ipam.as_ref())
+    pub fn ipam_for_removal(&self, cx: &CallContext<'_>) -> Result<DhcpIpamConfig> {
+        cx.decode_part(self.ipam.as_ref())
     }
 
     /// `ipam`; an error if the configuration has none.
-    pub fn ipam(&self) -> Result<Ipam> {
+    pub fn required_ipam(&self) -> Result<DhcpIpamConfig> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
         self.ipam.as_ref().ok_or_else(missing)?.decode()
     }
 }
 
-impl Ipam {
+impl DhcpIpamConfig {
     /// The socket of the daemon.
-    pub fn socket(&self) -> PathBuf {
+    pub fn socket_path(&self) -> PathBuf {
         let path = self.daemon_socket_path.as_str();
         if path.is_empty() { SOCKET.into() } else { path.into() }
     }
 
     /// The families of the attachment's leases.
-    pub fn families(&self) -> Result<Vec<Family>> {
+    pub fn lease_families(&self) -> Result<Vec<DhcpFamily>> {
         match self.family.as_deref() {
-            None | Some("ipv4") => Ok(vec![Family::V4]),
-            Some("ipv6") => Ok(vec![Family::V6]),
-            Some("both") => Ok(Family::ALL.to_vec()),
+            None | Some("ipv4") => Ok(vec![DhcpFamily::V4]),
+            Some("ipv6") => Ok(vec![DhcpFamily::V6]),
+            Some("both") => Ok(DhcpFamily::ALL.to_vec()),
             Some(other) => {
                 let msg = format!("\"family\" of \"ipam\" is \"{other}\"");
-                let error = Error::new(Code::UNSUPPORTED_FIELD, msg);
+                let error = Error::new(ErrorCode::UNSUPPORTED_FIELD, msg);
                 Err(error.with_details("it can be \"ipv4\", \"ipv6\" or \"both\""))
             }
         }
@@ -114,16 +114,16 @@ impl Ipam {
 
     /// The options of every message; `args` is `CNI_ARGS`. They are DHCP options of IPv4, except for the client
     /// identifier.
-    pub fn options(&self, args: &str) -> Result<Options> {
-        if !self.families()?.contains(&Family::V4) {
+    pub fn message_options(&self, args: &str) -> Result<Dhcp4Options> {
+        if !self.lease_families()?.contains(&DhcpFamily::V4) {
             self.require_no_options()?;
         }
         // Lenient: every pair with a `=`, whatever its key.
         let args: BTreeMap<&str, &str> =
             args.split(';').filter_map(|pair| pair.split_once('=')).collect();
-        let mut options = Options::new();
-        for Provide { option, value, from_arg } in &self.provide {
-            let code = code(option)?;
+        let mut options = Dhcp4Options::new();
+        for ProvidedOption { option, value, from_arg } in &self.provide {
+            let code = option_code(option)?;
             if RESERVED.contains(&code) {
                 let msg = format!("option \"{option}\" cannot be provided");
                 return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
@@ -139,13 +139,13 @@ impl Ipam {
             }
             options.insert(code, value.as_bytes().to_vec());
         }
-        options.insert(PARAMETERS, self.parameters()?);
+        options.insert(PARAMETERS, self.parameter_request_list()?);
         Ok(options)
     }
 
     /// The configuration cannot set options of DHCPv6, which has other numbers.
     fn require_no_options(&self) -> Result<()> {
-        let is_id = |provide: &Provide| code(&provide.option) == Ok(CLIENT_ID);
+        let is_id = |provide: &ProvidedOption| option_code(&provide.option) == Ok(CLIENT_ID);
         let key = match () {
             () if !self.request.is_empty() => "request",
             () if !self.provide.iter().all(is_id) => "provide",
@@ -156,9 +156,10 @@ impl Ipam {
         Err(Error::config(msg).with_details(remedy))
     }
 
-    fn parameters(&self) -> Result<Vec<u8>> {
+    fn parameter_request_list(&self) -> Result<Vec<u8>> {
         let named = self.request.iter().filter(|request| !request.option.is_empty());
-        let mut codes = named.map(|request| code(&request.option)).collect::<Result<Vec<u8>>>()?;
+        let mut codes =
+            named.map(|request| option_code(&request.option)).collect::<Result<Vec<u8>>>()?;
         if !self.request.iter().any(|request| request.skip_default) {
             codes.extend(DEFAULTS);
         } else if codes.is_empty() {
@@ -177,7 +178,7 @@ impl Ipam {
 }
 
 /// The code of an option by its name or number.
-fn code(text: &str) -> Result<u8> {
+fn option_code(text: &str) -> Result<u8> {
     let known = NAMES.iter().find(|(name, _)| *name == text).map(|(_, code)| *code);
     let number = || text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
     known.or_else(number).ok_or_else(|| {
@@ -193,14 +194,14 @@ fn code(text: &str) -> Result<u8> {
 mod tests {
     use super::*;
 
-    fn ipam(text: &str) -> Ipam {
-        let conf: Conf =
+    fn ipam(text: &str) -> DhcpIpamConfig {
+        let conf: DhcpConfig =
             Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
-        conf.ipam().unwrap()
+        conf.required_ipam().unwrap()
     }
 
     fn parameters(text: &str) -> Vec<u8> {
-        ipam(text).options("").unwrap()[&PARAMETERS].clone()
+        ipam(text).message_options("").unwrap()[&PARAMETERS].clone()
     }
 
     #[test]
@@ -220,46 +221,50 @@ mod tests {
                 {"option":"60","value":"v","fromArg":"NONE"},{"option":"77"},
                 {"option":"61","value":"me"}]}"#,
         );
-        let options = conf.options("x;K=b=c;IgnoreUnknown=0").unwrap();
+        let options = conf.message_options("x;K=b=c;IgnoreUnknown=0").unwrap();
         assert_eq!(options[&12], b"b=c");
         assert_eq!(options[&60], b"v");
         assert_eq!((options.get(&77), options[&61].as_slice()), (None, &b"me"[..]));
-        assert_eq!(conf.options("").unwrap()[&12], b"a");
+        assert_eq!(conf.message_options("").unwrap()[&12], b"a");
     }
 
     #[test]
     fn families_and_their_options() {
         for (text, families) in [
-            ("{}", &[Family::V4][..]),
-            (r#"{"family":"ipv4"}"#, &[Family::V4]),
-            (r#"{"family":"ipv6"}"#, &[Family::V6]),
-            (r#"{"family":"both"}"#, &Family::ALL),
+            ("{}", &[DhcpFamily::V4][..]),
+            (r#"{"family":"ipv4"}"#, &[DhcpFamily::V4]),
+            (r#"{"family":"ipv6"}"#, &[DhcpFamily::V6]),
+            (r#"{"family":"both"}"#, &DhcpFamily::ALL),
         ] {
-            assert_eq!(ipam(text).families().unwrap(), families);
-            assert!(ipam(text).options("").is_ok(), "{text}");
+            assert_eq!(ipam(text).lease_families().unwrap(), families);
+            assert!(ipam(text).message_options("").is_ok(), "{text}");
         }
         let id = r#""provide":[{"option":"61","value":"me"}]"#;
-        assert_eq!(ipam(&format!(r#"{{"family":"ipv6",{id}}}"#)).options("").unwrap()[&61], b"me");
+        assert_eq!(
+            ipam(&format!(r#"{{"family":"ipv6",{id}}}"#)).message_options("").unwrap()[&61],
+            b"me"
+        );
         for (key, text) in [
             ("provide", r#""provide":[{"option":"12","value":"me"}]"#),
             ("request", r#""request":[{"option":"23"}]"#),
         ] {
-            assert!(ipam(&format!(r#"{{"family":"both",{text}}}"#)).options("").is_ok());
-            let error = ipam(&format!(r#"{{"family":"ipv6",{text}}}"#)).options("").unwrap_err();
-            assert_eq!(error.msg(), format!("\"{key}\" of \"ipam\" is about options of IPv4"));
+            assert!(ipam(&format!(r#"{{"family":"both",{text}}}"#)).message_options("").is_ok());
+            let error =
+                ipam(&format!(r#"{{"family":"ipv6",{text}}}"#)).message_options("").unwrap_err();
+            assert_eq!(error.message(), format!("\"{key}\" of \"ipam\" is about options of IPv4"));
         }
     }
 
     #[test]
     fn refusals() {
         let refusal = |text: &str, args: &str| {
-            let error = ipam(text).options(args).unwrap_err();
-            (error.code(), error.msg().to_owned())
+            let error = ipam(text).message_options(args).unwrap_err();
+            (error.code(), error.message().to_owned())
         };
         let long = "x".repeat(256);
         let (code, msg) =
             refusal(&format!(r#"{{"provide":[{{"option":"12","value":"{long}"}}]}}"#), "");
-        assert_eq!(code, Code::INVALID_CONFIG);
+        assert_eq!(code, ErrorCode::INVALID_CONFIG);
         assert_eq!(msg, format!("value too long for option \"12\": \"{long}\""));
         let (_, msg) =
             refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
@@ -272,8 +277,8 @@ mod tests {
             let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{reserved}"}}]}}"#), "");
             assert_eq!(msg, format!("option \"{reserved}\" cannot be provided"));
         }
-        assert_eq!(refusal(r#"{"family":"ipv5"}"#, "").0, Code::UNSUPPORTED_FIELD);
-        let none: Conf = Json::parse(b"{}").unwrap().decode().unwrap();
-        assert_eq!(none.ipam().unwrap_err().code(), Code::INVALID_CONFIG);
+        assert_eq!(refusal(r#"{"family":"ipv5"}"#, "").0, ErrorCode::UNSUPPORTED_FIELD);
+        let none: DhcpConfig = Json::parse(b"{}").unwrap().decode().unwrap();
+        assert_eq!(none.required_ipam().unwrap_err().code(), ErrorCode::INVALID_CONFIG);
     }
 }

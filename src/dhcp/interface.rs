@@ -7,21 +7,22 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use socket2::Socket;
 
-use super::family::Lease;
-use super::machine::Release;
-use super::record::Record;
+use super::family::DhcpLease;
+use super::machine::ReleaseMessage;
+use super::record::DhcpRecord;
 use super::sandbox::{self, InterfaceError};
 use super::socket;
-use super::timing::{NEVER, Timing};
-use super::v4::frame::{self, Ends};
-use super::v4::message::Message as MessageV4;
-use super::v6::message::{Kind, Message, hundredths};
-use crate::error::{Context, Error, Result};
+use super::timing::{ClientTiming, NEVER};
+use super::v4::frame::{self, FrameAddresses};
+use super::v4::message::Dhcp4Message as MessageV4;
+use super::v6::message::{Dhcp6Message, Dhcp6MessageKind, in_hundredths};
+use crate::error::{Error, ErrorContext, Result};
 use crate::iface::configure;
-use crate::iface::inside::Inside;
+use crate::iface::inside::ContainerNetns;
 use crate::log;
 use crate::netlink::{
-    Dad, Family, Link, LinkChange, Mac, Netlink, NewAddr, OperState, Route, RouteFilter, RouteMode,
+    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, MacAddress, Netlink,
+    NewLinkAddress, OperationalState, RouteAddMode, RouteFilter,
 };
 use crate::netns::Netns;
 
@@ -36,96 +37,106 @@ const CONFIRMATIONS: [Duration; 3] =
 const BUFFER: usize = 2048;
 
 /// Sets the interface up, waits for its carrier, and returns its Ethernet address.
-pub fn prepare(ifname: &str) -> Result<Mac> {
+pub fn bring_up(ifname: &str) -> Result<MacAddress> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
     let absent = || Error::internal("Link not found");
-    let link = netlink.link(ifname)?.ok_or_else(absent).context(failed)?;
+    let link = netlink.find_link(ifname)?.ok_or_else(absent).context(failed)?;
     let mac = link.mac.ok_or_else(|| Error::internal("not an Ethernet interface"));
     let mac = mac.context(failed)?;
     if !link.up {
         netlink
-            .set_link(link.index, LinkChange::new().up())
+            .change_link(link.index, LinkChange::new().set_up())
             .context(|| format!("failed to set \"{ifname}\" UP"))?;
     }
-    let ready = |link: &Link| matches!(link.oper_state, OperState::Up | OperState::Unknown);
-    netlink.wait_link(link.index, CARRIER, ready)?;
+    let ready =
+        |link: &Link| matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown);
+    netlink.wait_for_link(link.index, CARRIER, ready)?;
     Ok(mac)
 }
 
 /// A change of the address and the routes of an interface.
 #[derive(Debug)]
-pub struct Change {
+pub struct DhcpLeaseChange {
     /// The lease of the current address.
-    pub old: Option<Lease>,
+    pub old: Option<DhcpLease>,
     /// The lease of the next address.
-    pub new: Option<Lease>,
+    pub new: Option<DhcpLease>,
     /// The metric of routes.
     pub priority: u32,
     /// Whether the daemon has removed the current address already.
     pub address_removed: bool,
 }
 
-impl Change {
+impl DhcpLeaseChange {
     /// Applies the change to an interface. An interface without the current address is configured by another program: it is not
     /// changed, and the function returns `false`.
-    pub fn apply(&self, ifname: &str) -> Result<bool> {
-        let here = Netns::current()?;
-        let inside = Inside { netns: &here, netlink: Netlink::open()? };
-        let link = inside.link(ifname)?;
-        let present = inside.netlink.dump_addrs(link.index)?;
-        let has = |lease: &Lease| present.iter().any(|addr| addr.net == lease.ip_net());
+    pub fn apply_to_interface(&self, ifname: &str) -> Result<bool> {
+        let here = Netns::open_current()?;
+        let inside = ContainerNetns { netns: &here, netlink: Netlink::open()? };
+        let link = inside.require_link(ifname)?;
+        let present = inside.netlink.dump_addresses(link.index)?;
+        let has = |lease: &DhcpLease| present.iter().any(|addr| addr.net == lease.ip_net());
         let had = self.old.as_ref().is_some_and(has);
         if !had && !self.address_removed {
             return Ok(false);
         }
-        let routes = self.foreign_routes(&inside, &link)?;
+        let routes = self.ipv4_routes(&inside, &link)?;
         if let Some(old) = self.old.as_ref().filter(|_| had) {
-            self.remove(&inside, &link, old)?;
+            self.remove_old_lease(&inside, &link, old)?;
         }
         if let Some(new) = &self.new {
             if !has(new) {
-                let address = NewAddr { dad: Dad::Off, ..NewAddr::new(new.ip_net()) };
-                inside.netlink.add_addr(link.index, &address)?;
+                let address = NewLinkAddress {
+                    dad: DuplicateDetection::Off,
+                    ..NewLinkAddress::new(new.ip_net())
+                };
+                inside.netlink.add_address(link.index, &address)?;
             }
-            configure::add_routes(&inside, &link, &new.result(self.priority))?;
-            self.restore(&inside, &routes);
+            configure::add_routes(&inside, &link, &new.ipam_result(self.priority))?;
+            self.restore_routes(&inside, &routes);
         }
         Ok(true)
     }
 
     /// The IPv4 routes, which the kernel deletes together with the last address.
-    fn foreign_routes(&self, inside: &Inside<'_>, link: &Link) -> Result<Vec<Route>> {
-        if let (Some(Lease::V6(_)), _) | (_, Some(Lease::V6(_))) = (&self.old, &self.new) {
+    fn ipv4_routes(&self, inside: &ContainerNetns<'_>, link: &Link) -> Result<Vec<KernelRoute>> {
+        if let (Some(DhcpLease::V6(_)), _) | (_, Some(DhcpLease::V6(_))) = (&self.old, &self.new) {
             return Ok(Vec::new());
         }
-        let filter = RouteFilter { family: Some(Family::V4), table: None, oif: Some(link.index) };
+        let filter = RouteFilter { family: Some(IpFamily::V4), table: None, oif: Some(link.index) };
         Ok(inside.netlink.dump_routes(&filter)?)
     }
 
     /// Deletes routes and address. The kernel deletes routes with the last address only.
-    fn remove(&self, inside: &Inside<'_>, link: &Link, old: &Lease) -> Result<()> {
-        for route in &old.result(self.priority).routes {
-            let mut kernel = Route::new(route.dst);
+    fn remove_old_lease(
+        &self,
+        inside: &ContainerNetns<'_>,
+        link: &Link,
+        old: &DhcpLease,
+    ) -> Result<()> {
+        for route in &old.ipam_result(self.priority).routes {
+            let mut kernel = KernelRoute::new(route.dst);
             kernel.gw = route.gw.filter(|gw| !gw.is_unspecified());
             kernel.oif = Some(link.index);
             kernel.priority = route.priority;
-            inside.netlink.del_route(&kernel)?;
+            inside.netlink.delete_route(&kernel)?;
         }
         if self.new.as_ref().is_none_or(|new| new.ip_net() != old.ip_net()) {
-            inside.netlink.del_addr(link.index, old.ip_net())?;
+            inside.netlink.delete_address(link.index, old.ip_net())?;
         }
         Ok(())
     }
 
     /// Restores the routes of others, such as a chained plugin, as far as the kernel accepts them.
-    fn restore(&self, inside: &Inside<'_>, routes: &[Route]) {
-        let old = self.old.as_ref().map(|old| old.result(self.priority).routes).unwrap_or_default();
-        let ours = |route: &Route| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
-        let local = |route: &Route| route.protocol == Some(RTPROT_KERNEL);
+    fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
+        let old =
+            self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
+        let ours = |route: &KernelRoute| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
+        let local = |route: &KernelRoute| route.protocol == Some(RTPROT_KERNEL);
         for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
-            let route = Route { src: None, ..route.clone() };
-            if let Err(error) = inside.netlink.add_route(&route, RouteMode::Exclusive) {
+            let route = KernelRoute { src: None, ..route.clone() };
+            if let Err(error) = inside.netlink.add_route(&route, RouteAddMode::Exclusive) {
                 log::debug(error);
             }
         }
@@ -133,35 +144,40 @@ impl Change {
 }
 
 /// Releases the lease of a record without a daemon.
-pub fn release_recorded(record: &Record) -> Result<()> {
-    let netns = match sandbox::open(Path::new(&record.netns), Some(record.netns_id)) {
+pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
+    let netns = match sandbox::open_verified(Path::new(&record.netns), Some(record.netns_id)) {
         Err(InterfaceError::Gone(_)) => return Ok(()),
         opened => opened?,
     };
-    match netns.run(|| sandbox::require_cookie(record.netns_cookie))? {
+    match netns.run_inside(|| sandbox::require_cookie(record.netns_cookie))? {
         Err(InterfaceError::Gone(_)) => return Ok(()),
         same => same?,
     }
-    let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
-    let Some(release) = machine.release() else { return Ok(()) };
+    let mut machine = record.state_machine(ClientTiming::default(), false, NEVER, NEVER);
+    let Some(release) = machine.release_message() else { return Ok(()) };
     let ifname = &record.key.ifname;
-    let send = || match socket::mac(ifname) {
+    let send = || match socket::mac_address(ifname) {
         Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
-        _ => send(ifname, release),
+        _ => send_release(ifname, release),
     };
-    netns.run(send)?
+    netns.run_inside(send)?
 }
 
 /// Sends the release of a lease. It has left the interface when this returns, so the interface can be deleted.
-pub fn send(ifname: &str, release: Release) -> Result<()> {
+pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
     match release {
-        Release::V4(message, ends) => {
+        ReleaseMessage::V4(message, ends) => {
             let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
-            send_v4(ifname, message, ends).map_err(|e| Error::io(ifname, &e)).context(failed)
+            send_release_v4(ifname, message, ends)
+                .map_err(|e| Error::io(ifname, &e))
+                .context(failed)
         }
-        Release::V6(message, _) => {
+        ReleaseMessage::V6(message, _) => {
             let failed = || "failed to release DHCPv6 lease";
-            if send_v6(ifname, message).map_err(|e| Error::io(ifname, &e)).context(failed)? {
+            if send_release_v6(ifname, message)
+                .map_err(|e| Error::io(ifname, &e))
+                .context(failed)?
+            {
                 return Ok(());
             }
             Err(Error::internal(failed()).with_details("the server did not confirm the release"))
@@ -170,41 +186,49 @@ pub fn send(ifname: &str, release: Release) -> Result<()> {
 }
 
 /// Sends one message from the leased address to the Ethernet address that the server replied from.
-fn send_v4(ifname: &str, mut message: MessageV4, mut ends: Ends) -> io::Result<()> {
+fn send_release_v4(
+    ifname: &str,
+    mut message: MessageV4,
+    mut ends: FrameAddresses,
+) -> io::Result<()> {
     // A chained plugin may have changed the interface's address.
-    message.chaddr = socket::mac(ifname)?;
+    message.chaddr = socket::mac_address(ifname)?;
     ends.src_mac = message.chaddr;
     // A server on the link may send from another Ethernet address than it receives on.
-    let found = socket::resolve(ifname, ends.src, ends.dst);
+    let found = socket::resolve_mac(ifname, ends.src, ends.dst);
     ends.dst_mac = found.ok().flatten().unwrap_or(ends.dst_mac);
-    socket::frames(ifname)?.send(&frame::udp(&ends, &message.encode())).map(drop)
+    socket::open_frames(ifname)?.send(&frame::encode_udp(&ends, &message.encode())).map(drop)
 }
 
 /// Sends the message until the server confirms it; `false` after the last timeout.
-fn send_v6(ifname: &str, mut message: Message) -> io::Result<bool> {
-    let (socket, servers) = socket::udp_v6(ifname)?;
+fn send_release_v6(ifname: &str, mut message: Dhcp6Message) -> io::Result<bool> {
+    let (socket, servers) = socket::open_udp_v6(ifname)?;
     let begun = Instant::now();
     for timeout in CONFIRMATIONS {
-        message.elapsed = hundredths(begun.elapsed());
+        message.elapsed = in_hundredths(begun.elapsed());
         socket.send_to(&message.encode(), &servers.into())?;
-        if is_confirmed(&socket, &message, timeout)? {
+        if wait_for_confirmation(&socket, &message, timeout)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn is_confirmed(mut socket: &Socket, sent: &Message, timeout: Duration) -> io::Result<bool> {
+fn wait_for_confirmation(
+    mut socket: &Socket,
+    sent: &Dhcp6Message,
+    timeout: Duration,
+) -> io::Result<bool> {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; BUFFER];
-    while socket::is_readable(socket, deadline)? {
+    while socket::wait_readable(socket, deadline)? {
         let length = socket.read(&mut buffer)?;
-        let is_reply = |message: Message| {
-            message.kind == Kind::Reply
+        let is_reply = |message: Dhcp6Message| {
+            message.kind == Dhcp6MessageKind::Reply
                 && (message.xid, &message.client, &message.server)
                     == (sent.xid, &sent.client, &sent.server)
         };
-        if Message::decode(&buffer[..length]).is_some_and(is_reply) {
+        if Dhcp6Message::decode(&buffer[..length]).is_some_and(is_reply) {
             return Ok(true);
         }
     }

@@ -45,18 +45,20 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use self::client::Daemon;
-pub use self::conf::Conf;
-use self::conf::Ipam;
-use self::family::Family;
-use self::passing::Link;
-use self::rpc::{Key, Request, Valid, Verb};
+use self::client::DaemonClient;
+pub use self::conf::DhcpConfig;
+use self::conf::DhcpIpamConfig;
+use self::family::DhcpFamily;
+use self::passing::ProcfsLink;
+use self::rpc::{DaemonRequest, DaemonVerb, DhcpLeaseKey, ValidDhcpAttachment};
 use self::v4::option::CLIENT_ID;
-use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, ContainerId, IfName};
-use crate::error::{Code, Context, Error, Result};
+use crate::cni::json::keys::DecodedKeys;
+use crate::cni::{CniResult, ContainerId, InterfaceName};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 use crate::sysctl;
 
 /// The plugin.
@@ -66,74 +68,87 @@ pub struct Dhcp;
 impl Plugin for Dhcp {
     const NAME: &'static str = "dhcp";
     const ABOUT: &'static str = "addresses on loan from a DHCP server";
-    type Conf = Conf;
+    type Conf = DhcpConfig;
 
-    fn keys() -> Keys {
-        Keys::of::<Conf>().with("ipam", Keys::of::<Ipam>())
+    fn keys() -> DecodedKeys {
+        DecodedKeys::of_type::<DhcpConfig>()
+            .with_member("ipam", DecodedKeys::of_type::<DhcpIpamConfig>())
     }
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        conf.ipam()?.options(cx.raw_args()).map(drop)
+    fn examine(cx: &CallContext<'_>, conf: &DhcpConfig, _: &mut ConfigRemarks) -> Result<()> {
+        conf.required_ipam()?.message_options(cx.raw_args()).map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let ipam = conf.ipam()?;
-        let mut request = request(Verb::Add, cx, &req.id, &req.ifname);
-        request.families = ipam.families()?;
-        request.options = ipam.options(cx.raw_args())?;
+    fn add(cx: &CallContext<'_>, conf: &DhcpConfig, req: &AddRequest) -> Result<CniResult> {
+        let ipam = conf.required_ipam()?;
+        let mut request = attachment_request(DaemonVerb::Add, cx, &req.id, &req.ifname);
+        request.families = ipam.lease_families()?;
+        request.options = ipam.message_options(cx.raw_args())?;
         request.options.entry(CLIENT_ID).or_insert_with(|| request.key.client_id());
         request.priority = ipam.priority;
-        let netns = req.sandbox.netns()?;
-        if request.families.contains(&Family::V6) {
+        let netns = req.sandbox.open_netns()?;
+        if request.families.contains(&DhcpFamily::V6) {
             let key = format!("net/ipv6/conf/{}/disable_ipv6", req.ifname);
-            netns.run(|| sysctl::ensure(&key, "0"))??;
+            netns.run_inside(|| sysctl::ensure_value(&key, "0"))??;
         }
-        let link = link_of(netns)?;
-        request.netns = absolute(link.as_ref().map_or(netns.path(), Link::path))?;
-        let folder = link.as_ref().map(Link::folder);
+        let link = find_procfs_link(netns)?;
+        request.netns = absolute_path(link.as_ref().map_or(netns.path(), ProcfsLink::link_path))?;
+        let folder = link.as_ref().map(ProcfsLink::directory_fd);
         let passed: Vec<_> = [netns.as_fd()].into_iter().chain(folder).collect();
-        let result = Daemon::of(&ipam).ensure()?.call_with(&request, &passed)?;
+        let result = DaemonClient::from_ipam(&ipam)
+            .ensure_running()?
+            .send_with_descriptors(&request, &passed)?;
         result.ok_or_else(|| Error::internal("the DHCP daemon replied without a result"))
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let ipam = conf.ipam()?;
-        let mut request = request(Verb::Check, cx, &req.id, &req.ifname);
-        request.families = ipam.families()?;
-        request.addresses = addresses_of(req);
-        Daemon::of(&ipam).call(&request).map(drop)
+    fn check(cx: &CallContext<'_>, conf: &DhcpConfig, req: &CheckRequest) -> Result<()> {
+        let ipam = conf.required_ipam()?;
+        let mut request = attachment_request(DaemonVerb::Check, cx, &req.id, &req.ifname);
+        request.families = ipam.lease_families()?;
+        request.addresses = previous_addresses(req);
+        DaemonClient::from_ipam(&ipam).send_request(&request).map(drop)
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let request = request(Verb::Del, cx, &req.id, &req.ifname);
-        Daemon::of(&conf.readable(cx)?).call_or_replace(&request)
+    fn del(cx: &CallContext<'_>, conf: &DhcpConfig, req: &DelRequest) -> Result<()> {
+        let request = attachment_request(DaemonVerb::Del, cx, &req.id, &req.ifname);
+        DaemonClient::from_ipam(&conf.ipam_for_removal(cx)?).release_leases(&request)
     }
 
-    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, conf: &DhcpConfig, req: &GcRequest) -> Result<()> {
         let network = cx.net.name.to_string();
-        let mut request = Request::new(Verb::Gc, Key { network, ..Key::default() });
+        let mut request =
+            DaemonRequest::new(DaemonVerb::Gc, DhcpLeaseKey { network, ..DhcpLeaseKey::default() });
         let valid = req.valid.iter().cloned();
-        request.valid =
-            valid.map(|a| Valid { container_id: a.container_id, ifname: a.ifname }).collect();
-        Daemon::of(&conf.readable(cx)?).call_or_replace(&request)
+        request.valid = valid
+            .map(|a| ValidDhcpAttachment { container_id: a.container_id, ifname: a.ifname })
+            .collect();
+        DaemonClient::from_ipam(&conf.ipam_for_removal(cx)?).release_leases(&request)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let ipam = conf.ipam()?;
-        ipam.options(cx.raw_args())?;
-        Daemon::of(&ipam).status().or_unavailable()
+    fn status(cx: &CallContext<'_>, conf: &DhcpConfig) -> Result<()> {
+        let ipam = conf.required_ipam()?;
+        ipam.message_options(cx.raw_args())?;
+        DaemonClient::from_ipam(&ipam).verify_status().or_unavailable()
     }
 }
 
 /// A request about an attachment.
-fn request(verb: Verb, cx: &Cx<'_>, id: &ContainerId, ifname: &IfName) -> Request {
+fn attachment_request(
+    verb: DaemonVerb,
+    cx: &CallContext<'_>,
+    id: &ContainerId,
+    ifname: &InterfaceName,
+) -> DaemonRequest {
     let (container_id, network) = (id.to_string(), cx.net.name.to_string());
     let ifname = ifname.to_string();
-    Request::new(verb, Key { container_id, network, ifname, ..Key::default() })
+    DaemonRequest::new(
+        verb,
+        DhcpLeaseKey { container_id, network, ifname, ..DhcpLeaseKey::default() },
+    )
 }
 
 /// The addresses of this interface in `prevResult`, and those without an interface.
-fn addresses_of(req: &CheckReq) -> Vec<IpAddr> {
+fn previous_addresses(req: &CheckRequest) -> Vec<IpAddr> {
     let Some(prev) = &req.prev else { return Vec::new() };
     let name = |index: i64| {
         let interface = usize::try_from(index).ok().and_then(|i| prev.interfaces.get(i))?;
@@ -145,21 +160,21 @@ fn addresses_of(req: &CheckReq) -> Vec<IpAddr> {
 }
 
 /// The link of procfs that the path of a namespace is or leads to. Its process is alive and in this namespace.
-fn link_of(netns: &Netns) -> Result<Option<Link>> {
+fn find_procfs_link(netns: &Netns) -> Result<Option<ProcfsLink>> {
     let path = netns.path();
-    let link = Link::of(path);
+    let link = ProcfsLink::from_path(path);
     let link = link.map_err(|e| Error::io(format_args!("look for {}", path.display()), &e))?;
     if let Some(link) = &link
-        && !Netns::open(link.own_path())?.same_as(netns)?
+        && !Netns::open(link.descriptor_path())?.is_same_as(netns)?
     {
         let msg = format!("another network namespace is at {}", path.display());
-        return Err(Error::internal(msg).with_code(Code::INVALID_NETNS));
+        return Err(Error::internal(msg).with_code(ErrorCode::INVALID_NETNS));
     }
     Ok(link)
 }
 
 /// An absolute path, because the working directory of the daemon is another one.
-fn absolute(path: &Path) -> Result<String> {
+fn absolute_path(path: &Path) -> Result<String> {
     let absolute = std::path::absolute(path);
     let absolute = absolute.map_err(|e| Error::io(format_args!("find {}", path.display()), &e));
     absolute.map(|path| path.display().to_string()).context(|| "CNI_NETNS")

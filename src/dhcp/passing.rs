@@ -27,23 +27,23 @@ const MOST_LINKS: usize = 40;
 
 /// The descriptors of an ADD.
 #[derive(Debug, Default)]
-pub struct Passed {
+pub struct PassedDescriptors {
     /// The container's network namespace.
     pub netns: Option<OwnedFd>,
-    /// The folder of the [`Link`] that the path of the namespace is or leads to.
+    /// The folder of the [`ProcfsLink`] that the path of the namespace is or leads to.
     pub folder: Option<OwnedFd>,
 }
 
-impl Passed {
-    /// The descriptors in the order of [`send`].
-    pub fn of(descriptors: Vec<OwnedFd>) -> Passed {
+impl PassedDescriptors {
+    /// The descriptors in the order of [`send_line`].
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> PassedDescriptors {
         let mut descriptors = descriptors.into_iter();
-        Passed { netns: descriptors.next(), folder: descriptors.next() }
+        PassedDescriptors { netns: descriptors.next(), folder: descriptors.next() }
     }
 }
 
 /// Sends `line`, with the descriptors beside its first bytes.
-pub fn send(
+pub fn send_line(
     mut stream: &UnixStream,
     line: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -58,7 +58,7 @@ pub fn send(
 }
 
 /// Receives bytes, and adds the descriptors beside them to `descriptors`. Those above [`MOST`] are closed.
-pub fn receive(
+pub fn receive_bytes(
     stream: impl AsFd,
     buffer: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
@@ -79,14 +79,14 @@ pub fn receive(
 /// A link of procfs to a namespace, such as `/proc/<pid>/ns/net`. It exists as long as the process; opening what it points to
 /// needs `CAP_SYS_PTRACE`, but looking whether it exists needs only a descriptor of its folder.
 #[derive(Debug)]
-pub struct Link {
+pub struct ProcfsLink {
     folder: OwnedFd,
     path: PathBuf,
 }
 
-impl Link {
+impl ProcfsLink {
     /// The link that `path` is, or leads to through symbolic links; `None` for any other path, such as a mount.
-    pub fn of(path: &Path) -> io::Result<Option<Link>> {
+    pub fn from_path(path: &Path) -> io::Result<Option<ProcfsLink>> {
         let mut path = path.to_owned();
         for _ in 0..MOST_LINKS {
             let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { break };
@@ -96,8 +96,8 @@ impl Link {
             if statfs(folder)?.filesystem_type() == PROC_SUPER_MAGIC {
                 let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
                 let folder = open(folder, flags, Mode::empty())?;
-                let path = fs::read_link(path_of(&folder))?.join(name);
-                return Ok(Some(Link { folder, path }));
+                let path = fs::read_link(proc_self_path(&folder))?.join(name);
+                return Ok(Some(ProcfsLink { folder, path }));
             }
             path = folder.join(fs::read_link(&path)?);
         }
@@ -105,28 +105,28 @@ impl Link {
     }
 
     /// The link at `path` in a folder that a plugin has passed.
-    pub fn within(folder: OwnedFd, path: PathBuf) -> Link {
-        Link { folder, path }
+    pub fn from_directory(folder: OwnedFd, path: PathBuf) -> ProcfsLink {
+        ProcfsLink { folder, path }
     }
 
     /// The folder of the link.
-    pub fn folder(&self) -> BorrowedFd<'_> {
+    pub fn directory_fd(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
     }
 
     /// The path of the link, without symbolic links before it.
-    pub fn path(&self) -> &Path {
+    pub fn link_path(&self) -> &Path {
         &self.path
     }
 
     /// The path of the link by the open folder: it is never that of another process with the same id.
-    pub fn own_path(&self) -> PathBuf {
-        path_of(&self.folder).join(self.path.file_name().unwrap_or_default())
+    pub fn descriptor_path(&self) -> PathBuf {
+        proc_self_path(&self.folder).join(self.path.file_name().unwrap_or_default())
     }
 
     /// Whether the link exists. An error says nothing about it.
     pub fn exists(&self) -> io::Result<bool> {
-        match self.own_path().symlink_metadata() {
+        match self.descriptor_path().symlink_metadata() {
             Ok(meta) => Ok(meta.is_symlink()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) if e.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(false),
@@ -135,7 +135,7 @@ impl Link {
     }
 }
 
-fn path_of(folder: &OwnedFd) -> PathBuf {
+fn proc_self_path(folder: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
 }
 
@@ -154,24 +154,24 @@ mod tests {
         let line = vec![b'x'; 100_000];
         let mut descriptors = Vec::new();
         std::thread::scope(|scope| {
-            scope.spawn(|| send(&one, &line, &[file.as_fd(), file.as_fd()]).unwrap());
+            scope.spawn(|| send_line(&one, &line, &[file.as_fd(), file.as_fd()]).unwrap());
             let (mut buffer, mut read) = ([0; 4096], 0);
             while read < line.len() {
-                read += receive(&two, &mut buffer, &mut descriptors).unwrap();
+                read += receive_bytes(&two, &mut buffer, &mut descriptors).unwrap();
             }
         });
         assert_eq!(descriptors.len(), 2);
-        let passed = Passed::of(descriptors);
+        let passed = PassedDescriptors::from_descriptors(descriptors);
         assert!(passed.netns.is_some() && passed.folder.is_some());
         // As a daemon of release 0.2.0 reads.
-        send(&one, b"line\n", &[file.as_fd()]).unwrap();
+        send_line(&one, b"line\n", &[file.as_fd()]).unwrap();
         let mut line = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(&two), &mut line).unwrap();
         assert_eq!(line, "line\n");
         // As a plugin of release 0.2.0 writes.
         (&one).write_all(b"line\n").unwrap();
         let mut descriptors = Vec::new();
-        assert_eq!(receive(&two, &mut [0; 9], &mut descriptors).unwrap(), 5);
+        assert_eq!(receive_bytes(&two, &mut [0; 9], &mut descriptors).unwrap(), 5);
         assert!(descriptors.is_empty());
     }
 
@@ -184,10 +184,10 @@ mod tests {
         let nine = [file.as_fd(); 9];
         assert!(control.push(SendAncillaryMessage::ScmRights(&nine)));
         sendmsg(&one, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
-        send(&one, b"y", &[file.as_fd()]).unwrap();
+        send_line(&one, b"y", &[file.as_fd()]).unwrap();
         let mut descriptors = Vec::new();
         for _ in 0..2 {
-            receive(&two, &mut [0; 1], &mut descriptors).unwrap();
+            receive_bytes(&two, &mut [0; 1], &mut descriptors).unwrap();
         }
         assert_eq!(descriptors.len(), MOST);
     }
@@ -199,18 +199,18 @@ mod tests {
         let real = PathBuf::from(format!("/proc/{}/ns/net", process.id()));
         symlink(&real, dir.path().join("one")).unwrap();
         symlink("one", dir.path().join("two")).unwrap();
-        let link = Link::of(&dir.path().join("two")).unwrap().unwrap();
-        assert_eq!(link.path(), real);
+        let link = ProcfsLink::from_path(&dir.path().join("two")).unwrap().unwrap();
+        assert_eq!(link.link_path(), real);
         assert!(link.exists().unwrap());
-        let held = link.folder().try_clone_to_owned().unwrap();
-        let same = Link::within(held, real);
+        let held = link.directory_fd().try_clone_to_owned().unwrap();
+        let same = ProcfsLink::from_directory(held, real);
         assert!(same.exists().unwrap());
         process.kill().unwrap();
         process.wait().unwrap();
         assert!(!link.exists().unwrap() && !same.exists().unwrap());
-        let own = Link::of(Path::new("/proc/self/ns/net")).unwrap().unwrap();
+        let own = ProcfsLink::from_path(Path::new("/proc/self/ns/net")).unwrap().unwrap();
         let expected = PathBuf::from(format!("/proc/{}/ns/net", std::process::id()));
-        assert_eq!(own.path(), expected);
+        assert_eq!(own.link_path(), expected);
     }
 
     #[test]
@@ -219,9 +219,13 @@ mod tests {
         symlink("loop", dir.path().join("loop")).unwrap();
         symlink("/etc/passwd", dir.path().join("file")).unwrap();
         for path in [dir.path().join("loop"), dir.path().join("file"), "/".into()] {
-            assert!(Link::of(&path).is_ok_and(|link| link.is_none()), "{}", path.display());
+            assert!(
+                ProcfsLink::from_path(&path).is_ok_and(|link| link.is_none()),
+                "{}",
+                path.display()
+            );
         }
-        assert!(Link::of(Path::new("/proc/self/status")).unwrap().is_none());
-        assert!(Link::of(&dir.path().join("none")).is_err());
+        assert!(ProcfsLink::from_path(Path::new("/proc/self/status")).unwrap().is_none());
+        assert!(ProcfsLink::from_path(&dir.path().join("none")).is_err());
     }
 }

@@ -10,19 +10,19 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
-use super::family::{Family, Lease};
-use super::machine::{self, Machine, StateMachine};
-use super::rpc::Key;
-use super::timing::{BootTime, Random, Timing};
-use super::v4::option::{self, Options, pairs};
+use super::family::{DhcpFamily, DhcpLease};
+use super::machine::{self, ClientMachine, StateMachine};
+use super::rpc::DhcpLeaseKey;
+use super::timing::{BootClockTime, ClientTiming, RandomGenerator};
+use super::v4::option::{self, Dhcp4Options, pairs};
 use super::v6;
 use crate::cni::json::{self, Json};
 use crate::error::{Error, Result};
-use crate::files::atomic::{self, Durability, Writer};
-use crate::files::dir::{self, Dir};
-use crate::files::lock::Lock;
+use crate::files::atomic::{self, AtomicWriter, Durability};
+use crate::files::dir::{self, OpenDirectory};
+use crate::files::lock::FileLock;
 use crate::log;
-use crate::netlink::Mac;
+use crate::netlink::MacAddress;
 use crate::sysctl;
 
 const ENDING: &str = ".json";
@@ -34,9 +34,9 @@ const LONGEST: usize = 256 << 10;
 /// A lease and everything that is needed to maintain it.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct DhcpRecord {
     /// The owner.
-    pub key: Key,
+    pub key: DhcpLeaseKey,
     /// The path of the namespace, as in `CNI_NETNS`.
     pub netns: String,
     /// Device and inode of the namespace: the path may refer to another one meanwhile.
@@ -46,134 +46,141 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
     /// The Ethernet address of the interface.
-    pub mac: Mac,
+    pub mac: MacAddress,
     /// The options of every message.
     #[serde(with = "pairs")]
-    pub options: Options,
+    pub options: Dhcp4Options,
     /// The metric of routes.
     pub priority: u32,
     /// Whether the daemon has removed the address from the interface, and so has to add the next one.
     pub address_removed: bool,
     /// The lease; `None` while the client looks for another.
-    pub lease: Option<Lease>,
+    pub lease: Option<DhcpLease>,
 }
 
-impl Record {
+impl DhcpRecord {
     /// The state machine that continues with the lease; without a lease it starts at `now` and fails at `limit`.
-    pub fn machine(
+    pub fn state_machine(
         &self,
-        timing: Timing,
+        timing: ClientTiming,
         broadcast: bool,
-        now: BootTime,
-        limit: BootTime,
+        now: BootClockTime,
+        limit: BootClockTime,
     ) -> Box<dyn StateMachine> {
-        let (mac, random) = (self.mac, Random::default());
+        let (mac, random) = (self.mac, RandomGenerator::default());
         match self.key.family {
-            Family::V4 => {
+            DhcpFamily::V4 => {
                 let options = self.options.clone();
-                let client = machine::v4::Client { mac, broadcast, options, timing };
+                let client = machine::v4::Dhcp4Client { mac, broadcast, options, timing };
                 Box::new(match &self.lease {
-                    Some(Lease::V4(lease)) => Machine::resume(client, lease.clone(), random),
-                    _ => Machine::new(client, now, limit, random),
+                    Some(DhcpLease::V4(lease)) => {
+                        ClientMachine::resume_lease(client, lease.clone(), random)
+                    }
+                    _ => ClientMachine::new(client, now, limit, random),
                 })
             }
-            Family::V6 => {
-                let (duid, iaid) = (self.duid(), v6::iaid(&self.key.ifname));
-                let client = machine::v6::Client { duid, iaid, mac, timing, sol_max_rt: None };
+            DhcpFamily::V6 => {
+                let (duid, iaid) = (self.client_duid(), v6::interface_iaid(&self.key.ifname));
+                let client = machine::v6::Dhcp6Client { duid, iaid, mac, timing, sol_max_rt: None };
                 Box::new(match &self.lease {
-                    Some(Lease::V6(lease)) => Machine::resume(client, lease.clone(), random),
-                    _ => Machine::new(client, now, limit, random),
+                    Some(DhcpLease::V6(lease)) => {
+                        ClientMachine::resume_lease(client, lease.clone(), random)
+                    }
+                    _ => ClientMachine::new(client, now, limit, random),
                 })
             }
         }
     }
 
     /// The DUID for DHCPv6 servers, derived from the client identifier for DHCP servers.
-    fn duid(&self) -> Vec<u8> {
+    fn client_duid(&self) -> Vec<u8> {
         let id = self.options.get(&option::CLIENT_ID).cloned();
-        v6::duid(&id.unwrap_or_else(|| self.key.client_id()))
+        v6::duid_from_client_id(&id.unwrap_or_else(|| self.key.client_id()))
     }
 }
 
 /// The content of a record's file.
 #[derive(Deserialize, Serialize)]
-struct Content<R> {
+struct DhcpRecordFile<R> {
     /// The kernel's `boot_id`.
     boot: String,
     record: R,
 }
 
 /// Decodes a record's file; `None` if the lease is not of the key's family.
-fn parse(bytes: &[u8]) -> Option<Content<Record>> {
-    let content: Content<Record> = Json::parse(bytes).ok()?.decode().ok()?;
+fn parse_record_file(bytes: &[u8]) -> Option<DhcpRecordFile<DhcpRecord>> {
+    let content: DhcpRecordFile<DhcpRecord> = Json::parse(bytes).ok()?.decode().ok()?;
     match (content.record.key.family, &content.record.lease) {
-        (Family::V4, Some(Lease::V6(_))) | (Family::V6, Some(Lease::V4(_))) => None,
+        (DhcpFamily::V4, Some(DhcpLease::V6(_))) | (DhcpFamily::V6, Some(DhcpLease::V4(_))) => None,
         _ => Some(content),
     }
 }
 
 /// Decodes a record's file of any boot, for the fuzz targets.
 #[cfg(feature = "testing")]
-pub fn read(bytes: &[u8]) -> Option<Record> {
-    parse(bytes).map(|content| content.record)
+pub fn decode_record(bytes: &[u8]) -> Option<DhcpRecord> {
+    parse_record_file(bytes).map(|content| content.record)
 }
 
 /// The folder of leases. Only files that this module has written are read or removed: the configuration determines the
 /// folder, which may contain files of other programs.
 #[derive(Debug)]
-pub struct Records {
+pub struct DhcpRecordStore {
     dir: PathBuf,
     boot: String,
 }
 
-impl Records {
+impl DhcpRecordStore {
     /// The folder for the daemon on this socket, if it exists.
-    pub fn open(socket: &Path) -> Result<Option<Records>> {
-        let dir = beside(socket);
-        Ok(dir::require_own(&dir)?.then(|| Records::within(dir)))
+    pub fn open_existing(socket: &Path) -> Result<Option<DhcpRecordStore>> {
+        let dir = directory_for_socket(socket);
+        Ok(dir::require_own_directory(&dir)?.then(|| DhcpRecordStore::from_directory(dir)))
     }
 
     /// Opens or creates the folder, with access for root only.
-    pub fn create(socket: &Path) -> Result<Records> {
-        let dir = beside(socket);
-        dir::ensure(&dir, 0o700)?;
-        Ok(Records::within(dir))
+    pub fn open_or_create(socket: &Path) -> Result<DhcpRecordStore> {
+        let dir = directory_for_socket(socket);
+        dir::ensure_directory(&dir, 0o700)?;
+        Ok(DhcpRecordStore::from_directory(dir))
     }
 
-    fn within(dir: PathBuf) -> Records {
-        Records { dir, boot: sysctl::read("kernel/random/boot_id").unwrap_or_default() }
+    fn from_directory(dir: PathBuf) -> DhcpRecordStore {
+        DhcpRecordStore {
+            dir,
+            boot: sysctl::read_value("kernel/random/boot_id").unwrap_or_default(),
+        }
     }
 
     /// The folder.
-    pub fn dir(&self) -> &Path {
+    pub fn directory_path(&self) -> &Path {
         &self.dir
     }
 
     /// Locks the folder for this process; `None` if another process holds the lock.
-    pub fn claim(&self) -> Result<Option<Lock>> {
-        Ok(Lock::try_exclusive(&self.dir.join("lock"))?)
+    pub fn try_lock(&self) -> Result<Option<FileLock>> {
+        Ok(FileLock::try_acquire_exclusive(&self.dir.join("lock"))?)
     }
 
     /// The pidfile of a daemon that is started on demand.
-    pub fn pidfile(&self) -> PathBuf {
+    pub fn pidfile_path(&self) -> PathBuf {
         self.dir.join("pid")
     }
 
     /// Waits for the lock that serializes starts of the daemon.
-    pub fn start_turn(&self, patience: Duration) -> Result<Lock> {
-        Ok(Lock::within(&self.dir.join("start"), patience)?)
+    pub fn lock_daemon_start(&self, patience: Duration) -> Result<FileLock> {
+        Ok(FileLock::acquire_within(&self.dir.join("start"), patience)?)
     }
 
     /// Writes a record.
-    pub fn save(&self, record: &Record) -> Result<()> {
+    pub fn save_record(&self, record: &DhcpRecord) -> Result<()> {
         let path = self.dir.join(file_name(&record.key));
-        let bytes = json::compact(&Content { boot: self.boot.clone(), record })?;
-        let writer = Writer::unlocked(&path, Durability::Volatile);
-        Ok(writer.replace(&path, bytes.as_bytes(), 0o600)?)
+        let bytes = json::encode_compact(&DhcpRecordFile { boot: self.boot.clone(), record })?;
+        let writer = AtomicWriter::with_unique_name(&path, Durability::Volatile);
+        Ok(writer.replace_file(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Removes a record, if it exists.
-    pub fn remove(&self, key: &Key) -> Result<()> {
+    pub fn remove_record(&self, key: &DhcpLeaseKey) -> Result<()> {
         match fs::remove_file(self.dir.join(file_name(key))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(Error::io(format_args!("remove the lease of {key}"), &e))
@@ -183,18 +190,20 @@ impl Records {
     }
 
     /// The record of `key`.
-    pub fn load(&self, key: &Key) -> Option<Record> {
-        let content = self.read(&file_name(key)).filter(|content| content.boot == self.boot)?;
+    pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
+        let content =
+            self.read_record_file(&file_name(key)).filter(|content| content.boot == self.boot)?;
         Some(content.record).filter(|record| record.key == *key)
     }
 
     /// All records. Records of another boot are removed; foreign files are not.
-    pub fn load_all(&self) -> Vec<Record> {
-        let names = Dir::open(&self.dir).and_then(|dir| dir.names()).unwrap_or_default();
+    pub fn load_all(&self) -> Vec<DhcpRecord> {
+        let names =
+            OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
         let mut found = Vec::new();
         for name in names.iter().filter(|name| is_own_name(name)) {
             let path = self.dir.join(name);
-            match self.read(name) {
+            match self.read_record_file(name) {
                 Some(content) if content.boot == self.boot => found.push(content.record),
                 other => {
                     log::warn(format_args!("no lease of this boot in {}", path.display()));
@@ -209,29 +218,29 @@ impl Records {
     }
 
     /// Removes temporary files of a killed daemon. For a daemon that has claimed the folder.
-    pub fn sweep(&self) {
-        atomic::sweep_stale(&self.dir);
+    pub fn remove_temporary_files(&self) {
+        atomic::remove_stale_temporaries(&self.dir);
     }
 
     /// An own file: its name is derived from the key in it.
-    fn read(&self, name: &str) -> Option<Content<Record>> {
-        let (bytes, _) = Dir::open(&self.dir).ok()?.read(name, LONGEST).ok()?;
+    fn read_record_file(&self, name: &str) -> Option<DhcpRecordFile<DhcpRecord>> {
+        let (bytes, _) = OpenDirectory::open(&self.dir).ok()?.read_file(name, LONGEST).ok()?;
         if bytes.len() > LONGEST {
             return None;
         }
-        parse(&bytes).filter(|content| file_name(&content.record.key) == name)
+        parse_record_file(&bytes).filter(|content| file_name(&content.record.key) == name)
     }
 }
 
 /// The folder with the name of the socket without `.sock`.
-fn beside(socket: &Path) -> PathBuf {
+fn directory_for_socket(socket: &Path) -> PathBuf {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").map_or(format!("{name}.leases"), str::to_owned);
     socket.with_file_name(name)
 }
 
 /// A hash, because container IDs and network names may be longer than a file name.
-fn file_name(key: &Key) -> String {
+fn file_name(key: &DhcpLeaseKey) -> String {
     let hash = Sha512::digest(key.to_string());
     hash[..HASHED].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}")) + ENDING
 }
@@ -249,37 +258,37 @@ mod tests {
     use super::super::{v4::lease, v6};
     use super::*;
 
-    fn record(id: &str) -> Record {
-        let key = Key {
+    fn record(id: &str) -> DhcpRecord {
+        let key = DhcpLeaseKey {
             container_id: id.into(),
             network: "n".into(),
             ifname: "eth0".into(),
-            family: Family::V4,
+            family: DhcpFamily::V4,
         };
-        let lease = lease::Lease {
+        let lease = lease::Dhcp4Lease {
             net: "10.1.2.9/24".parse().unwrap(),
             server: [10, 1, 2, 1].into(),
-            server_mac: Mac([2, 0, 0, 0, 0, 1]),
+            server_mac: MacAddress([2, 0, 0, 0, 0, 1]),
             renew: Duration::from_millis(5),
             rebind: Duration::from_millis(6),
             expires: NEVER,
-            options: Options::from([(1, vec![255, 255, 255, 0])]),
+            options: Dhcp4Options::from([(1, vec![255, 255, 255, 0])]),
         };
-        Record {
+        DhcpRecord {
             key,
             netns: "/run/netns/x".into(),
             netns_id: (4, u64::MAX),
             netns_cookie: Some(u64::MAX),
-            mac: Mac([2, 0, 0, 0, 0, 7]),
-            options: Options::from([(61, vec![0, 1])]),
+            mac: MacAddress([2, 0, 0, 0, 0, 7]),
+            options: Dhcp4Options::from([(61, vec![0, 1])]),
             priority: 3,
             address_removed: false,
-            lease: Some(Lease::V4(lease)),
+            lease: Some(DhcpLease::V4(lease)),
         }
     }
 
-    fn record_v6(id: &str) -> Record {
-        let lease = v6::lease::Lease {
+    fn record_v6(id: &str) -> DhcpRecord {
+        let lease = v6::lease::Dhcp6Lease {
             address: "2001:db8::5".parse().unwrap(),
             server: vec![0, 1, 9],
             renew: Duration::from_millis(5),
@@ -289,7 +298,11 @@ mod tests {
             search: vec!["example.com".to_owned()],
         };
         let record = record(id);
-        Record { key: record.key.of(Family::V6), lease: Some(Lease::V6(lease)), ..record }
+        DhcpRecord {
+            key: record.key.with_family(DhcpFamily::V6),
+            lease: Some(DhcpLease::V6(lease)),
+            ..record
+        }
     }
 
     #[test]
@@ -301,35 +314,35 @@ mod tests {
                 "mac":[2,0,0,0,0,7],"options":[[61,[0,1]]],"priority":3,"addressRemoved":false,
                 "lease":{lease}}}}}"#
             );
-            parse(text.as_bytes()).unwrap().record
+            parse_record_file(text.as_bytes()).unwrap().record
         };
         let v4 = read(
             "ipv4",
             r#"{"net":"10.1.2.5/24","server":"10.1.2.1","serverMac":[2,0,0,0,0,1],"renew":5,
             "rebind":6,"expires":18446744073709551615,"options":[[1,[255,255,255,0]]]}"#,
         );
-        assert_eq!((v4.netns_id, v4.mac), ((4, 9), Mac([2, 0, 0, 0, 0, 7])));
+        assert_eq!((v4.netns_id, v4.mac), ((4, 9), MacAddress([2, 0, 0, 0, 0, 7])));
         assert_eq!(v4.netns_cookie, None);
-        assert!(matches!(v4.lease, Some(Lease::V4(lease)) if lease.expires == NEVER));
+        assert!(matches!(v4.lease, Some(DhcpLease::V4(lease)) if lease.expires == NEVER));
         let v6 = read(
             "ipv6",
             r#"{"address":"2001:db8::5","server":[0,1,9],"renew":5,"rebind":6,"expires":7,
             "nameServers":["2001:db8::1"],"search":["example.com"]}"#,
         );
-        assert_eq!(v6.lease.map(|lease| lease.server()).as_deref(), Some("00:01:09"));
+        assert_eq!(v6.lease.map(|lease| lease.server_text()).as_deref(), Some("00:01:09"));
     }
 
     #[test]
     fn both_leases_of_an_attachment_have_files() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::create(&dir.path().join("s")).unwrap();
+        let records = DhcpRecordStore::open_or_create(&dir.path().join("s")).unwrap();
         for record in [record("a"), record_v6("a")] {
-            records.save(&record).unwrap();
+            records.save_record(&record).unwrap();
         }
         assert_eq!(records.load_all().len(), 2);
-        assert_eq!(records.load(&record("a").key), Some(record("a")));
-        assert_eq!(records.load(&record_v6("a").key), Some(record_v6("a")));
-        records.remove(&record("a").key).unwrap();
+        assert_eq!(records.load_record(&record("a").key), Some(record("a")));
+        assert_eq!(records.load_record(&record_v6("a").key), Some(record_v6("a")));
+        records.remove_record(&record("a").key).unwrap();
         assert_eq!(records.load_all(), [record_v6("a")]);
     }
 
@@ -337,37 +350,37 @@ mod tests {
     fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
         assert_eq!(
-            one.duid(),
-            record_v6("b").duid(),
+            one.client_duid(),
+            record_v6("b").client_duid(),
             "the configured identifier, whatever the key"
         );
-        let plain = |id: &str| Record { options: Options::new(), ..record_v6(id) };
-        assert_ne!(plain("a").duid(), plain("b").duid());
+        let plain = |id: &str| DhcpRecord { options: Dhcp4Options::new(), ..record_v6(id) };
+        assert_ne!(plain("a").client_duid(), plain("b").client_duid());
     }
 
     #[test]
     fn records_survive_the_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sub/dhcp.sock");
-        let records = Records::create(&socket).unwrap();
-        records.save(&record("a")).unwrap();
-        records.save(&Record { lease: None, ..record("b") }).unwrap();
-        let again = Records::open(&socket).unwrap().unwrap();
+        let records = DhcpRecordStore::open_or_create(&socket).unwrap();
+        records.save_record(&record("a")).unwrap();
+        records.save_record(&DhcpRecord { lease: None, ..record("b") }).unwrap();
+        let again = DhcpRecordStore::open_existing(&socket).unwrap().unwrap();
         let mut all = again.load_all();
         all.sort_by(|a, b| a.key.cmp(&b.key));
-        assert_eq!(all, [record("a"), Record { lease: None, ..record("b") }]);
-        assert_eq!(again.load(&record("a").key), Some(record("a")));
-        again.remove(&record("a").key).unwrap();
-        again.remove(&record("a").key).unwrap();
-        assert_eq!(again.load(&record("a").key), None);
+        assert_eq!(all, [record("a"), DhcpRecord { lease: None, ..record("b") }]);
+        assert_eq!(again.load_record(&record("a").key), Some(record("a")));
+        again.remove_record(&record("a").key).unwrap();
+        again.remove_record(&record("a").key).unwrap();
+        assert_eq!(again.load_record(&record("a").key), None);
         assert!(dir.path().join("sub/dhcp").is_dir());
     }
 
     #[test]
     fn only_own_files_of_another_boot_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::create(&dir.path().join("s")).unwrap();
-        records.save(&record("a")).unwrap();
+        let records = DhcpRecordStore::open_or_create(&dir.path().join("s")).unwrap();
+        records.save_record(&record("a")).unwrap();
         let path = records.dir.join(file_name(&record("a").key));
         let text = fs::read_to_string(&path).unwrap();
         let of_before = text.replace(&records.boot, "another");
@@ -388,7 +401,7 @@ mod tests {
         ] {
             fs::write(&path, &bad).unwrap();
             assert_eq!(records.load_all(), []);
-            assert_eq!(records.load(&record("a").key), None);
+            assert_eq!(records.load_record(&record("a").key), None);
             assert_eq!(path.exists(), stays, "{bad}");
         }
         // A symbolic link with the name of a record is not followed.
@@ -405,10 +418,10 @@ mod tests {
     #[test]
     fn one_process_holds_the_lock() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::create(&dir.path().join("dhcp.sock")).unwrap();
-        let lock = records.claim().unwrap();
-        assert!(lock.is_some() && records.claim().unwrap().is_none());
+        let records = DhcpRecordStore::open_or_create(&dir.path().join("dhcp.sock")).unwrap();
+        let lock = records.try_lock().unwrap();
+        assert!(lock.is_some() && records.try_lock().unwrap().is_none());
         drop(lock);
-        assert!(records.claim().unwrap().is_some());
+        assert!(records.try_lock().unwrap().is_some());
     }
 }

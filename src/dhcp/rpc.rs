@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::family::Family;
-use super::v4::option::{Options, pairs};
+use super::family::DhcpFamily;
+use super::v4::option::{Dhcp4Options, pairs};
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
-use crate::sort::sort;
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::sort::sort_items;
 
 /// The version of requests and replies.
 pub const VERSION: u32 = 1;
@@ -20,7 +20,7 @@ pub const LONGEST: u64 = 1 << 20;
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Verb {
+pub enum DaemonVerb {
     /// Acquires leases for an interface.
     Add,
     /// Verifies the leases of an interface.
@@ -37,7 +37,7 @@ pub enum Verb {
 /// The owner of a lease.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Key {
+pub struct DhcpLeaseKey {
     /// The container ID.
     pub container_id: String,
     /// The network's name.
@@ -45,58 +45,58 @@ pub struct Key {
     /// The interface in the container.
     pub ifname: String,
     /// The family of the lease. Requests have `families` instead.
-    pub family: Family,
+    pub family: DhcpFamily,
 }
 
-impl Key {
+impl DhcpLeaseKey {
     /// The key of the same attachment's lease of a family.
     #[must_use]
-    pub fn of(&self, family: Family) -> Key {
-        Key { family, ..self.clone() }
+    pub fn with_family(&self, family: DhcpFamily) -> DhcpLeaseKey {
+        DhcpLeaseKey { family, ..self.clone() }
     }
 
     /// Whether both keys are of one attachment.
-    pub fn is_beside(&self, other: &Key) -> bool {
-        *self == other.of(self.family)
+    pub fn is_same_attachment(&self, other: &DhcpLeaseKey) -> bool {
+        *self == other.with_family(self.family)
     }
 
     /// The default client identifier (option 61). It is the reference's, so that servers keep the address of a container
     /// when one plugin replaces the other.
     pub fn client_id(&self) -> Vec<u8> {
-        let text = self.of(Family::V4).to_string();
+        let text = self.with_family(DhcpFamily::V4).to_string();
         let text = &text.as_bytes()[..text.len().min(254)];
         [&[0], text].concat()
     }
 }
 
-impl std::fmt::Display for Key {
+impl std::fmt::Display for DhcpLeaseKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)?;
         // Interface names contain no blanks, so the file names that are derived from this are unique.
-        if self.family == Family::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
+        if self.family == DhcpFamily::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
     }
 }
 
 /// A request.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Request {
+pub struct DaemonRequest {
     /// [`VERSION`].
     pub version: u32,
     /// The operation.
-    pub verb: Verb,
+    pub verb: DaemonVerb,
     /// The attachment; GC uses the network only.
     #[serde(default)]
-    pub key: Key,
+    pub key: DhcpLeaseKey,
     /// ADD: the absolute path of the container's namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
     /// ADD and CHECK: the families of the leases; DEL and GC are about all leases.
     #[serde(default)]
-    pub families: Vec<Family>,
+    pub families: Vec<DhcpFamily>,
     /// ADD: options of every message.
-    #[serde(default, skip_serializing_if = "Options::is_empty", with = "pairs")]
-    pub options: Options,
+    #[serde(default, skip_serializing_if = "Dhcp4Options::is_empty", with = "pairs")]
+    pub options: Dhcp4Options,
     /// ADD: the metric of routes; 0 leaves the choice to the kernel.
     #[serde(default)]
     pub priority: u32,
@@ -105,52 +105,55 @@ pub struct Request {
     pub addresses: Vec<IpAddr>,
     /// GC: the valid attachments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub valid: Vec<Valid>,
+    pub valid: Vec<ValidDhcpAttachment>,
 }
 
 /// A valid attachment.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Valid {
+pub struct ValidDhcpAttachment {
     /// The container ID.
     pub container_id: String,
     /// The interface in the container.
     pub ifname: String,
 }
 
-impl Request {
+impl DaemonRequest {
     /// A request about `key`.
-    pub fn new(verb: Verb, key: Key) -> Request {
-        Request { version: VERSION, verb, key, ..Request::default() }
+    pub fn new(verb: DaemonVerb, key: DhcpLeaseKey) -> DaemonRequest {
+        DaemonRequest { version: VERSION, verb, key, ..DaemonRequest::default() }
     }
 
     /// GC: whether a lease is of this network and not of a valid attachment.
-    pub fn is_stale(&self, key: &Key) -> bool {
-        let is = |v: &Valid| v.container_id == key.container_id && v.ifname == key.ifname;
+    pub fn is_stale(&self, key: &DhcpLeaseKey) -> bool {
+        let is =
+            |v: &ValidDhcpAttachment| v.container_id == key.container_id && v.ifname == key.ifname;
         key.network == self.key.network && !self.valid.iter().any(is)
     }
 
     /// The line to send.
-    pub fn encode(&self) -> Result<String> {
-        Ok(json::compact(self)? + "\n")
+    pub fn encode_line(&self) -> Result<String> {
+        Ok(json::encode_compact(self)? + "\n")
     }
 
     /// Decodes a line.
-    pub fn decode(line: &[u8]) -> Result<Request> {
+    pub fn decode_line(line: &[u8]) -> Result<DaemonRequest> {
         let json = Json::parse(line).context(|| "the request is not JSON")?;
-        let version = json.get_present("version").map(Json::decode::<u32>).transpose()?;
+        let version = json.get_present_member("version").map(Json::decode::<u32>).transpose()?;
         if version != Some(VERSION) {
             let version = version.map_or("none".to_owned(), |version| version.to_string());
             let msg = format!("the request has version {version}, this daemon has {VERSION}");
-            return Err(Error::new(Code::INCOMPATIBLE_VERSION, msg)
+            return Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg)
                 .with_details("restart the daemon with the executable of the plugin"));
         }
-        let mut request: Request =
+        let mut request: DaemonRequest =
             json.decode().map_err(|e: Error| e.context("read the request"))?;
-        sort(&mut request.families);
+        sort_items(&mut request.families);
         request.families.dedup();
-        if request.families.is_empty() && matches!(request.verb, Verb::Add | Verb::Check) {
-            return Err(Error::new(Code::DECODE, "read the request: \"families\" is empty"));
+        if request.families.is_empty()
+            && matches!(request.verb, DaemonVerb::Add | DaemonVerb::Check)
+        {
+            return Err(Error::new(ErrorCode::DECODE, "read the request: \"families\" is empty"));
         }
         Ok(request)
     }
@@ -158,7 +161,7 @@ impl Request {
 
 /// A reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
-pub struct Answer {
+pub struct DaemonReply {
     /// [`VERSION`].
     pub version: u32,
     /// ADD: the result, in the newest version of CNI.
@@ -166,43 +169,43 @@ pub struct Answer {
     result: Option<Json>,
     /// The error of a failed request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    error: Option<Refusal>,
+    error: Option<DaemonReplyError>,
 }
 
 /// An error in a reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-struct Refusal {
+struct DaemonReplyError {
     code: u32,
     msg: String,
     details: String,
 }
 
-impl Answer {
+impl DaemonReply {
     /// The reply with an outcome.
-    pub fn of(outcome: Result<Option<CniResult>>) -> Answer {
-        let mut answer = Answer { version: VERSION, ..Answer::default() };
+    pub fn from_outcome(outcome: Result<Option<CniResult>>) -> DaemonReply {
+        let mut answer = DaemonReply { version: VERSION, ..DaemonReply::default() };
         match outcome {
             Ok(result) => answer.result = result.map(|result| result.to_json()),
             Err(e) => {
-                let (msg, details) = (e.msg().to_owned(), e.details().to_owned());
-                answer.error = Some(Refusal { code: e.code().0, msg, details });
+                let (msg, details) = (e.message().to_owned(), e.details().to_owned());
+                answer.error = Some(DaemonReplyError { code: e.code().0, msg, details });
             }
         }
         answer
     }
 
     /// The line to send.
-    pub fn encode(&self) -> Result<String> {
-        Ok(json::compact(self)? + "\n")
+    pub fn encode_line(&self) -> Result<String> {
+        Ok(json::encode_compact(self)? + "\n")
     }
 
     /// Decodes a line: the result of an ADD, or the error.
-    pub fn decode(line: &[u8]) -> Result<Option<CniResult>> {
+    pub fn decode_line(line: &[u8]) -> Result<Option<CniResult>> {
         let json = Json::parse(line)?;
-        let answer: Answer = json.decode()?;
-        if let Some(Refusal { code, msg, details }) = answer.error {
-            return Err(Error::new(Code(code), msg).with_details(details));
+        let answer: DaemonReply = json.decode()?;
+        if let Some(DaemonReplyError { code, msg, details }) = answer.error {
+            return Err(Error::new(ErrorCode(code), msg).with_details(details));
         }
         answer.result.map(|json| CniResult::decode(&json, SpecVersion::NEWEST)).transpose()
     }
@@ -212,63 +215,79 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn key() -> Key {
-        let family = Family::V4;
-        Key { container_id: "c".into(), network: "n".into(), ifname: "eth0".into(), family }
+    fn key() -> DhcpLeaseKey {
+        let family = DhcpFamily::V4;
+        DhcpLeaseKey {
+            container_id: "c".into(),
+            network: "n".into(),
+            ifname: "eth0".into(),
+            family,
+        }
     }
 
     #[test]
     fn requests_round_trip() {
-        let mut request = Request::new(Verb::Add, key());
-        request.families = vec![Family::V4];
+        let mut request = DaemonRequest::new(DaemonVerb::Add, key());
+        request.families = vec![DhcpFamily::V4];
         request.options.insert(12, vec![0, 255]);
         request.netns = "/x".into();
-        let line = request.encode().unwrap();
+        let line = request.encode_line().unwrap();
         assert_eq!(
             line,
             "{\"version\":1,\"verb\":\"add\",\"key\":{\"containerId\":\"c\",\"network\":\"n\",\
              \"ifname\":\"eth0\",\"family\":\"ipv4\"},\"netns\":\"/x\",\"families\":[\"ipv4\"],\
              \"options\":[[12,[0,255]]],\"priority\":0}\n"
         );
-        let read = Request::decode(line.as_bytes()).unwrap();
-        assert_eq!((read.options, read.key, read.verb), (request.options, key(), Verb::Add));
+        let read = DaemonRequest::decode_line(line.as_bytes()).unwrap();
+        assert_eq!((read.options, read.key, read.verb), (request.options, key(), DaemonVerb::Add));
     }
 
     #[test]
     fn other_versions_and_nonsense_are_refused() {
         for (line, code) in [
-            ("x", Code::DECODE),
-            ("{}", Code::INCOMPATIBLE_VERSION),
-            (r#"{"version":0,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
-            (r#"{"version":2,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
-            (r#"{"version":1,"verb":"add"}"#, Code::DECODE),
-            (r#"{"version":1,"verb":"check","families":[]}"#, Code::DECODE),
-            (r#"{"version":1,"verb":"add","families":["ipv5"]}"#, Code::DECODE),
-            (r#"{"version":1,"verb":"new"}"#, Code::DECODE),
-            (r#"{"version":1}"#, Code::DECODE),
+            ("x", ErrorCode::DECODE),
+            ("{}", ErrorCode::INCOMPATIBLE_VERSION),
+            (r#"{"version":0,"verb":"add"}"#, ErrorCode::INCOMPATIBLE_VERSION),
+            (r#"{"version":2,"verb":"add"}"#, ErrorCode::INCOMPATIBLE_VERSION),
+            (r#"{"version":1,"verb":"add"}"#, ErrorCode::DECODE),
+            (r#"{"version":1,"verb":"check","families":[]}"#, ErrorCode::DECODE),
+            (r#"{"version":1,"verb":"add","families":["ipv5"]}"#, ErrorCode::DECODE),
+            (r#"{"version":1,"verb":"new"}"#, ErrorCode::DECODE),
+            (r#"{"version":1}"#, ErrorCode::DECODE),
         ] {
-            assert_eq!(Request::decode(line.as_bytes()).unwrap_err().code(), code, "{line}");
+            assert_eq!(
+                DaemonRequest::decode_line(line.as_bytes()).unwrap_err().code(),
+                code,
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn families_are_deduplicated() {
-        let families = |line: &str| Request::decode(line.as_bytes()).unwrap().families;
-        for wanted in [vec![Family::V4], vec![Family::V6], Family::ALL.to_vec()] {
-            let request = Request { families: wanted.clone(), ..Request::new(Verb::Add, key()) };
-            assert_eq!(families(&request.encode().unwrap()), wanted);
+        let families = |line: &str| DaemonRequest::decode_line(line.as_bytes()).unwrap().families;
+        for wanted in [vec![DhcpFamily::V4], vec![DhcpFamily::V6], DhcpFamily::ALL.to_vec()] {
+            let request = DaemonRequest {
+                families: wanted.clone(),
+                ..DaemonRequest::new(DaemonVerb::Add, key())
+            };
+            assert_eq!(families(&request.encode_line().unwrap()), wanted);
         }
         let twice = r#"{"version":1,"verb":"add","families":["ipv6","ipv4","ipv6"]}"#;
-        assert_eq!(families(twice), Family::ALL);
+        assert_eq!(families(twice), DhcpFamily::ALL);
         assert_eq!(families(r#"{"version":1,"verb":"del"}"#), []);
     }
 
     #[test]
     fn keys_of_one_attachment() {
-        let other = key().of(Family::V6);
+        let other = key().with_family(DhcpFamily::V6);
         assert_ne!(other, key());
-        assert!(other.is_beside(&key()) && key().is_beside(&other) && key().is_beside(&key()));
-        assert!(!Key { ifname: "eth1".into(), ..key() }.is_beside(&other));
+        assert!(
+            other.is_same_attachment(&key())
+                && key().is_same_attachment(&other)
+                && key().is_same_attachment(&key())
+        );
+        assert!(!DhcpLeaseKey { ifname: "eth1".into(), ..key() }.is_same_attachment(&other));
         assert_eq!(
             (key().to_string(), other.to_string()),
             ("c/n/eth0".into(), "c/n/eth0 (ipv6)".into())
@@ -279,21 +298,24 @@ mod tests {
     #[test]
     fn replies_round_trip() {
         let result = CniResult::new();
-        let line = Answer::of(Ok(Some(result.clone()))).encode().unwrap();
-        assert_eq!(Answer::decode(line.as_bytes()).unwrap(), Some(result));
-        let line = Answer::of(Ok(None)).encode().unwrap();
+        let line = DaemonReply::from_outcome(Ok(Some(result.clone()))).encode_line().unwrap();
+        assert_eq!(DaemonReply::decode_line(line.as_bytes()).unwrap(), Some(result));
+        let line = DaemonReply::from_outcome(Ok(None)).encode_line().unwrap();
         assert_eq!(line, "{\"version\":1}\n");
-        assert_eq!(Answer::decode(line.as_bytes()).unwrap(), None);
-        let error = Error::new(Code(11), "no").with_details("because");
-        let line = Answer::of(Err(error.clone())).encode().unwrap();
-        assert_eq!(Answer::decode(line.as_bytes()).unwrap_err(), error);
-        assert!(Answer::decode(b"").is_err() && Answer::decode(b"HTTP/1.0 200").is_err());
+        assert_eq!(DaemonReply::decode_line(line.as_bytes()).unwrap(), None);
+        let error = Error::new(ErrorCode(11), "no").with_details("because");
+        let line = DaemonReply::from_outcome(Err(error.clone())).encode_line().unwrap();
+        assert_eq!(DaemonReply::decode_line(line.as_bytes()).unwrap_err(), error);
+        assert!(
+            DaemonReply::decode_line(b"").is_err()
+                && DaemonReply::decode_line(b"HTTP/1.0 200").is_err()
+        );
     }
 
     #[test]
     fn client_ids_are_the_references() {
         assert_eq!(key().client_id(), b"\0c/n/eth0");
-        let long = Key { container_id: "x".repeat(300), ..key() };
+        let long = DhcpLeaseKey { container_id: "x".repeat(300), ..key() };
         assert_eq!(long.client_id().len(), 255);
     }
 }

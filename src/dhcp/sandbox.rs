@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::passing::{Link, Passed};
+use super::passing::{PassedDescriptors, ProcfsLink};
 use crate::error::{Error, Result};
 use crate::netns::{self, Netns};
 
@@ -47,100 +47,106 @@ impl From<Error> for InterfaceError {
 
 /// The namespace of a lease.
 #[derive(Debug)]
-pub struct Sandbox {
+pub struct LeaseSandbox {
     /// Device and inode. While no descriptor is open, the kernel may give the inode's number to another namespace.
     pub id: (u64, u64),
-    way: Way,
+    way: SandboxAccess,
 }
 
 /// How a namespace is entered again.
 #[derive(Debug)]
-enum Way {
+enum SandboxAccess {
     Mount(PathBuf),
-    Link(Netns, Link),
+    Link(Netns, ProcfsLink),
 }
 
-impl Sandbox {
+impl LeaseSandbox {
     /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can open.
-    pub fn received(path: PathBuf, passed: Passed) -> Result<Sandbox, InterfaceError> {
-        let Some(netns) = passed.netns.map(|netns| Netns::passed(netns, &path)) else {
-            return Sandbox::mounted(path, None);
+    pub fn from_passed(
+        path: PathBuf,
+        passed: PassedDescriptors,
+    ) -> Result<LeaseSandbox, InterfaceError> {
+        let Some(netns) = passed.netns.map(|netns| Netns::from_descriptor(netns, &path)) else {
+            return LeaseSandbox::from_mount(path, None);
         };
-        let id = netns.identity().map_err(Error::from)?;
-        let Some(folder) = passed.folder else { return Sandbox::mounted(path, Some(id)) };
-        let sandbox = Sandbox { id, way: Way::Link(netns, Link::within(folder, path)) };
-        sandbox.verify().map(|()| sandbox)
+        let id = netns.device_and_inode().map_err(Error::from)?;
+        let Some(folder) = passed.folder else { return LeaseSandbox::from_mount(path, Some(id)) };
+        let sandbox = LeaseSandbox {
+            id,
+            way: SandboxAccess::Link(netns, ProcfsLink::from_directory(folder, path)),
+        };
+        sandbox.verify_present().map(|()| sandbox)
     }
 
     /// The namespace of a record. For a link of procfs this needs `CAP_SYS_PTRACE`.
-    pub fn recorded(path: PathBuf, id: (u64, u64)) -> Result<Sandbox, InterfaceError> {
-        match Link::of(&path) {
+    pub fn from_record(path: PathBuf, id: (u64, u64)) -> Result<LeaseSandbox, InterfaceError> {
+        match ProcfsLink::from_path(&path) {
             Ok(Some(link)) => {
-                let netns = open(&link.own_path(), Some(id))?;
-                Ok(Sandbox { id, way: Way::Link(netns, link) })
+                let netns = open_verified(&link.descriptor_path(), Some(id))?;
+                Ok(LeaseSandbox { id, way: SandboxAccess::Link(netns, link) })
             }
-            _ => Sandbox::mounted(path, Some(id)),
+            _ => LeaseSandbox::from_mount(path, Some(id)),
         }
     }
 
     /// The namespace of a record that cannot be opened now: each visit tries it.
-    pub fn unopened(path: PathBuf, id: (u64, u64)) -> Sandbox {
-        Sandbox { id, way: Way::Mount(path) }
+    pub fn without_opening(path: PathBuf, id: (u64, u64)) -> LeaseSandbox {
+        LeaseSandbox { id, way: SandboxAccess::Mount(path) }
     }
 
-    fn mounted(path: PathBuf, id: Option<(u64, u64)>) -> Result<Sandbox, InterfaceError> {
-        let id = open(&path, id)?.identity().map_err(Error::from)?;
-        Ok(Sandbox { id, way: Way::Mount(path) })
+    fn from_mount(path: PathBuf, id: Option<(u64, u64)>) -> Result<LeaseSandbox, InterfaceError> {
+        let id = open_verified(&path, id)?.device_and_inode().map_err(Error::from)?;
+        Ok(LeaseSandbox { id, way: SandboxAccess::Mount(path) })
     }
 
     /// Opens the namespace for a visit.
-    pub fn open(&self) -> Result<Netns, InterfaceError> {
+    pub fn open_namespace(&self) -> Result<Netns, InterfaceError> {
         match &self.way {
-            Way::Mount(path) => open(path, Some(self.id)),
-            Way::Link(netns, _) => {
-                self.verify()?;
+            SandboxAccess::Mount(path) => open_verified(path, Some(self.id)),
+            SandboxAccess::Link(netns, _) => {
+                self.verify_present()?;
                 Ok(netns.clone())
             }
         }
     }
 
     /// Fails with [`InterfaceError::Gone`] if the container's namespace is not there any more.
-    pub fn verify(&self) -> Result<(), InterfaceError> {
+    pub fn verify_present(&self) -> Result<(), InterfaceError> {
         match &self.way {
-            Way::Mount(path) => open(path, Some(self.id)).map(drop),
-            Way::Link(_, link) => match link.exists() {
+            SandboxAccess::Mount(path) => open_verified(path, Some(self.id)).map(drop),
+            SandboxAccess::Link(_, link) => match link.exists() {
                 Ok(true) => Ok(()),
                 Ok(false) => {
-                    Err(InterfaceError::Gone(format!("{} is gone", link.path().display())))
+                    Err(InterfaceError::Gone(format!("{} is gone", link.link_path().display())))
                 }
                 Err(cause) => {
-                    Err(Error::io(format_args!("look for {}", link.path().display()), &cause)
+                    Err(Error::io(format_args!("look for {}", link.link_path().display()), &cause)
                         .into())
                 }
             },
         }
     }
 
-    /// How often the task of the lease calls [`verify`](Sandbox::verify). An open descriptor keeps the namespace of an ended
+    /// How often the task of the lease calls [`verify`](LeaseSandbox::verify_present). An open descriptor keeps the namespace of an ended
     /// container alive for this time.
-    pub fn interval(&self) -> Duration {
+    pub fn verify_interval(&self) -> Duration {
         match self.way {
-            Way::Mount(_) => Duration::from_secs(30),
-            Way::Link(..) => Duration::from_secs(5),
+            SandboxAccess::Mount(_) => Duration::from_secs(30),
+            SandboxAccess::Link(..) => Duration::from_secs(5),
         }
     }
 }
 
 /// Opens the namespace at `path`, and verifies its device and inode if `id` is known.
-pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
+pub fn open_verified(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
     let netns = match Netns::open(path) {
         Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
-        Err(netns::Error::Io(call, path, e)) if e.kind() == ErrorKind::PermissionDenied => {
-            return Err(forbidden(&netns::Error::Io(call, path, e)).into());
+        Err(netns::NetnsError::Io(call, path, e)) if e.kind() == ErrorKind::PermissionDenied => {
+            return Err(permission_error(&netns::NetnsError::Io(call, path, e)).into());
         }
         opened => opened.map_err(Error::from)?,
     };
-    let found = netns.identity().map_err(Error::from)?;
+    let found = netns.device_and_inode().map_err(Error::from)?;
     if id.is_some_and(|id| id != found) {
         let why = format!("another network namespace is at {}", path.display());
         return Err(InterfaceError::Gone(why));
@@ -156,7 +162,7 @@ pub fn require_cookie(recorded: Option<u64>) -> Result<(), InterfaceError> {
     Err(InterfaceError::Gone("another network namespace has the number of the container's".into()))
 }
 
-fn forbidden(error: &netns::Error) -> Error {
+fn permission_error(error: &netns::NetnsError) -> Error {
     Error::internal(error.to_string()).with_details(
         "the daemon itself opens only mounts, such as those in /run/netns: the dhcp plugin of its release passes other \
          namespaces to it, and a daemon that starts with CAP_SYS_PTRACE opens those of its leases",

@@ -14,7 +14,7 @@ use nix::sys::socket::{LinkAddr, SockaddrStorage, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 use super::v4::frame::{self, CLIENT_PORT};
-use crate::netlink::Mac;
+use crate::netlink::MacAddress;
 
 const CLIENT_PORT_V6: u16 = 546;
 const SERVER_PORT_V6: u16 = 547;
@@ -35,22 +35,22 @@ const JUMP: u32 = libc::BPF_JMP | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// A socket for the frames of an interface that carry UDP to the client's port.
-pub fn frames(ifname: &str) -> io::Result<Socket> {
+pub fn open_frames(ifname: &str) -> io::Result<Socket> {
     let addr = link_addr(ifname)?;
-    packet_socket(&addr, ETH_P_IP, &to_client(addr.addr().unwrap_or_default()))
+    open_packet_socket(&addr, ETH_P_IP, &client_message_filter(addr.addr().unwrap_or_default()))
 }
 
 /// A socket for the ARP frames of an interface.
-pub fn arp(ifname: &str) -> io::Result<Socket> {
-    packet_socket(&link_addr(ifname)?, ETH_P_ARP, &[])
+pub fn open_arp(ifname: &str) -> io::Result<Socket> {
+    open_packet_socket(&link_addr(ifname)?, ETH_P_ARP, &[])
 }
 
 /// A socket for the Neighbor Discovery frames of an interface about `addr`.
-pub fn neighbours(ifname: &str, addr: Ipv6Addr) -> io::Result<Socket> {
-    packet_socket(&link_addr(ifname)?, ETH_P_IPV6, &about(addr))
+pub fn open_neighbours(ifname: &str, addr: Ipv6Addr) -> io::Result<Socket> {
+    open_packet_socket(&link_addr(ifname)?, ETH_P_IPV6, &neighbour_filter(addr))
 }
 
-fn packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::Result<Socket> {
+fn open_packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::Result<Socket> {
     let protocol = Protocol::from(i32::from(protocol.to_be()));
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))?;
     if !filter.is_empty() {
@@ -62,14 +62,14 @@ fn packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::R
 
 /// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of all servers.
 /// `AddrNotAvailable` during duplicate address detection, or without a link-local address.
-pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
+pub fn open_udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
     // Fails with the cause if the interface does not exist.
     let scope = u32::try_from(link_addr(ifname)?.ifindex()).unwrap_or_default();
     let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
     let v6 = own.filter_map(|entry| Some(entry.address?.as_sockaddr_in6()?.ip()));
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     for ip in v6.filter(Ipv6Addr::is_unicast_link_local) {
-        match udp(ifname, SocketAddrV6::new(ip, CLIENT_PORT_V6, 0, scope).into()) {
+        match open_udp(ifname, SocketAddrV6::new(ip, CLIENT_PORT_V6, 0, scope).into()) {
             Ok(socket) => {
                 return Ok((socket, SocketAddrV6::new(SERVERS, SERVER_PORT_V6, 0, scope)));
             }
@@ -80,7 +80,7 @@ pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
 }
 
 /// A UDP socket on the address `own`, for one interface.
-pub fn udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
+pub fn open_udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
     let domain = Domain::for_address(own);
     let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     if let SocketAddr::V6(own) = own {
@@ -95,14 +95,14 @@ pub fn udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
 }
 
 /// The Ethernet address of `addr`, if an ARP reply arrives in time. `own` is the source address.
-pub fn resolve(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option<Mac>> {
-    let socket = arp(ifname)?;
-    socket.send(&frame::arp_request(mac(ifname)?, own, addr))?;
+pub fn resolve_mac(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option<MacAddress>> {
+    let socket = open_arp(ifname)?;
+    socket.send(&frame::arp_request(mac_address(ifname)?, own, addr))?;
     let deadline = Instant::now() + ARP_TIMEOUT;
     let mut buffer = [0; 128];
-    while is_readable(&socket, deadline)? {
+    while wait_readable(&socket, deadline)? {
         let length = (&socket).read(&mut buffer)?;
-        if let Some(found) = frame::arp_answer(&buffer[..length], addr) {
+        if let Some(found) = frame::arp_reply_mac(&buffer[..length], addr) {
             return Ok(Some(found));
         }
     }
@@ -110,7 +110,7 @@ pub fn resolve(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option
 }
 
 /// Waits until the socket is readable; `false` after `deadline`.
-pub fn is_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
+pub fn wait_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
         let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         let mut polled = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
@@ -123,13 +123,13 @@ pub fn is_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
 }
 
 /// The Ethernet address of an interface.
-pub fn mac(ifname: &str) -> io::Result<Mac> {
+pub fn mac_address(ifname: &str) -> io::Result<MacAddress> {
     // `link_addr` has verified the length.
-    Ok(Mac(link_addr(ifname)?.addr().unwrap_or_default()))
+    Ok(MacAddress(link_addr(ifname)?.addr().unwrap_or_default()))
 }
 
 /// The IP addresses of an interface.
-pub fn addresses(ifname: &str) -> io::Result<Vec<IpAddr>> {
+pub fn ip_addresses(ifname: &str) -> io::Result<Vec<IpAddr>> {
     let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
     let ip = |addr: SockaddrStorage| {
         let v4 = addr.as_sockaddr_in().map(|addr| IpAddr::V4(addr.ip()));
@@ -149,43 +149,43 @@ fn link_addr(ifname: &str) -> io::Result<LinkAddr> {
     }
 }
 
-fn op(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
+fn bpf_instruction(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
     SockFilter::new(u16::try_from(code).unwrap_or(0), jt, jf, k)
 }
 
 /// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other traffic of the container
 /// does not fill the socket's buffer.
-fn to_client(mac: [u8; 6]) -> [SockFilter; 13] {
+fn client_message_filter(mac: [u8; 6]) -> [SockFilter; 13] {
     let [m0, m1, m2, m3, m4, m5] = mac;
     [
-        op(LOAD | libc::BPF_B, 0, 0, 23),
-        op(JUMP | libc::BPF_JEQ, 0, 9, 17),
-        op(LOAD | libc::BPF_H, 0, 0, 20),
-        op(JUMP | libc::BPF_JSET, 7, 0, 0x3fff),
-        op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 14),
-        op(LOAD_INDEXED | libc::BPF_H, 0, 0, 16),
-        op(JUMP | libc::BPF_JEQ, 0, 4, u32::from(CLIENT_PORT)),
-        op(LOAD_INDEXED | libc::BPF_W, 0, 0, CHADDR),
-        op(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([m0, m1, m2, m3])),
-        op(LOAD_INDEXED | libc::BPF_H, 0, 0, CHADDR + 4),
-        op(JUMP | libc::BPF_JEQ, 1, 0, u32::from(u16::from_be_bytes([m4, m5]))),
-        op(RETURN, 0, 0, 0),
-        op(RETURN, 0, 0, 0xffff),
+        bpf_instruction(LOAD | libc::BPF_B, 0, 0, 23),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 9, 17),
+        bpf_instruction(LOAD | libc::BPF_H, 0, 0, 20),
+        bpf_instruction(JUMP | libc::BPF_JSET, 7, 0, 0x3fff),
+        bpf_instruction(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 14),
+        bpf_instruction(LOAD_INDEXED | libc::BPF_H, 0, 0, 16),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 4, u32::from(CLIENT_PORT)),
+        bpf_instruction(LOAD_INDEXED | libc::BPF_W, 0, 0, CHADDR),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([m0, m1, m2, m3])),
+        bpf_instruction(LOAD_INDEXED | libc::BPF_H, 0, 0, CHADDR + 4),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 1, 0, u32::from(u16::from_be_bytes([m4, m5]))),
+        bpf_instruction(RETURN, 0, 0, 0),
+        bpf_instruction(RETURN, 0, 0, 0xffff),
     ]
 }
 
 /// Kernel filter for ICMPv6 with the last 32 bits of `addr` in the target of Neighbor Solicitations and Advertisements.
-fn about(addr: Ipv6Addr) -> [SockFilter; 8] {
+fn neighbour_filter(addr: Ipv6Addr) -> [SockFilter; 8] {
     let [.., a, b, c, d] = addr.octets();
     [
-        op(LOAD | libc::BPF_B, 0, 0, 14 + 6),
-        op(JUMP | libc::BPF_JEQ, 0, 4, 58),
-        op(LOAD | libc::BPF_W, 0, 0, 14 + 40 + 8 + 12),
-        op(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([a, b, c, d])),
-        op(LOAD | libc::BPF_B, 0, 0, 14 + 40),
+        bpf_instruction(LOAD | libc::BPF_B, 0, 0, 14 + 6),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 4, 58),
+        bpf_instruction(LOAD | libc::BPF_W, 0, 0, 14 + 40 + 8 + 12),
+        bpf_instruction(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([a, b, c, d])),
+        bpf_instruction(LOAD | libc::BPF_B, 0, 0, 14 + 40),
         // Neighbor Solicitation is 135, Neighbor Advertisement 136.
-        op(JUMP | libc::BPF_JGE, 1, 0, 135),
-        op(RETURN, 0, 0, 0),
-        op(RETURN, 0, 0, 0xffff),
+        bpf_instruction(JUMP | libc::BPF_JGE, 1, 0, 135),
+        bpf_instruction(RETURN, 0, 0, 0),
+        bpf_instruction(RETURN, 0, 0, 0xffff),
     ]
 }

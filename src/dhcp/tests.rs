@@ -2,14 +2,14 @@
 
 use std::net::Ipv6Addr;
 
-use super::v4::message::{Kind, Message};
-use super::v6::message::{IaAddr, Status};
-use crate::netlink::Mac;
+use super::v4::message::{Dhcp4Message, Dhcp4MessageKind};
+use super::v6::message::{AssociationAddress, Dhcp6Status};
+use crate::netlink::MacAddress;
 
-pub(super) const MAC: Mac = Mac([2, 0, 0, 0, 0, 7]);
+pub(super) const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 7]);
 
-pub(super) fn ack(extra: &[(u8, &[u8])]) -> Message {
-    let mut message = Message::new(Kind::Ack, 1, MAC);
+pub(super) fn ack(extra: &[(u8, &[u8])]) -> Dhcp4Message {
+    let mut message = Dhcp4Message::new(Dhcp4MessageKind::Ack, 1, MAC);
     message.yiaddr = [10, 1, 2, 9].into();
     let base: [(u8, &[u8]); 3] =
         [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 3, 232])];
@@ -21,6 +21,6 @@ pub(super) fn ack(extra: &[(u8, &[u8])]) -> Message {
 
 pub(super) const FIVE: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 5);
 
-pub(super) fn addr(addr: Ipv6Addr, preferred: u32, valid: u32) -> IaAddr {
-    IaAddr { addr, preferred, valid, status: Status::default() }
+pub(super) fn addr(addr: Ipv6Addr, preferred: u32, valid: u32) -> AssociationAddress {
+    AssociationAddress { addr, preferred, valid, status: Dhcp6Status::default() }
 }

@@ -8,13 +8,13 @@ const LONGEST_NAME: usize = 253;
 const LONGEST_SENTENCE: usize = 200;
 
 /// The printable characters of a message.
-pub fn printable(bytes: &[u8]) -> String {
+pub fn printable_text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|c| !c.is_control()).take(LONGEST_SENTENCE).collect()
 }
 
 /// A list of names in DNS wire format (RFC 1035, section 3.1); invalid names are skipped.
-pub fn domains(bytes: &[u8]) -> Vec<String> {
+pub fn decode_domains(bytes: &[u8]) -> Vec<String> {
     let mut domains = Vec::new();
     let mut at = 0;
     while at < bytes.len() && domains.len() < MOST_DOMAINS {

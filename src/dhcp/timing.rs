@@ -7,17 +7,17 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 /// A point in time: the time since boot, suspend included.
-pub type BootTime = Duration;
+pub type BootClockTime = Duration;
 
 /// Never.
-pub const NEVER: BootTime = Duration::MAX;
+pub const NEVER: BootClockTime = Duration::MAX;
 
 /// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
 /// offer the same address to all clients that start at the same time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 /// The current time. `CLOCK_BOOTTIME` advances during suspend, as the server's clock does.
-pub fn now() -> BootTime {
+pub fn boot_time_now() -> BootClockTime {
     // Linux has had this clock since 2.6.39.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
@@ -26,15 +26,15 @@ pub fn now() -> BootTime {
 pub mod millis {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::{BootTime, Duration, NEVER};
+    use super::{BootClockTime, Duration, NEVER};
 
     /// Writes a time.
-    pub fn serialize<S: Serializer>(time: &BootTime, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(time: &BootClockTime, s: S) -> Result<S::Ok, S::Error> {
         u64::try_from(time.as_millis()).unwrap_or(u64::MAX).serialize(s)
     }
 
     /// Reads a time.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<BootTime, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<BootClockTime, D::Error> {
         let millis = u64::deserialize(d)?;
         Ok(if millis == u64::MAX { NEVER } else { Duration::from_millis(millis) })
     }
@@ -42,24 +42,24 @@ pub mod millis {
 
 /// Random numbers, sufficient for transaction IDs that are visible on one link only.
 #[derive(Debug)]
-pub struct Random(u64);
+pub struct RandomGenerator(u64);
 
-impl Default for Random {
+impl Default for RandomGenerator {
     /// A generator with an unpredictable seed.
-    fn default() -> Random {
+    fn default() -> RandomGenerator {
         // The standard library seeds its hasher from the kernel's random numbers.
-        Random::from_seed(RandomState::new().build_hasher().finish())
+        RandomGenerator::from_seed(RandomState::new().build_hasher().finish())
     }
 }
 
-impl Random {
+impl RandomGenerator {
     /// A generator with a fixed seed.
-    pub fn from_seed(seed: u64) -> Random {
-        Random(seed | 1)
+    pub fn from_seed(seed: u64) -> RandomGenerator {
+        RandomGenerator(seed | 1)
     }
 
     /// The next number (xorshift64*).
-    pub fn number(&mut self) -> u32 {
+    pub fn next_number(&mut self) -> u32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -67,79 +67,87 @@ impl Random {
     }
 
     /// A number between 0 and 1.
-    pub fn part(&mut self) -> f64 {
-        f64::from(self.number()) / f64::from(u32::MAX)
+    pub fn next_fraction(&mut self) -> f64 {
+        f64::from(self.next_number()) / f64::from(u32::MAX)
     }
 
     /// `mean` plus or minus up to `spread`.
-    pub fn around(&mut self, mean: Duration, spread: Duration) -> Duration {
-        (mean + spread.mul_f64(2.0 * self.part())).saturating_sub(spread)
+    pub fn vary_by(&mut self, mean: Duration, spread: Duration) -> Duration {
+        (mean + spread.mul_f64(2.0 * self.next_fraction())).saturating_sub(spread)
     }
 
     /// `time` minus up to 5 %, so that clients that started together do not renew together. Never later than `time`,
     /// because the server may rely on T1 and T2.
-    pub fn early(&mut self, time: Duration) -> Duration {
-        if time == NEVER { NEVER } else { time.saturating_sub((time / 20).mul_f64(self.part())) }
+    pub fn slightly_earlier(&mut self, time: Duration) -> Duration {
+        if time == NEVER {
+            NEVER
+        } else {
+            time.saturating_sub((time / 20).mul_f64(self.next_fraction()))
+        }
     }
 }
 
 /// The timers of a lease.
 #[derive(Clone, Copy, Debug)]
-pub struct Timers {
+pub struct LeaseTimers {
     /// T1: renew with the server of the lease.
-    pub renew: BootTime,
+    pub renew: BootClockTime,
     /// T2: renew with any server.
-    pub rebind: BootTime,
+    pub rebind: BootClockTime,
     /// The end of the lease.
-    pub expires: BootTime,
+    pub expires: BootClockTime,
 }
 
-impl Timers {
+impl LeaseTimers {
     /// The timers of a lease that was requested at `asked`, from T1, T2 and the lease time of the server.
-    pub fn new(asked: BootTime, [t1, t2, time]: [Duration; 3], random: &mut Random) -> Timers {
-        let t1 = random.early(t1);
-        let t2 = random.early(t2).max(t1);
+    pub fn new(
+        asked: BootClockTime,
+        [t1, t2, time]: [Duration; 3],
+        random: &mut RandomGenerator,
+    ) -> LeaseTimers {
+        let t1 = random.slightly_earlier(t1);
+        let t2 = random.slightly_earlier(t2).max(t1);
         let [renew, rebind, expires] = [t1, t2, time].map(|t| asked.saturating_add(t));
-        Timers { renew, rebind, expires }
+        LeaseTimers { renew, rebind, expires }
     }
 }
 
 /// An exchange of messages with one transaction ID.
 #[derive(Clone, Copy, Debug)]
-pub struct Exchange {
+pub struct MessageExchange {
     /// The transaction ID.
     pub xid: u32,
     /// When the exchange began.
-    pub began: BootTime,
+    pub began: BootClockTime,
     /// How many messages were sent.
     pub sent: u32,
     /// When the last message was sent.
-    pub asked: BootTime,
+    pub asked: BootClockTime,
     /// The timeout of the last message.
     pub wait: Duration,
 }
 
-impl Exchange {
+impl MessageExchange {
     /// An exchange without messages.
-    pub fn begin(now: BootTime, xid: u32) -> Exchange {
-        Exchange { xid, began: now, sent: 0, asked: now, wait: Duration::ZERO }
+    pub fn begin_at(now: BootClockTime, xid: u32) -> MessageExchange {
+        MessageExchange { xid, began: now, sent: 0, asked: now, wait: Duration::ZERO }
     }
 
     /// The time from its begin to the last message.
-    pub fn elapsed(&self) -> Duration {
+    pub fn elapsed_time(&self) -> Duration {
         self.asked.saturating_sub(self.began)
     }
 
     /// The exchange after another message with this timeout.
     #[must_use]
-    pub fn send(self, now: BootTime, wait: Duration) -> Exchange {
-        Exchange { sent: self.sent + 1, asked: now, wait, ..self }
+    pub fn after_sending(self, now: BootClockTime, wait: Duration) -> MessageExchange {
+        MessageExchange { sent: self.sent + 1, asked: now, wait, ..self }
     }
 }
 
 /// The configured timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
+pub struct ClientTiming {
     /// The timeout of the first message, doubled for each further message.
     pub first: Duration,
     /// The longest timeout of a message.
@@ -148,10 +156,10 @@ pub struct Timing {
     pub probe: Duration,
 }
 
-impl Default for Timing {
+impl Default for ClientTiming {
     /// RFC 2131 section 4.1, with the longest timeout of the reference.
-    fn default() -> Timing {
-        Timing {
+    fn default() -> ClientTiming {
+        ClientTiming {
             first: Duration::from_secs(4),
             most: Duration::from_secs(62),
             probe: Duration::from_millis(200),
@@ -159,21 +167,21 @@ impl Default for Timing {
     }
 }
 
-impl Timing {
+impl ClientTiming {
     /// The timeout of a message after `earlier` messages without a reply. RFC 2131 section 4.1 randomizes it by a
     /// second, here by at most a quarter.
-    pub fn wait(&self, earlier: u32, random: &mut Random) -> Duration {
+    pub fn message_timeout(&self, earlier: u32, random: &mut RandomGenerator) -> Duration {
         let doubled = self.first.saturating_mul(1 << earlier.min(16));
         let mean = doubled.min(self.most);
-        random.around(mean, (mean / 4).min(Duration::from_secs(1)))
+        random.vary_by(mean, (mean / 4).min(Duration::from_secs(1)))
     }
 
     /// The wait before a restart after a refusal that follows `earlier` refusals.
-    pub fn after_refusal(&self, earlier: u32, random: &mut Random) -> Duration {
+    pub fn after_refusal(&self, earlier: u32, random: &mut RandomGenerator) -> Duration {
         // The most likely cause of the first refusal is a change of the server's configuration.
         let Some(n) = earlier.checked_sub(1) else { return Duration::ZERO };
         let mean = AFTER_REFUSAL.saturating_mul(1 << n.min(16)).min(self.most);
-        random.around(mean, mean / 3)
+        random.vary_by(mean, mean / 3)
     }
 }
 
@@ -183,14 +191,15 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_the_most_and_differ() {
-        let timing = Timing {
+        let timing = ClientTiming {
             first: Duration::from_secs(4),
             most: Duration::from_secs(64),
             probe: Duration::ZERO,
         };
-        let mut random = Random::from_seed(7);
+        let mut random = RandomGenerator::from_seed(7);
         for (earlier, mean) in [(0, 4), (1, 8), (4, 64), (5, 64), (4_000_000_000, 64)] {
-            let waits: Vec<_> = (0..50).map(|_| timing.wait(earlier, &mut random)).collect();
+            let waits: Vec<_> =
+                (0..50).map(|_| timing.message_timeout(earlier, &mut random)).collect();
             let near = |wait: &Duration| wait.as_secs_f64() - f64::from(mean);
             assert!(waits.iter().all(|wait| near(wait).abs() <= 1.0), "{waits:?}");
             assert!(waits.iter().any(|wait| *wait != waits[0]));
@@ -199,6 +208,6 @@ mod tests {
 
     #[test]
     fn the_clock_runs() {
-        assert!(now() > Duration::ZERO && now() <= now());
+        assert!(boot_time_now() > Duration::ZERO && boot_time_now() <= boot_time_now());
     }
 }

@@ -9,7 +9,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::Mode;
 
 use super::dir::create_new;
-use super::{During, Result, remove_file};
+use super::{FileOperationContext, FileResult, remove_file};
 
 /// The event that a file must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,28 +31,28 @@ const STALE: Duration = Duration::from_secs(60);
 ///
 /// With a fixed name the next writer removes the file that a killed process left; the caller has to hold a lock that
 /// covers the name.
-pub struct Writer {
+pub struct AtomicWriter {
     temp: PathBuf,
     durability: Durability,
 }
 
-impl Writer {
+impl AtomicWriter {
     /// Uses `temp`, which must be on the file system of the files to write.
-    pub fn new(temp: impl Into<PathBuf>, durability: Durability) -> Writer {
-        Writer { temp: temp.into(), durability }
+    pub fn new(temp: impl Into<PathBuf>, durability: Durability) -> AtomicWriter {
+        AtomicWriter { temp: temp.into(), durability }
     }
 
-    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`sweep_stale`]. The name is short,
+    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`remove_stale_temporaries`]. The name is short,
     /// because the name of `path` may have the maximum length.
-    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
+    pub fn with_unique_name(path: &Path, durability: Durability) -> AtomicWriter {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
         let temp = format!("{PREFIX}{}-{n}", std::process::id());
-        Writer::new(path.with_file_name(temp), durability)
+        AtomicWriter::new(path.with_file_name(temp), durability)
     }
 
     /// Replaces the file at `path` by a new one of `mode`.
-    pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    pub fn replace_file(&self, path: &Path, bytes: &[u8], mode: u32) -> FileResult<()> {
         let mode = Mode::from_bits_truncate(mode);
         let file = create_new(AT_FDCWD, &self.temp, &self.temp, mode, bytes)?;
         let is_synced = self.durability == Durability::Synced;
@@ -71,17 +71,17 @@ impl Writer {
     }
 }
 
-/// Whether the name is from [`Writer::unlocked`].
-fn is_unlocked(name: &str) -> bool {
+/// Whether the name is from [`AtomicWriter::with_unique_name`].
+fn is_unique_temporary(name: &str) -> bool {
     let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     numbers.is_some_and(|(pid, n)| number(pid) && number(n))
 }
 
 /// Removes from `dir` the temporary files that killed writers without a lock left.
-pub fn sweep_stale(dir: &Path) {
+pub fn remove_stale_temporaries(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let temporary = is_unlocked(&entry.file_name().to_string_lossy());
+        let temporary = is_unique_temporary(&entry.file_name().to_string_lossy());
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if temporary && age().is_some_and(|age| age > STALE) {
             // Another process may have removed the file.
@@ -98,9 +98,9 @@ mod tests {
     fn replaces_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::unlocked(&path, Durability::Synced);
-        writer.replace(&path, b"one", 0o600).unwrap();
-        writer.replace(&path, b"two", 0o600).unwrap();
+        let writer = AtomicWriter::with_unique_name(&path, Durability::Synced);
+        writer.replace_file(&path, b"one", 0o600).unwrap();
+        writer.replace_file(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -117,7 +117,7 @@ mod tests {
                 file.set_modified(time).unwrap();
             }
         }
-        sweep_stale(dir.path());
+        remove_stale_temporaries(dir.path());
         let exists = |name: &str| dir.path().join(name).exists();
         assert!(!exists(".tmp-1-0") && exists(".tmp-2-0"));
         assert!(foreign.iter().all(|name| exists(name)));
@@ -129,8 +129,8 @@ mod tests {
         let (temp, old) = (dir.path().join("temp"), dir.path().join("old"));
         fs::write(&temp, "old").unwrap();
         fs::hard_link(&temp, &old).unwrap();
-        let writer = Writer::new(&temp, Durability::Volatile);
-        writer.replace(&dir.path().join("new"), b"new", 0o600).unwrap();
+        let writer = AtomicWriter::new(&temp, Durability::Volatile);
+        writer.replace_file(&dir.path().join("new"), b"new", 0o600).unwrap();
         assert_eq!(fs::read(&old).unwrap(), b"old");
         assert!(!temp.exists());
     }

@@ -1,7 +1,7 @@
 //! Folders of state.
 //!
-//! [`ensure`] and [`require_own`] are for folders that only their owner may write to: a user who could create a file
-//! there would control what the next command does as root. A [`Dir`] is an open folder; its files are opened by name
+//! [`ensure_directory`] and [`require_own_directory`] are for folders that only their owner may write to: a user who could create a file
+//! there would control what the next command does as root. A [`OpenDirectory`] is an open folder; its files are opened by name
 //! from its descriptor and never through a symbolic link, so that a user who may write there cannot redirect root's
 //! writes.
 
@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, fstatat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
-use super::{During, Error, Result};
+use super::{FileError, FileOperationContext, FileResult};
 
 /// What linkat(2) fails with on file systems without hard links, such as exFAT and many of FUSE and SMB.
 const NO_LINKS: [Errno; 5] =
@@ -27,79 +27,88 @@ const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_C
 
 /// An open folder: it stays the same if its path is renamed or replaced.
 #[derive(Debug)]
-pub(crate) struct Dir {
+pub(crate) struct OpenDirectory {
     /// For messages.
     path: PathBuf,
     dir: File,
 }
 
-impl Dir {
+impl OpenDirectory {
     /// Opens the folder at `path`, following symbolic links.
-    pub(crate) fn open(path: &Path) -> Result<Dir> {
+    pub(crate) fn open(path: &Path) -> FileResult<OpenDirectory> {
         let dir = openat(AT_FDCWD, path, FOLDER, Mode::empty()).during("open", path)?;
-        Ok(Dir { path: path.to_owned(), dir: dir.into() })
+        Ok(OpenDirectory { path: path.to_owned(), dir: dir.into() })
     }
 
     /// The folder of a network; `None` if there is none. The folder may be a symbolic link that this user owns, such as
     /// to another disk; links of other users are not followed.
-    pub(crate) fn of_network(data_dir: &Path, network: &str) -> Result<Option<Dir>> {
+    pub(crate) fn open_network(
+        data_dir: &Path,
+        network: &str,
+    ) -> FileResult<Option<OpenDirectory>> {
         let path = data_dir.join(network);
         match openat(AT_FDCWD, &path, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
-            Ok(dir) => Ok(Some(Dir { path, dir: dir.into() })),
+            Ok(dir) => Ok(Some(OpenDirectory { path, dir: dir.into() })),
             Err(Errno::ENOENT) => Ok(None),
-            Err(Errno::ELOOP | Errno::ENOTDIR) => Dir::linked(data_dir, path).map(Some),
-            Err(e) => Err(Error::new("open", &path, e)),
+            Err(Errno::ELOOP | Errno::ENOTDIR) => {
+                OpenDirectory::open_linked(data_dir, path).map(Some)
+            }
+            Err(e) => Err(FileError::new("open", &path, e)),
         }
     }
 
-    fn linked(data_dir: &Path, path: PathBuf) -> Result<Dir> {
+    fn open_linked(data_dir: &Path, path: PathBuf) -> FileResult<OpenDirectory> {
         // Opens the link itself, so that the owner that is checked is that of the link that is read.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let link = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
         let link = File::from(link);
         let meta = link.metadata().during("stat", &path)?;
         if !meta.is_symlink() {
-            return Err(Error::new("open", &path, Errno::ENOTDIR));
+            return Err(FileError::new("open", &path, Errno::ENOTDIR));
         }
         if meta.uid() != geteuid().as_raw() {
             let why = format!("a symbolic link that belongs to user {}", meta.uid());
-            return Err(Error::new("open", &path, io::Error::new(ErrorKind::InvalidInput, why)));
+            return Err(FileError::new(
+                "open",
+                &path,
+                io::Error::new(ErrorKind::InvalidInput, why),
+            ));
         }
         let target = data_dir.join(readlinkat(&link, "").during("read link", &path)?);
-        Ok(Dir { path, ..Dir::open(&target)? })
+        Ok(OpenDirectory { path, ..OpenDirectory::open(&target)? })
     }
 
     /// The subfolder `name`, if owned and writable by this user alone; `None` if there is none.
-    pub(crate) fn private(&self, name: &str) -> Result<Option<Dir>> {
-        let path = self.path(name);
+    pub(crate) fn open_private(&self, name: &str) -> FileResult<Option<OpenDirectory>> {
+        let path = self.file_path(name);
         let dir = match openat(&self.dir, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
             Err(Errno::ENOENT) => return Ok(None),
             dir => File::from(dir.during("open", &path)?),
         };
         require_owner(&dir.metadata().during("stat", &path)?, &path)?;
-        Ok(Some(Dir { path, dir }))
+        Ok(Some(OpenDirectory { path, dir }))
     }
 
     /// Creates the subfolder `name` for this user alone, unless the name exists.
-    pub(crate) fn make_private(&self, name: &str) -> Result<()> {
+    pub(crate) fn create_private(&self, name: &str) -> FileResult<()> {
         match mkdirat(&self.dir, name, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => Ok(()),
-            made => made.during("create", &self.path(name)),
+            made => made.during("create", &self.file_path(name)),
         }
     }
 
     /// The path of a file in the folder, for messages.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn file_path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
     /// The metadata of the folder.
-    pub(crate) fn metadata(&self) -> Result<Metadata> {
+    pub(crate) fn metadata(&self) -> FileResult<Metadata> {
         self.dir.metadata().during("stat", &self.path)
     }
 
     /// The names of all entries.
-    pub(crate) fn names(&self) -> Result<Vec<String>> {
+    pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
         // Opens the folder again: the position in the listing belongs to the open file description.
         let dir = openat(&self.dir, ".", FOLDER, Mode::empty()).and_then(nix::dir::Dir::from_fd);
         let mut names = Vec::new();
@@ -111,12 +120,12 @@ impl Dir {
     }
 
     /// Whether the name exists in the folder.
-    pub(crate) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has_entry(&self, name: &str) -> bool {
         fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// Opens a file in the folder.
-    pub(crate) fn file(
+    pub(crate) fn open_file(
         &self,
         name: &str,
         flags: OFlag,
@@ -126,36 +135,40 @@ impl Dir {
     }
 
     /// The content of a file in the folder, up to `most` bytes.
-    pub(crate) fn read(&self, name: &str, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
-        let (mut file, meta) = self.file(name, OFlag::O_RDONLY, Mode::empty())?;
+    pub(crate) fn read_file(&self, name: &str, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
+        let (mut file, meta) = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?;
         Ok((read_up_to(&mut file, &meta, most)?, meta))
     }
 
     /// As [`create_new`], for a file in the folder.
-    pub(crate) fn create(&self, name: &str, bytes: &[u8]) -> Result<File> {
+    pub(crate) fn create_file(&self, name: &str, bytes: &[u8]) -> FileResult<File> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        create_new(self.as_fd(), Path::new(name), &self.path(name), mode, bytes)
+        create_new(self.as_fd(), Path::new(name), &self.file_path(name), mode, bytes)
     }
 
     /// Replaces the file `name` by a new one, written under the name `temp`.
-    pub(crate) fn replace(&self, name: &str, temp: &str, bytes: &[u8]) -> Result<File> {
-        let file = self.create(temp, bytes)?;
+    pub(crate) fn replace_file(&self, name: &str, temp: &str, bytes: &[u8]) -> FileResult<File> {
+        let file = self.create_file(temp, bytes)?;
         let renamed = renameat(&self.dir, temp, &self.dir, name);
         if renamed.is_err() {
-            self.remove(temp)?;
+            self.remove_file(temp)?;
         }
-        renamed.during("replace", &self.path(name)).map(|()| file)
+        renamed.during("replace", &self.file_path(name)).map(|()| file)
     }
 
     /// Overwrites a file in place. Not atomic: only for hints.
-    pub(crate) fn overwrite(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn overwrite_file(&self, name: &str, bytes: &[u8]) -> FileResult<()> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let path = self.path(name);
+        let path = self.file_path(name);
         let (file, meta) =
-            self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
+            self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
         if meta.nlink() > 1 {
             let why = "it has another name as well";
-            return Err(Error::new("write", &path, io::Error::new(ErrorKind::InvalidInput, why)));
+            return Err(FileError::new(
+                "write",
+                &path,
+                io::Error::new(ErrorKind::InvalidInput, why),
+            ));
         }
         let length = bytes.len() as u64;
         let written = file.write_all_at(bytes, 0);
@@ -165,20 +178,25 @@ impl Dir {
 
     /// Gives a file of the folder a name in the folder `to`, complete at once; false if the name is taken. The name in
     /// this folder may remain.
-    pub(crate) fn publish(&self, name: &str, to: &Dir, as_name: &str) -> Result<bool> {
+    pub(crate) fn publish_file(
+        &self,
+        name: &str,
+        to: &OpenDirectory,
+        as_name: &str,
+    ) -> FileResult<bool> {
         let published = match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
             Err(errno) if NO_LINKS.contains(&errno) => self.publish_by_rename(name, to, as_name),
             linked => linked,
         };
         match published {
             Err(Errno::EEXIST) => Ok(false),
-            published => published.during("create", &to.path(as_name)).map(|()| true),
+            published => published.during("create", &to.file_path(as_name)).map(|()| true),
         }
     }
 
     /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
     /// has the times of the file, by which a reader knows what a killed process left.
-    fn publish_by_rename(&self, name: &str, to: &Dir, as_name: &str) -> nix::Result<()> {
+    fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> nix::Result<()> {
         let stat = fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
         let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
@@ -192,12 +210,12 @@ impl Dir {
     }
 
     /// Removes a file; a missing file is success.
-    pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        remove_at(self.as_fd(), Path::new(name), &self.path(name))
+    pub(crate) fn remove_file(&self, name: &str) -> FileResult<()> {
+        remove_at(self.as_fd(), Path::new(name), &self.file_path(name))
     }
 }
 
-impl AsFd for Dir {
+impl AsFd for OpenDirectory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
@@ -211,7 +229,7 @@ pub(super) fn create_new(
     path: &Path,
     mode: Mode,
     bytes: &[u8],
-) -> Result<File> {
+) -> FileResult<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = match openat(dir, name, flags, mode) {
         Err(Errno::EEXIST) => {
@@ -232,7 +250,7 @@ pub(super) fn create_new(
 
 /// Removes the file `name` in the folder `dir`; a missing file is success, also where a file is in place of the folder.
 /// Errors show `path`.
-pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<()> {
+pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> FileResult<()> {
     match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(()),
         removed => removed.during("remove", path),
@@ -277,9 +295,9 @@ pub(crate) fn open_regular(
 pub(super) const OTHERS_WRITE: u32 = 0o022;
 
 /// Creates the folder with `mode`, regardless of the umask, and its missing parents. A folder that exists must pass
-/// [`require_own`].
-pub fn ensure(dir: &Path, mode: u32) -> Result<()> {
-    if require_own(dir)? {
+/// [`require_own_directory`].
+pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
+    if require_own_directory(dir)? {
         return Ok(());
     }
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -288,14 +306,14 @@ pub fn ensure(dir: &Path, mode: u32) -> Result<()> {
     match DirBuilder::new().mode(mode).create(dir) {
         Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)).during("create", dir),
         // Another command has created the folder meanwhile.
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => require_own(dir).map(drop),
-        Err(e) => Err(Error::new("create", dir, e)),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => require_own_directory(dir).map(drop),
+        Err(e) => Err(FileError::new("create", dir, e)),
     }
 }
 
 /// Whether the folder exists. Fails unless it is a folder, not a symbolic link, is owned by this user, and is
 /// not writable by others.
-pub fn require_own(dir: &Path) -> Result<bool> {
+pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     let mut options = OpenOptions::new();
     let opened =
         options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
@@ -307,13 +325,13 @@ pub fn require_own(dir: &Path) -> Result<bool> {
 }
 
 /// Fails unless an open folder is owned by this user and not writable by others.
-pub(crate) fn require_owner(meta: &Metadata, dir: &Path) -> Result<()> {
+pub(crate) fn require_owner(meta: &Metadata, dir: &Path) -> FileResult<()> {
     if meta.uid() == geteuid().as_raw() && meta.mode() & OTHERS_WRITE == 0 {
         return Ok(());
     }
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     let why = format!("user {owner} has it with mode {mode:o}, and others must not write there");
-    Err(Error::new("use", dir, io::Error::other(why)))
+    Err(FileError::new("use", dir, io::Error::other(why)))
 }
 
 #[cfg(test)]
@@ -329,10 +347,10 @@ mod tests {
     fn what_is_made_is_the_owner_s_alone() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b/c");
-        assert!(!require_own(&dir).unwrap());
-        ensure(&dir, 0o700).unwrap();
-        ensure(&dir, 0o700).unwrap();
-        assert!(require_own(&dir).unwrap());
+        assert!(!require_own_directory(&dir).unwrap());
+        ensure_directory(&dir, 0o700).unwrap();
+        ensure_directory(&dir, 0o700).unwrap();
+        assert!(require_own_directory(&dir).unwrap());
         assert_eq!(mode(&dir), 0o700);
         assert_eq!(mode(dir.parent().unwrap()) & OTHERS_WRITE, 0);
     }
@@ -344,48 +362,56 @@ mod tests {
         for (name, mode) in [("group", 0o770), ("all", 0o1777)] {
             fs::create_dir(path(name)).unwrap();
             fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
-            let error = ensure(&path(name), 0o700).unwrap_err().to_string();
+            let error = ensure_directory(&path(name), 0o700).unwrap_err().to_string();
             assert!(error.contains("others must not write there"), "{error}");
         }
         fs::create_dir(path("good")).unwrap();
         symlink("good", path("link")).unwrap();
         fs::write(path("file"), "").unwrap();
         for name in ["link", "file"] {
-            assert!(require_own(&path(name)).is_err() && ensure(&path(name), 0o700).is_err());
+            assert!(
+                require_own_directory(&path(name)).is_err()
+                    && ensure_directory(&path(name), 0o700).is_err()
+            );
         }
     }
 
     #[test]
     fn a_file_is_published_without_hard_links_as_well() {
         let root = tempfile::tempdir().unwrap();
-        let dir = Dir::open(root.path()).unwrap();
-        let meta = |name| dir.read(name, 9).unwrap().1;
-        let by_rename =
-            |name: &str, to: &Dir, as_name: &str| dir.publish_by_rename(name, to, as_name);
-        let temp = dir.create("temp", b"new").unwrap();
+        let dir = OpenDirectory::open(root.path()).unwrap();
+        let meta = |name| dir.read_file(name, 9).unwrap().1;
+        let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| {
+            dir.publish_by_rename(name, to, as_name)
+        };
+        let temp = dir.create_file("temp", b"new").unwrap();
         let mark = TimeSpec::new(7, 9);
         futimens(&temp, &TimeSpec::UTIME_OMIT, &mark).unwrap();
         let inode = meta("temp").ino();
         by_rename("temp", &dir, "lease").unwrap();
-        assert_eq!(dir.read("lease", 9).unwrap().0, b"new");
+        assert_eq!(dir.read_file("lease", 9).unwrap().0, b"new");
         let lease = meta("lease");
         assert_eq!((lease.ino(), lease.mtime(), lease.mtime_nsec()), (inode, 7, 9));
-        dir.create("temp", b"other").unwrap();
+        dir.create_file("temp", b"other").unwrap();
         assert_eq!(by_rename("temp", &dir, "lease"), Err(Errno::EEXIST));
-        assert!(!dir.publish("temp", &dir, "lease").unwrap());
-        assert_eq!(dir.read("lease", 9).unwrap().0, b"new");
+        assert!(!dir.publish_file("temp", &dir, "lease").unwrap());
+        assert_eq!(dir.read_file("lease", 9).unwrap().0, b"new");
         assert_eq!(by_rename("none", &dir, "free"), Err(Errno::ENOENT));
-        assert!(!dir.has("free"));
+        assert!(!dir.has_entry("free"));
     }
 
     #[test]
     fn overwriting_leaves_nothing_of_a_longer_text() {
         let root = tempfile::tempdir().unwrap();
-        let dir = Dir::open(root.path()).unwrap();
+        let dir = OpenDirectory::open(root.path()).unwrap();
         for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {
-            dir.overwrite("hint", text.as_bytes()).unwrap();
-            assert_eq!(dir.read("hint", 100).unwrap().0, text.as_bytes());
+            dir.overwrite_file("hint", text.as_bytes()).unwrap();
+            assert_eq!(dir.read_file("hint", 100).unwrap().0, text.as_bytes());
         }
-        assert_eq!(dir.read("hint", 3).unwrap().0.len(), 4, "more is there than was asked for");
+        assert_eq!(
+            dir.read_file("hint", 3).unwrap().0.len(),
+            4,
+            "more is there than was asked for"
+        );
     }
 }

@@ -13,8 +13,8 @@ use fs2::FileExt;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{Mode, major, minor};
 
-use super::dir::{self, Dir, open_regular};
-use super::{During, Error, Result, remove_file};
+use super::dir::{self, OpenDirectory, open_regular};
+use super::{FileError, FileOperationContext, FileResult, remove_file};
 use crate::netns::Netns;
 use crate::sort::sort_by_key;
 use crate::{log, trace};
@@ -35,21 +35,21 @@ const OF_NETNS: (&str, &str) = ("netns-", ".lock");
 /// Prefix and suffix of the names of attachments' locks.
 const OF_ATTACHMENT: (&str, &str) = ("turn-", ".lock");
 
-fn of_attachment(instance: &str) -> String {
+fn attachment_lock_name(instance: &str) -> String {
     let (prefix, suffix) = OF_ATTACHMENT;
     format!("{prefix}{instance}{suffix}")
 }
 
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
-pub struct Lock {
+pub struct FileLock {
     /// Closing the file releases the lock; close-on-exec, so that child processes do not hold it.
     file: Arc<File>,
-    /// The path of a file that ends with the lock: see [`Lock::passing`].
+    /// The path of a file that ends with the lock: see [`FileLock::acquire_with_removal`].
     passing: Option<PathBuf>,
 }
 
-impl Drop for Lock {
+impl Drop for FileLock {
     /// Removes the file while the lock is held.
     fn drop(&mut self) {
         if let Some(path) = &self.passing {
@@ -58,31 +58,37 @@ impl Drop for Lock {
     }
 }
 
-impl Lock {
+impl FileLock {
     /// Waits for the lock on `path`, which is created (0640) if it is missing.
-    pub fn exclusive(path: &Path) -> Result<Lock> {
-        Lock::within(path, Duration::MAX)
+    pub fn acquire_exclusive(path: &Path) -> FileResult<FileLock> {
+        FileLock::acquire_within(path, Duration::MAX)
     }
 
     /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' folders. `None` if
     /// the folder of these locks cannot be used: the caller proceeds without a lock.
-    pub fn turn(name: &str) -> Result<Option<Lock>> {
-        Lock::turn_of(name, Lock::within)
+    pub fn acquire_host_lock(name: &str) -> FileResult<Option<FileLock>> {
+        FileLock::acquire_in_lock_directory(name, FileLock::acquire_within)
     }
 
-    /// As [`Lock::turn`], for the lock of an attachment, whose file is removed with the lock.
-    pub fn turn_for(instance: &str) -> Result<Option<Lock>> {
-        Lock::turn_of(&of_attachment(instance), Lock::passing)
+    /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock.
+    pub fn acquire_attachment_lock(instance: &str) -> FileResult<Option<FileLock>> {
+        FileLock::acquire_in_lock_directory(
+            &attachment_lock_name(instance),
+            FileLock::acquire_with_removal,
+        )
     }
 
     /// Removes the file of an attachment's lock that a killed process left. For DEL, which no ADD of the attachment runs beside.
-    pub fn remove_turn(instance: &str) -> Result<()> {
-        remove_file(&Path::new(TURNS).join(of_attachment(instance)))
+    pub fn remove_attachment_lock(instance: &str) -> FileResult<()> {
+        remove_file(&Path::new(TURNS).join(attachment_lock_name(instance)))
     }
 
-    fn turn_of(name: &str, take: fn(&Path, Duration) -> Result<Lock>) -> Result<Option<Lock>> {
+    fn acquire_in_lock_directory(
+        name: &str,
+        take: fn(&Path, Duration) -> FileResult<FileLock>,
+    ) -> FileResult<Option<FileLock>> {
         let dir = Path::new(TURNS);
-        match dir::ensure(dir, 0o700).and_then(|()| take(&dir.join(name), TIMEOUT)) {
+        match dir::ensure_directory(dir, 0o700).and_then(|()| take(&dir.join(name), TIMEOUT)) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
@@ -94,18 +100,21 @@ impl Lock {
 
     /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any process
     /// in the container could hold.
-    pub fn turn_in(netns: &Netns) -> crate::error::Result<Option<Lock>> {
-        let (device, inode) = netns.identity()?;
+    pub fn acquire_netns_lock(netns: &Netns) -> crate::error::Result<Option<FileLock>> {
+        let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
-        Ok(Lock::turn_of(&format!("{prefix}{device}-{inode}{suffix}"), Lock::passing)?)
+        Ok(FileLock::acquire_in_lock_directory(
+            &format!("{prefix}{device}-{inode}{suffix}"),
+            FileLock::acquire_with_removal,
+        )?)
     }
 
     /// Removes the files of containers' locks that killed processes left.
-    pub fn sweep_turns() {
-        Lock::sweep(Path::new(TURNS));
+    pub fn remove_stale_locks() {
+        FileLock::remove_stale_locks_in(Path::new(TURNS));
     }
 
-    fn sweep(dir: &Path) {
+    fn remove_stale_locks_in(dir: &Path) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let is_left = |name: &str| {
             [OF_NETNS, OF_ATTACHMENT]
@@ -116,34 +125,35 @@ impl Lock {
             let path = path.path();
             // Not created: another process may have removed it.
             let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
-            let lock = file.ok().and_then(|(file, _)| Lock::try_of(file, &path).ok()?);
-            drop(lock.and_then(|lock| lock.pass_with(&path)));
+            let lock =
+                file.ok().and_then(|(file, _)| FileLock::try_acquire_open(file, &path).ok()?);
+            drop(lock.and_then(|lock| lock.with_file_removal(&path)));
         }
     }
 
     /// Takes the lock on `path`; `None` if it is held.
-    pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
-        Lock::try_of(open_lock(path)?, path)
+    pub fn try_acquire_exclusive(path: &Path) -> FileResult<Option<FileLock>> {
+        FileLock::try_acquire_open(open_lock_file(path)?, path)
     }
 
-    /// As [`Lock::try_exclusive`], for the open file of `path`.
-    pub(crate) fn try_of(file: File, path: &Path) -> Result<Option<Lock>> {
+    /// As [`FileLock::try_acquire_exclusive`], for the open file of `path`.
+    pub(crate) fn try_acquire_open(file: File, path: &Path) -> FileResult<Option<FileLock>> {
         let file = Arc::new(file);
-        Ok(try_lock(&file, path)?.then_some(Lock { file, passing: None }))
+        Ok(try_lock(&file, path)?.then_some(FileLock { file, passing: None }))
     }
 
     /// Waits for the lock at most `timeout`; the error names the process that holds it.
-    pub fn within(path: &Path, timeout: Duration) -> Result<Lock> {
-        Lock::wait(open_lock(path)?, path, timeout)
+    pub fn acquire_within(path: &Path, timeout: Duration) -> FileResult<FileLock> {
+        FileLock::wait_for_lock(open_lock_file(path)?, path, timeout)
     }
 
-    /// As [`Lock::within`], for a lock file that is removed with the lock, so that none is left of a container.
-    fn passing(path: &Path, timeout: Duration) -> Result<Lock> {
+    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that none is left of a container.
+    fn acquire_with_removal(path: &Path, timeout: Duration) -> FileResult<FileLock> {
         let start = Instant::now();
         loop {
-            let lock = Lock::within(path, timeout.saturating_sub(start.elapsed()))?;
+            let lock = FileLock::acquire_within(path, timeout.saturating_sub(start.elapsed()))?;
             // The former holder has removed the file that this process waited for: others use a new one.
-            if let Some(lock) = lock.pass_with(path) {
+            if let Some(lock) = lock.with_file_removal(path) {
                 return Ok(lock);
             }
         }
@@ -151,27 +161,30 @@ impl Lock {
 
     /// The lock, whose file ends with it; `None` if the file is no longer at `path`. The file at `path` stays the same
     /// while its lock is held, because only the holder removes it.
-    fn pass_with(mut self, path: &Path) -> Option<Lock> {
+    fn with_file_removal(mut self, path: &Path) -> Option<FileLock> {
         let (own, there) = (self.file.metadata().ok()?, path.symlink_metadata().ok()?);
         let is_there = (own.dev(), own.ino()) == (there.dev(), there.ino());
         self.passing = is_there.then(|| path.to_owned());
         is_there.then_some(self)
     }
 
-    /// As [`Lock::within`], for the lock of a store.
-    pub(crate) fn of(store: &Dir, timeout: Duration) -> Result<Lock> {
-        let path = store.path("lock");
-        let file = store.file("lock", FLAGS, MODE).during("open lock", &path)?;
-        Lock::wait(file.0, &path, timeout)
+    /// As [`FileLock::acquire_within`], for the lock of a store.
+    pub(crate) fn acquire_store_lock(
+        store: &OpenDirectory,
+        timeout: Duration,
+    ) -> FileResult<FileLock> {
+        let path = store.file_path("lock");
+        let file = store.open_file("lock", FLAGS, MODE).during("open lock", &path)?;
+        FileLock::wait_for_lock(file.0, &path, timeout)
     }
 
-    fn wait(file: File, path: &Path, timeout: Duration) -> Result<Lock> {
+    fn wait_for_lock(file: File, path: &Path, timeout: Duration) -> FileResult<FileLock> {
         let file = Arc::new(file);
         if try_lock(&file, path)? {
-            return Ok(Lock { file, passing: None });
+            return Ok(FileLock { file, passing: None });
         }
-        let span = trace::span("lock wait");
-        span.text("file.path", || path.display().to_string());
+        let span = trace::begin_span("lock wait");
+        span.add_text("file.path", || path.display().to_string());
         // A thread blocks in flock(2), so that the kernel wakes it up; polling would add latency.
         let (waiting, (done, outcome)) = (Arc::clone(&file), sync_channel(1));
         let waiter = move || {
@@ -188,25 +201,27 @@ impl Lock {
         let thread = thread::Builder::new().stack_size(64 * 1024).spawn(waiter);
         drop(thread.during("start a thread for lock", path)?);
         match outcome.recv_timeout(timeout) {
-            Ok(outcome) => outcome.during("take lock", path).map(|()| Lock { file, passing: None }),
+            Ok(outcome) => {
+                outcome.during("take lock", path).map(|()| FileLock { file, passing: None })
+            }
             Err(RecvTimeoutError::Timeout) => {
-                let holder = holder(&file);
+                let holder = describe_holder(&file);
                 let seconds = timeout.as_secs_f32();
                 let text = format!("held for more than {seconds} s by {holder}");
-                Err(Error::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
+                Err(FileError::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Error::new("take lock", path, ErrorKind::Other))
+                Err(FileError::new("take lock", path, ErrorKind::Other))
             }
         }
     }
 }
 
-fn open_lock(path: &Path) -> Result<File> {
+fn open_lock_file(path: &Path) -> FileResult<File> {
     open_regular(AT_FDCWD, path, FLAGS, MODE).map(|(file, _)| file).during("open lock", path)
 }
 
-fn try_lock(file: &File, path: &Path) -> Result<bool> {
+fn try_lock(file: &File, path: &Path) -> FileResult<bool> {
     match FileExt::try_lock_exclusive(file) {
         Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
         locked => locked.during("take lock", path).map(|()| true),
@@ -214,20 +229,20 @@ fn try_lock(file: &File, path: &Path) -> Result<bool> {
 }
 
 /// The process that holds the lock, by `/proc/locks`.
-fn holder(file: &File) -> String {
+fn describe_holder(file: &File) -> String {
     let unknown = "an unknown process".to_owned();
     let (Ok(meta), Ok(locks)) = (file.metadata(), fs::read_to_string("/proc/locks")) else {
         return unknown;
     };
-    match holding_pid(&locks, meta.dev(), meta.ino()) {
-        Some(pid) => describe(Path::new("/proc").join(pid.to_string()).as_path(), pid),
+    match holder_pid(&locks, meta.dev(), meta.ino()) {
+        Some(pid) => describe_process(Path::new("/proc").join(pid.to_string()).as_path(), pid),
         None => unknown,
     }
 }
 
 /// The process in a line such as `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`; lines of waiting
 /// processes have an arrow. A file system with several devices may show another device than stat(2) does.
-fn holding_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+fn holder_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let held = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["FLOCK", _, _, pid, file, ..] = words.get(1..)? else { return None };
@@ -242,7 +257,7 @@ fn holding_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
 }
 
 /// Program, verb and container of a process.
-fn describe(proc: &Path, pid: u32) -> String {
+fn describe_process(proc: &Path, pid: u32) -> String {
     let read = |name: &str| fs::read(proc.join(name)).unwrap_or_default();
     let (arguments, environment) = (read("cmdline"), read("environ"));
     let words = |bytes: &[u8]| -> Vec<String> {
@@ -276,7 +291,7 @@ mod tests {
     fn excludes_others_until_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let lock = Lock::exclusive(&path).unwrap();
+        let lock = FileLock::acquire_exclusive(&path).unwrap();
         let other = File::open(&path).unwrap();
         assert!(FileExt::try_lock_exclusive(&other).is_err());
         drop(lock);
@@ -288,26 +303,26 @@ mod tests {
     fn a_timeout_names_the_holder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let lock = Lock::within(&path, TIMEOUT).unwrap();
-        let error = Lock::within(&path, Duration::from_millis(30)).unwrap_err();
+        let lock = FileLock::acquire_within(&path, TIMEOUT).unwrap();
+        let error = FileLock::acquire_within(&path, Duration::from_millis(30)).unwrap_err();
         let error = crate::error::Error::from(error);
         let (pid, path_text) = (std::process::id(), path.display());
         let start = format!("take lock {path_text}: held for more than 0.03 s by process {pid} (");
-        assert!(error.msg().starts_with(&start), "{error}");
-        assert_eq!(error.code(), crate::error::Code::TRY_AGAIN);
+        assert!(error.message().starts_with(&start), "{error}");
+        assert_eq!(error.code(), crate::error::ErrorCode::TRY_AGAIN);
         // The waiter that is left behind takes the lock and releases it.
         drop(lock);
-        drop(Lock::within(&path, TIMEOUT).unwrap());
+        drop(FileLock::acquire_within(&path, TIMEOUT).unwrap());
     }
 
     #[test]
     fn a_released_lock_wakes_the_waiter_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let lock = Lock::exclusive(&path).unwrap();
+        let lock = FileLock::acquire_exclusive(&path).unwrap();
         let start = Instant::now();
         thread::scope(|scope| {
-            scope.spawn(|| Lock::within(&path, TIMEOUT).unwrap());
+            scope.spawn(|| FileLock::acquire_within(&path, TIMEOUT).unwrap());
             thread::sleep(Duration::from_millis(20));
             drop(lock);
         });
@@ -323,7 +338,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _lock = Lock::passing(&path, TIMEOUT).unwrap();
+                        let _lock = FileLock::acquire_with_removal(&path, TIMEOUT).unwrap();
                         most.fetch_max(inside.fetch_add(1, Relaxed) + 1, Relaxed);
                         thread::yield_now();
                         inside.fetch_sub(1, Relaxed);
@@ -341,8 +356,8 @@ mod tests {
         for name in ["netns-1-2.lock", "netns-3-4.lock", "other.lock"] {
             File::create(path(name)).unwrap();
         }
-        let held = Lock::passing(&path("netns-3-4.lock"), TIMEOUT).unwrap();
-        Lock::sweep(dir.path());
+        let held = FileLock::acquire_with_removal(&path("netns-3-4.lock"), TIMEOUT).unwrap();
+        FileLock::remove_stale_locks_in(dir.path());
         let left = |name: &str| path(name).exists();
         assert!(!left("netns-1-2.lock") && left("netns-3-4.lock") && left("other.lock"));
         drop(held);
@@ -353,17 +368,17 @@ mod tests {
     fn the_kernels_list_of_locks() {
         let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
         let dev = nix::sys::stat::makedev(8, 1);
-        assert_eq!(holding_pid(locks, dev, 9), Some(14));
-        assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device as a fallback");
-        assert_eq!(holding_pid(locks, dev, 5), None, "of another pid namespace");
-        assert_eq!(holding_pid(locks, dev, 1), None);
+        assert_eq!(holder_pid(locks, dev, 9), Some(14));
+        assert_eq!(holder_pid(locks, 99, 9), Some(13), "another device as a fallback");
+        assert_eq!(holder_pid(locks, dev, 5), None, "of another pid namespace");
+        assert_eq!(holder_pid(locks, dev, 1), None);
     }
 
     #[test]
     fn a_failed_open_names_the_file() {
-        let error = Lock::exclusive(Path::new("/nowhere/lock")).unwrap_err();
+        let error = FileLock::acquire_exclusive(Path::new("/nowhere/lock")).unwrap_err();
         let error = crate::error::Error::from(error);
-        assert_eq!(error.msg(), "open lock /nowhere/lock: no such file or directory");
-        assert_eq!(error.code(), crate::error::Code::IO);
+        assert_eq!(error.message(), "open lock /nowhere/lock: no such file or directory");
+        assert_eq!(error.code(), crate::error::ErrorCode::IO);
     }
 }

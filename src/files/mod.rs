@@ -21,12 +21,12 @@ use std::{fmt, io};
 
 use nix::fcntl::AT_FDCWD;
 
-pub use self::read::{read, read_text};
+pub use self::read::{read_regular_file, read_text};
 use crate::error;
 
 /// A failed file operation, with its errno.
 #[derive(Debug)]
-pub struct Error {
+pub struct FileError {
     /// The operation: `open lock`.
     pub op: &'static str,
     /// The file.
@@ -35,30 +35,30 @@ pub struct Error {
     pub source: io::Error,
 }
 
-/// A `Result` whose error is [`Error`].
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+/// A `Result` whose error is [`FileError`].
+pub type FileResult<T, E = FileError> = Result<T, E>;
 
-impl Error {
-    pub(crate) fn new(op: &'static str, path: &Path, source: impl Into<io::Error>) -> Error {
-        Error { op, path: path.to_owned(), source: source.into() }
+impl FileError {
+    pub(crate) fn new(op: &'static str, path: &Path, source: impl Into<io::Error>) -> FileError {
+        FileError { op, path: path.to_owned(), source: source.into() }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.op, self.path.display(), error::io_text(&self.source))
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for FileError {}
 
-impl From<Error> for error::Error {
-    fn from(e: Error) -> error::Error {
+impl From<FileError> for error::Error {
+    fn from(e: FileError) -> error::Error {
         let error = error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source);
         match e.source.kind() {
             io::ErrorKind::TimedOut => {
                 let remedy = "try again; if that process hangs, end it to release the lock";
-                error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
+                error.with_code(error::ErrorCode::TRY_AGAIN).with_details(remedy)
             }
             io::ErrorKind::InvalidInput => {
                 error.with_details("find out where it comes from, and move it away")
@@ -69,17 +69,17 @@ impl From<Error> for error::Error {
 }
 
 /// Adds the operation and the path to the error of an `io::Result` or a nix `Result`.
-pub(crate) trait During<T> {
-    fn during(self, op: &'static str, path: &Path) -> Result<T>;
+pub(crate) trait FileOperationContext<T> {
+    fn during(self, op: &'static str, path: &Path) -> FileResult<T>;
 }
 
-impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
-    fn during(self, op: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|e| Error::new(op, path, e))
+impl<T, E: Into<io::Error>> FileOperationContext<T> for Result<T, E> {
+    fn during(self, op: &'static str, path: &Path) -> FileResult<T> {
+        self.map_err(|e| FileError::new(op, path, e))
     }
 }
 
 /// Removes a file; a missing file is success.
-pub(crate) fn remove_file(path: &Path) -> Result<()> {
+pub(crate) fn remove_file(path: &Path) -> FileResult<()> {
     dir::remove_at(AT_FDCWD, path, path)
 }

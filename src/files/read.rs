@@ -14,7 +14,7 @@ use nix::sys::stat::Mode;
 ///
 /// Nothing else is opened: a FIFO would block the call, a device may have no end, and the mere opening of some devices
 /// has an effect (a watchdog starts).
-pub fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let refuse = |why: String| Err(io::Error::new(ErrorKind::InvalidInput, why));
     let found = openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
     let found = File::from(found);
@@ -42,9 +42,9 @@ pub fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// As [`read`], with characters for bytes that are not UTF-8.
+/// As [`read_regular_file`], with characters for bytes that are not UTF-8.
 pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
-    read(path, most).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    read_regular_file(path, most).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -62,14 +62,14 @@ mod tests {
         fs::write(path("file"), "x".repeat(1024)).unwrap();
         symlink("file", path("link")).unwrap();
         for name in ["file", "link"] {
-            assert_eq!(read(&path(name), 1024).unwrap().len(), 1024, "{name}");
-            let error = read(&path(name), 1023).unwrap_err();
+            assert_eq!(read_regular_file(&path(name), 1024).unwrap().len(), 1024, "{name}");
+            let error = read_regular_file(&path(name), 1023).unwrap_err();
             assert_eq!(error.to_string(), "larger than 0 KiB", "{name}");
         }
-        assert_eq!(read(&path("none"), 9).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(read_regular_file(&path("none"), 9).unwrap_err().kind(), ErrorKind::NotFound);
         // The kernel's files have content, but no length.
         assert!(read_text(Path::new("/proc/self/status"), 1 << 20).unwrap().contains("Pid:"));
-        let status = read(Path::new("/proc/self/status"), 100).unwrap_err();
+        let status = read_regular_file(Path::new("/proc/self/status"), 100).unwrap_err();
         assert_eq!(status.kind(), ErrorKind::InvalidInput);
     }
 
@@ -80,12 +80,15 @@ mod tests {
         mkfifo(&path("fifo"), Mode::S_IRUSR).unwrap();
         symlink("/dev/zero", path("device")).unwrap();
         for name in ["fifo", "device"] {
-            let error = read(&path(name), 9).unwrap_err();
+            let error = read_regular_file(&path(name), 9).unwrap_err();
             assert_eq!(error.to_string(), "not a regular file", "{name}");
         }
-        assert_eq!(read(dir.path(), 9).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert_eq!(read_regular_file(dir.path(), 9).unwrap_err().kind(), ErrorKind::IsADirectory);
         let huge = File::create(path("huge")).unwrap();
         huge.set_len(1 << 40).unwrap();
-        assert_eq!(read(&path("huge"), 2048).unwrap_err().to_string(), "larger than 2 KiB");
+        assert_eq!(
+            read_regular_file(&path("huge"), 2048).unwrap_err().to_string(),
+            "larger than 2 KiB"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::dir::{OTHERS_WRITE, ensure};
+use super::dir::{OTHERS_WRITE, ensure_directory};
 use crate::error::{Error, Result};
 
 /// The folders of state of CNI plugins; `/var/run` is the former name of `/run`.
@@ -30,12 +30,12 @@ const REMEDY: &str = "its files decide what DEL does as root, so only root may b
 /// The path of the folder of a `dataDir` without symbolic links, if the folder is below [`PLACES`], and it and every
 /// folder and symbolic link on the way belong to root and cannot be written or replaced by others. What is missing can
 /// be created by root only. Fails with code 7 otherwise.
-pub fn resolve(path: &Path) -> Result<PathBuf> {
-    require_place(path)?;
+pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
+    require_data_dir_path(path)?;
     let refuse = |why: String| {
         Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY)
     };
-    let found = without_links(path).map_err(refuse)?;
+    let found = resolve_links(path).map_err(refuse)?;
     if found.metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0) {
         return Err(refuse(format!("{} can be written by others", found.display())));
     }
@@ -45,16 +45,16 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// As [`resolve`], for a folder that is created with `mode` if it is missing.
-pub fn create(path: &Path, mode: u32) -> Result<PathBuf> {
-    let found = resolve(path)?;
-    ensure(&found, mode)?;
+/// As [`resolve_data_dir`], for a folder that is created with `mode` if it is missing.
+pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
+    let found = resolve_data_dir(path)?;
+    ensure_directory(&found, mode)?;
     // A missing folder proves nothing: in a folder with the sticky bit others could have created it meanwhile.
-    resolve(path)
+    resolve_data_dir(path)
 }
 
-/// The part of [`resolve`] that does not look at this node.
-pub fn require_place(path: &Path) -> Result<()> {
+/// The part of [`resolve_data_dir`] that does not look at this node.
+pub fn require_data_dir_path(path: &Path) -> Result<()> {
     let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
     if PLACES.iter().any(|place| path.starts_with(place)) && path.components().all(is_plain) {
         return Ok(());
@@ -63,12 +63,12 @@ pub fn require_place(path: &Path) -> Result<()> {
     Err(Error::config(msg).with_details(REMEDY))
 }
 
-fn without_links(path: &Path) -> Result<PathBuf, String> {
+fn resolve_links(path: &Path) -> Result<PathBuf, String> {
     let failed = |at: &Path, error| format!("{}: {}", at.display(), crate::error::io_text(&error));
     let root = Path::new("/");
     // In a user namespace, root of the node is a user without a number. Who has `/` can replace everything.
     let owners = [geteuid().as_raw(), fs::metadata(root).map_err(|e| failed(root, e))?.uid()];
-    let (mut at, mut left, mut links) = (root.to_owned(), reversed(path), 0);
+    let (mut at, mut left, mut links) = (root.to_owned(), reversed_names(path), 0);
     while let Some(name) = left.pop() {
         let next = at.join(&name);
         let meta = match next.symlink_metadata() {
@@ -94,7 +94,7 @@ fn without_links(path: &Path) -> Result<PathBuf, String> {
             if target.is_absolute() {
                 root.clone_into(&mut at);
             }
-            left.append(&mut reversed(&target));
+            left.append(&mut reversed_names(&target));
         } else {
             at = next;
         }
@@ -103,7 +103,7 @@ fn without_links(path: &Path) -> Result<PathBuf, String> {
 }
 
 /// The names of a path, the last one first.
-fn reversed(path: &Path) -> Vec<OsString> {
+fn reversed_names(path: &Path) -> Vec<OsString> {
     let is_step = |part: &Component<'_>| !matches!(part, Component::RootDir | Component::CurDir);
     let names = path.components().filter(is_step);
     names.rev().map(|part| part.as_os_str().to_owned()).collect()
@@ -132,21 +132,21 @@ mod tests {
     #[test]
     fn only_folders_of_state_are_named() {
         for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
-            require_place(Path::new(path)).unwrap();
+            require_data_dir_path(Path::new(path)).unwrap();
         }
         let foreign =
             ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
         for path in foreign {
-            let error = require_place(Path::new(path)).unwrap_err();
-            assert_eq!(error.code(), crate::error::Code::INVALID_CONFIG, "{path}");
+            let error = require_data_dir_path(Path::new(path)).unwrap_err();
+            assert_eq!(error.code(), crate::error::ErrorCode::INVALID_CONFIG, "{path}");
             let msg = format!("dataDir \"{path}\" is not below /run/cni or /var/lib/cni");
-            assert_eq!(error.msg(), msg);
+            assert_eq!(error.message(), msg);
         }
     }
 
     /// A folder as if it were below [`PLACES`].
     fn found(path: &Path) -> Result<PathBuf, String> {
-        without_links(path)
+        resolve_links(path)
     }
 
     fn folder(path: &Path, mode: u32) {

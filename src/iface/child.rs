@@ -2,17 +2,17 @@
 //!
 //! | step | function |
 //! | --- | --- |
-//! | find the master, check the MTU | [`Below`] |
-//! | create the child | [`add`]: in the container, under its final name, by one message |
-//! | roll back | [`take_back`] |
-//! | kernel parameters, addresses, up, routes, the result | [`attach`] |
-//! | CHECK | [`find`], [`Below::verify`], [`verify_mtu`], [`Found::verify_layer3`] |
-//! | DEL | [`del`], which never needs the master |
-//! | STATUS | [`Below::status`], [`require_driver`] |
+//! | find the master, check the MTU | [`MasterConfig`] |
+//! | create the child | [`create_link`]: in the container, under its final name, by one message |
+//! | roll back | [`roll_back_link`] |
+//! | kernel parameters, addresses, up, routes, the result | [`complete_link`] |
+//! | CHECK | [`find_listed_link`], [`MasterConfig::verify_master`], [`verify_mtu`], [`CheckedLink::verify_layer3`] |
+//! | DEL | [`delete_link`], which never needs the master |
+//! | STATUS | [`MasterConfig::require_present`], [`require_driver`] |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
 //! netlink socket of its namespace. The container's namespace is entered before the link is created, so that the link
-//! can be deleted after any failure. [`AddReq::attach_link`](crate::skel::AddReq::attach_link) is the common
+//! can be deleted after any failure. [`AddReq::attach_link`](crate::framework::AddRequest::attach_link) is the common
 //! part of the plugins' ADD.
 
 use std::os::fd::AsFd;
@@ -21,51 +21,51 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use serde::Deserialize;
 
-use super::configure::{self, Style};
-use super::inside::{DEL_FIRST, Inside};
-use super::mtu::{Mtu, default_link};
+use super::configure::{self, AddressStyle};
+use super::inside::{ContainerNetns, DEL_FIRST};
+use super::mtu::{MtuConfig, default_route_link};
 use super::{routes, verify, veth};
-use crate::cni::{CniResult, IfName};
-use crate::error::{Context, Error, Result};
+use crate::cni::{CniResult, InterfaceName};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
-use crate::netlink::{Link, LinkKind, Mac, Netlink, NewLink, VethPeer};
+use crate::netlink::{Link, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
-use crate::repairs::Repairs;
+use crate::repairs::RepairFindings;
 
 /// Attempts to choose a free index.
 const INDEX_TRIES: usize = 5;
 
 /// The child to create.
 #[derive(Debug)]
-pub struct Wanted<'a> {
+pub struct NewChildLink<'a> {
     /// Its name in the container.
-    pub ifname: &'a IfName,
+    pub ifname: &'a InterfaceName,
     /// Its kind, with its master.
     pub kind: LinkKind<'a>,
     /// Its MTU in bytes; 0 leaves it to the kernel, which takes the master's.
     pub mtu: u32,
     /// Its address; `None` leaves it to the kernel.
-    pub mac: Option<Mac>,
+    pub mac: Option<MacAddress>,
 }
 
 /// `runtimeConfig` of a plugin with the capability `mac`: the MAC of the interface.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct WithMac {
+pub struct MacCapabilityConfig {
     pub mac: String,
 }
 
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
-fn master(place: &Netlink, name: &str) -> Result<Link> {
+fn find_master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_link(place)
+        return default_route_link(place)
             .map_err(|e| e.with_details("name the link in the key \"master\""));
     }
     let failed = || format!("failed to lookup master \"{name}\"");
-    if let Some(link) = place.link(name).context(failed)? {
+    if let Some(link) = place.find_link(name).context(failed)? {
         return Ok(link);
     }
-    let remedy = match label_of(place, name)? {
+    let remedy = match address_label_remedy(place, name)? {
         Some(remedy) => remedy,
         None => {
             "\"master\" names a link of the host, or with \"linkInContainer\" one of the container"
@@ -76,31 +76,36 @@ fn master(place: &Netlink, name: &str) -> Result<Link> {
 }
 
 /// The remedy for a name that is the label of an address, as in `eth0:1`; `None` if it is not.
-pub fn label_of(place: &Netlink, name: &str) -> Result<Option<String>> {
+pub fn address_label_remedy(place: &Netlink, name: &str) -> Result<Option<String>> {
     let Some((link, _)) = name.split_once(':') else { return Ok(None) };
-    let is_link = place.link(link)?.is_some();
+    let is_link = place.find_link(link)?.is_some();
     Ok(is_link.then(|| format!("\"{name}\" is the label of an address: write \"{link}\"")))
 }
 
-/// Creates the child in the container under its final name, so that [`del`] finds the child even if this process is
+/// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this process is
 /// killed. `place` is the socket of the master's namespace. With `up` the same message sets the child up: for a child
 /// without addresses, or with addresses that are requested through the child (DHCP).
-pub fn add(place: &Netlink, inside: &Inside<'_>, wanted: &Wanted<'_>, up: bool) -> Result<()> {
+pub fn create_link(
+    place: &Netlink,
+    inside: &ContainerNetns<'_>,
+    wanted: &NewChildLink<'_>,
+    up: bool,
+) -> Result<()> {
     let name = wanted.ifname.as_str();
-    let link = NewLink::new(name, wanted.kind.clone()).mtu(wanted.mtu).mac(wanted.mac);
-    let link = link.netns(inside.netns.as_fd());
-    let link = if up { link.up() } else { link };
+    let link = NewLink::new(name, wanted.kind.clone()).with_mtu(wanted.mtu).with_mac(wanted.mac);
+    let link = link.with_netns(inside.netns.as_fd());
+    let link = if up { link.set_up() } else { link };
     let failed = || format!("failed to create {}", wanted.kind);
     let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
     if refused.is_exists() {
-        if inside.netlink.link(name)?.is_some() {
+        if inside.netlink.find_link(name)?.is_some() {
             let msg = format!("container already has an interface \"{name}\": file exists");
             return Err(Error::internal(msg).with_details(DEL_FIRST)).context(failed);
         }
         // Kernels before 6.15 look for the name in the namespace of the caller, unless the request has an index.
-        let tries = if place.link(name)?.is_some() { INDEX_TRIES } else { 0 };
+        let tries = if place.find_link(name)?.is_some() { INDEX_TRIES } else { 0 };
         for _ in 0..tries {
-            match place.add_link(&link.clone().index(random_index())) {
+            match place.add_link(&link.clone().with_index(random_index())) {
                 Ok(()) => return Ok(()),
                 Err(error) => refused = error,
             }
@@ -111,15 +116,15 @@ pub fn add(place: &Netlink, inside: &Inside<'_>, wanted: &Wanted<'_>, up: bool) 
     }
     if refused.is_unanswered() {
         // The link may exist.
-        drop(del(inside.netns, wanted.ifname, &wanted.kind.to_string(), None));
+        drop(delete_link(inside.netns, wanted.ifname, &wanted.kind.to_string(), None));
     }
-    let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
+    let remedy = refused.errno().and_then(|errno| refusal_remedy(errno, &wanted.kind));
     let error = Error::from(refused).context(failed());
     Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
 }
 
 /// The remedy for a refused request, by its errno.
-fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
+fn refusal_remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
     match (errno, kind) {
         (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
             Some("the master is a port of a bridge or bond, or has children of another kind")
@@ -138,59 +143,69 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
     }
 }
 
-/// Deletes the link that [`add`] has created.
-pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
-    Ok(inside.netlink.del_link(ifname.as_str()).map(drop)?)
+/// Deletes the link that [`create_link`] has created.
+pub fn roll_back_link(inside: &ContainerNetns<'_>, ifname: &InterfaceName) -> Result<()> {
+    Ok(inside.netlink.delete_link(ifname.as_str()).map(drop)?)
 }
 
 /// Adds the addresses and routes of `result` to the child, sets the child up, and adds the child to `result`. Without
-/// addresses the child stays as [`add`] created it.
-pub fn attach(
-    inside: &Inside<'_>,
-    ifname: &IfName,
+/// addresses the child stays as [`create_link`] created it.
+pub fn complete_link(
+    inside: &ContainerNetns<'_>,
+    ifname: &InterfaceName,
     sandbox: &str,
     result: &mut CniResult,
 ) -> Result<Link> {
-    result.assign_to_first();
-    let link = inside.link(ifname.as_str())?;
-    result.interfaces = vec![veth::interface(&link, sandbox)];
+    result.assign_ips_to_first();
+    let link = inside.require_link(ifname.as_str())?;
+    result.interfaces = vec![veth::interface_entry(&link, sandbox)];
     if !result.ips.is_empty() {
-        configure(inside, &link, result, Style::Detect)?;
+        configure_link(inside, &link, result, AddressStyle::Detect)?;
     }
     Ok(link)
 }
 
 /// Adds the addresses and routes of `result` to the interface and sets it up. All addresses are announced to the
 /// neighbours.
-pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult, style: Style) -> Result<()> {
-    configure::announce(inside, link);
-    configure::layer3(inside, link, result, style, &[("ndisc_notify", "1")])
+pub fn configure_link(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    result: &CniResult,
+    style: AddressStyle,
+) -> Result<()> {
+    configure::enable_announcements(inside, link);
+    configure::configure_layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
 
 /// What the result of an ADD lists of an attachment's link.
 #[derive(Debug)]
-pub struct Recorded {
-    pub mac: Mac,
+pub struct RecordedLink {
+    pub mac: MacAddress,
     pub addresses: Vec<IpNet>,
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
-/// attachment's: the container may have [renamed](find_renamed) the attachment's link, and put another in its place.
-pub fn del(netns: &Netns, ifname: &IfName, kind: &str, recorded: Option<&Recorded>) -> Result<()> {
+/// attachment's: the container may have [renamed](find_renamed_link) the attachment's link, and put another in its place.
+pub fn delete_link(
+    netns: &Netns,
+    ifname: &InterfaceName,
+    kind: &str,
+    recorded: Option<&RecordedLink>,
+) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
-    let mut named = inside.link(ifname.as_str())?;
+    let mut named = inside.find_link(ifname.as_str())?;
     if named.take_if(|link| link.kind.as_deref() != Some(kind)).is_some() {
         log::warn(format_args!("\"{ifname}\" is not of kind {kind}, and is left alone"));
     }
     if let Some(link) = &named {
-        inside.del_link_by_index(link.index)?;
+        inside.delete_link_by_index(link.index)?;
     }
     let Some(recorded) = recorded else { return Ok(()) };
     if named.is_some_and(|link| link.mac == Some(recorded.mac)) {
         return Ok(());
     }
-    match find_renamed(&inside, kind, recorded)? {
-        Some(link) => Ok(inside.del_link_by_index(link.index).map(drop)?),
+    match find_renamed_link(&inside, kind, recorded)? {
+        Some(link) => Ok(inside.delete_link_by_index(link.index).map(drop)?),
         None => Ok(()),
     }
 }
@@ -198,22 +213,26 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str, recorded: Option<&Recorde
 /// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
 /// all recorded addresses, which are about to be released. The MAC alone proves nothing: another attachment may have
 /// been given the same one, and the links of an ipvlan or VLAN share their master's.
-fn find_renamed(inside: &Netlink, kind: &str, recorded: &Recorded) -> Result<Option<Link>> {
-    let Recorded { mac, addresses } = recorded;
+fn find_renamed_link(
+    inside: &Netlink,
+    kind: &str,
+    recorded: &RecordedLink,
+) -> Result<Option<Link>> {
+    let RecordedLink { mac, addresses } = recorded;
     if addresses.is_empty() {
         return Ok(None);
     }
     let mut links = inside.dump_links()?;
     links.retain(|link| link.kind.as_deref() == Some(kind) && link.mac == Some(*mac));
     let [link] = &links[..] else { return Ok(None) };
-    let present = inside.dump_addrs(link.index)?;
+    let present = inside.dump_addresses(link.index)?;
     let has_all = addresses.iter().all(|net| present.iter().any(|addr| addr.net == *net));
     Ok(has_all.then(|| link.clone()))
 }
 
 /// CHECK: an attachment's link, with the result that lists it.
 #[derive(Debug)]
-pub struct Found<'r> {
+pub struct CheckedLink<'r> {
     pub link: Link,
     pub prev: &'r CniResult,
     /// The index of the interface in the result.
@@ -222,77 +241,94 @@ pub struct Found<'r> {
 
 /// CHECK: the link that `prev` lists under this name and in this sandbox; fails unless the link is of this kind, up, and
 /// has the listed hardware address.
-pub fn find<'r>(
-    inside: &Inside<'_>,
+pub fn find_listed_link<'r>(
+    inside: &ContainerNetns<'_>,
     prev: &'r CniResult,
-    ifname: &IfName,
+    ifname: &InterfaceName,
     sandbox: &str,
     kind: &str,
-) -> Result<Found<'r>> {
-    let (index, entry) = verify::container_entry(prev, ifname, sandbox)?;
-    let link = verify::container_link(inside, entry, kind)?;
-    verify::is_up(&link, verify::IN_CONTAINER)?;
-    Ok(Found { link, prev, index })
+) -> Result<CheckedLink<'r>> {
+    let (index, entry) = verify::find_container_entry(prev, ifname, sandbox)?;
+    let link = verify::find_container_link(inside, entry, kind)?;
+    verify::require_up(&link, verify::IN_CONTAINER)?;
+    Ok(CheckedLink { link, prev, index })
 }
 
-/// Restores the container's missing routes through an interface; see [`routes::restore`].
-pub fn restore_routes(inside: &Inside<'_>, found: &Found<'_>, repairs: &mut Repairs) -> Result<()> {
-    let Found { link, prev, index } = found;
-    let mut wanted = routes::connected(link, prev, *index);
+/// Restores the container's missing routes through an interface; see [`routes::restore_missing`].
+pub fn restore_routes(
+    inside: &ContainerNetns<'_>,
+    found: &CheckedLink<'_>,
+    repairs: &mut RepairFindings,
+) -> Result<()> {
+    let CheckedLink { link, prev, index } = found;
+    let mut wanted = routes::connected_routes(link, prev, *index);
     wanted.extend(configure::plan_routes(prev, link.index));
-    routes::restore(inside, link, &wanted, repairs)
+    routes::restore_missing(inside, link, &wanted, repairs)
 }
 
-impl Found<'_> {
+impl CheckedLink<'_> {
     /// CHECK: fails unless the interface has its addresses and the container its routes.
-    pub fn verify_layer3(&self, inside: &Inside<'_>) -> Result<()> {
-        verify::addresses(inside, &self.link, self.prev, self.index)?;
-        verify::routes(inside, self.prev)
+    pub fn verify_layer3(&self, inside: &ContainerNetns<'_>) -> Result<()> {
+        verify::require_addresses(inside, &self.link, self.prev, self.index)?;
+        verify::require_routes(inside, self.prev)
     }
 }
 
 /// The configuration's keys for the master.
 #[derive(Clone, Copy, Debug)]
-pub struct Below<'a> {
+pub struct MasterConfig<'a> {
     /// The name of the master; empty for the link of the default route.
     pub name: &'a str,
     /// Whether the master is in the container.
     pub in_container: bool,
     /// The MTU of the child; at most the master's.
-    pub mtu: Mtu,
+    pub mtu: MtuConfig,
 }
 
-impl Below<'_> {
+impl MasterConfig<'_> {
     /// The netlink socket of the master's namespace.
-    pub fn place<'n>(self, host: &'n Netlink, inside: &'n Inside<'_>) -> &'n Netlink {
+    pub fn master_netlink<'n>(
+        self,
+        host: &'n Netlink,
+        inside: &'n ContainerNetns<'_>,
+    ) -> &'n Netlink {
         if self.in_container { &inside.netlink } else { host }
     }
 
     /// The master, and the MTU for the child in bytes.
-    pub fn master(self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
-        let master = master(place, self.name)?;
+    pub fn resolve_master(self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
+        let master = find_master(place, self.name)?;
         let mtu = self.mtu.resolve_below(host, &master)?;
         Ok((master, mtu))
     }
 
     /// STATUS: fails if there is no master. A master in the container cannot be checked, because the container is not
     /// known yet.
-    pub fn status(self, host: &Netlink) -> Result<()> {
-        if self.in_container { Ok(()) } else { self.master(host, host).map(drop).or_unavailable() }
+    pub fn require_present(self, host: &Netlink) -> Result<()> {
+        if self.in_container {
+            Ok(())
+        } else {
+            self.resolve_master(host, host).map(drop).or_unavailable()
+        }
     }
 
     /// CHECK: fails unless `link` is on top of the configured master. Without a configured master any existing link is
     /// accepted: the default route may have moved since ADD.
-    pub fn verify(self, host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<()> {
+    pub fn verify_master(
+        self,
+        host: &Netlink,
+        inside: &ContainerNetns<'_>,
+        link: &Link,
+    ) -> Result<()> {
         let in_container = link.link_netnsid.is_none();
         if self.name.is_empty() {
-            let place = Below { in_container, ..self }.place(host, inside);
+            let place = MasterConfig { in_container, ..self }.master_netlink(host, inside);
             return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
         }
-        let master = master(self.place(host, inside), self.name)?;
+        let master = find_master(self.master_netlink(host, inside), self.name)?;
         // The container may be in the host's own namespace.
         let is_same_netns = in_container == self.in_container
-            || Netns::current().and_then(|host| host.same_as(inside.netns))?;
+            || Netns::open_current().and_then(|host| host.is_same_as(inside.netns))?;
         if !is_same_netns || link.link != Some(master.index) {
             let place = match (is_same_netns, self.in_container) {
                 (true, _) => "",
@@ -305,16 +341,16 @@ impl Below<'_> {
         }
         match self.mtu {
             // The default route may have moved since ADD.
-            Mtu::Auto => Ok(()),
-            Mtu::Bytes(_) => self.mtu.resolve_below(host, &master).map(drop),
+            MtuConfig::Auto => Ok(()),
+            MtuConfig::Bytes(_) => self.mtu.resolve_below(host, &master).map(drop),
         }
     }
 }
 
 /// The hardware address from the first source that is not empty; `None` leaves it to the kernel.
-pub fn requested_mac(sources: &[&str]) -> Result<Option<Mac>> {
+pub fn requested_mac(sources: &[&str]) -> Result<Option<MacAddress>> {
     let Some(text) = sources.iter().find(|text| !text.is_empty()) else { return Ok(None) };
-    let mac = Mac::of_interface(text);
+    let mac = MacAddress::parse_unicast(text);
     mac.context(|| format!("invalid args {text} for MAC addr")).map(Some)
 }
 
@@ -330,16 +366,16 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
 /// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there is
 /// no other way to learn whether the driver exists. `kind` gets the index of an Ethernet link to use as the master.
 pub fn require_driver(kind: &dyn Fn(u32) -> LinkKind<'static>) -> Result<()> {
-    let elsewhere = Netns::fresh()?;
+    let elsewhere = Netns::create_unnamed()?;
     let netlink = Netlink::open_in(&elsewhere)?;
     let pair = LinkKind::Veth { peer: VethPeer::new("peer") };
-    let master = netlink.create_link(&NewLink::new("master", pair))?;
+    let master = netlink.add_and_read_link(&NewLink::new("master", pair))?;
     Ok(netlink.add_link(&NewLink::new("link", kind(master.index)))?)
 }
 
 /// A random index far above the indexes that the kernel assigns.
 fn random_index() -> u32 {
-    0x0100_0000 | (veth::random() & 0x00ff_ffff)
+    0x0100_0000 | (veth::random_number() & 0x00ff_ffff)
 }
 
 #[cfg(test)]

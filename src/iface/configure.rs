@@ -6,14 +6,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::{Inside, ON_LINK};
+use super::{ContainerNetns, ON_LINK};
 use crate::cni::ip::host_net;
 use crate::cni::{self, CniResult};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netlink::{
-    self, Addr, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode,
-    Switch, Waited,
+    self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink,
+    NewLinkAddress, OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
 };
 use crate::sysctl;
 
@@ -29,19 +29,19 @@ const CARRIER: Duration = Duration::from_millis(2550);
 
 /// How addresses are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub enum AddressStyle {
     /// With duplicate address detection for IPv6: other hosts share the link.
     Detect,
     /// Without duplicate address detection: the addresses can be used at once.
     Immediate,
-    /// As [`Style::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin adds the
+    /// As [`AddressStyle::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin adds the
     /// routes.
     Routed,
 }
 
 /// The addresses of `result` for `ifname`. Addresses without an interface index are ignored; an address with the index
 /// of another interface is an error of the plugin that returned the result.
-fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
+fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
     if result.interfaces.is_empty() {
         return Err(Error::internal("no interfaces to configure"));
     }
@@ -62,66 +62,75 @@ fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpC
 }
 
 /// Adds the addresses of `result` to `link` and sets it up.
-pub fn addresses_and_up(
-    inside: &Inside<'_>,
+pub fn add_addresses_and_set_up(
+    inside: &ContainerNetns<'_>,
     link: &Link,
     result: &CniResult,
-    style: Style,
+    style: AddressStyle,
 ) -> Result<()> {
-    let ips = addresses(result, &link.name)?;
-    let dad = if style == Style::Detect { Dad::Kernel } else { Dad::Off };
+    let ips = addresses_of_link(result, &link.name)?;
+    let dad = if style == AddressStyle::Detect {
+        DuplicateDetection::Kernel
+    } else {
+        DuplicateDetection::Off
+    };
     for ip in &ips {
-        let prefix_route = style != Style::Routed;
-        let address = NewAddr { dad, prefix_route, ..NewAddr::new(ip.address) };
+        let prefix_route = style != AddressStyle::Routed;
+        let address = NewLinkAddress { dad, prefix_route, ..NewLinkAddress::new(ip.address) };
         inside
             .netlink
-            .add_addr(link.index, &address)
+            .add_address(link.index, &address)
             .context(|| format!("failed to add IP addr {} to \"{}\"", ip.address, link.name))?;
     }
-    set_up(inside, link)?;
-    if dad == Dad::Off {
+    set_link_up(inside, link)?;
+    if dad == DuplicateDetection::Off {
         return wait_for_ipv6(&inside.netlink, &mut ips.iter().map(|ip| ip.address.addr()));
     }
     if !ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
         return Ok(());
     }
-    settle(inside, link).context(|| format!("failed to settle addresses for \"{}\"", link.name))
+    wait_for_detection(inside, link)
+        .context(|| format!("failed to settle addresses for \"{}\"", link.name))
 }
 
 /// Configures the container's interface with the addresses and routes of `result` and sets it up. `ipv6` are optional
 /// parameters, as for [`prepare_ipv6`].
-pub fn layer3(
-    inside: &Inside<'_>,
+pub fn configure_layer3(
+    inside: &ContainerNetns<'_>,
     link: &Link,
     result: &CniResult,
-    style: Style,
+    style: AddressStyle,
     ipv6: &[(&str, &str)],
 ) -> Result<()> {
     prepare_ipv6(inside, &link.name, result, ipv6)?;
-    addresses_and_up(inside, link, result, style)?;
+    add_addresses_and_set_up(inside, link, result, style)?;
     add_routes(inside, link, result)
 }
 
 /// The request that adds an address again, with its flags and lifetime.
-pub fn again(addr: &Addr) -> NewAddr {
-    NewAddr {
+pub fn request_to_restore(addr: &LinkAddress) -> NewLinkAddress {
+    NewLinkAddress {
         prefix_route: !addr.is_without_prefix_route(),
         broadcast: addr.broadcast.is_some(),
         lifetime: addr.lifetime,
-        ..NewAddr::new(addr.net)
+        ..NewLinkAddress::new(addr.net)
     }
 }
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
 /// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
-pub fn add_gateway(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::Result<()> {
-    let address = NewAddr { dad: Dad::Off, ..NewAddr::new(gateway) };
-    let add = || host.add_addr(link.index, &address);
+pub fn add_gateway_address(
+    host: &Netlink,
+    link: &Link,
+    gateway: IpNet,
+) -> netlink::NetlinkResult<()> {
+    let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(gateway) };
+    let add = || host.add_address(link.index, &address);
     let added = add();
-    let is_off = |error: &netlink::Error| error.errno() == Some(Errno::EACCES);
+    let is_off = |error: &netlink::NetlinkError| error.errno() == Some(Errno::EACCES);
     if gateway.addr().is_ipv6()
         && added.as_ref().is_err_and(is_off)
-        && sysctl::write(&format!("net/ipv6/conf/{}/disable_ipv6", link.name), "0").is_ok()
+        && sysctl::write_value(&format!("net/ipv6/conf/{}/disable_ipv6", link.name), "0").is_ok()
     {
         return add();
     }
@@ -129,9 +138,9 @@ pub fn add_gateway(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::Resu
 }
 
 /// Waits for the end of duplicate address detection, which does not begin without a carrier.
-fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
+fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     if inside.netlink.require_link_by_index(link.index)?.carrier {
-        return Ok(inside.netlink.settle_addrs(link.index, SETTLE)?);
+        return Ok(inside.netlink.wait_for_addresses(link.index, SETTLE)?);
     }
     let name = &link.name;
     log::warn(format_args!("\"{name}\" has no carrier: its IPv6 addresses are still tentative"));
@@ -143,15 +152,15 @@ fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
     let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
     let addrs: Vec<_> = addrs.filter_map(v6).collect();
-    if !addrs.is_empty() && !netlink.settle_local(&addrs, LOCAL)? {
+    if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL)? {
         log::debug(format_args!("{addrs:?} have no local routes yet"));
     }
     Ok(())
 }
 
 /// Sets a link up.
-pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
-    let Err(refused) = inside.netlink.set_link(link.index, LinkChange::new().up()) else {
+pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
+    let Err(refused) = inside.netlink.change_link(link.index, LinkChange::new().set_up()) else {
         return Ok(());
     };
     let taken = matches!(refused.errno(), Some(Errno::EADDRINUSE | Errno::EBUSY));
@@ -163,9 +172,11 @@ pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
 /// Waits for the carrier of a pair, for which both ends must be up. The kernel notifies the end that was set up last
 /// first, so `link` has to be the other end.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
-    match netlink.wait_link(link.index, CARRIER, |link| link.oper_state == OperState::Up)? {
-        Waited::Reached(_) => Ok(()),
-        Waited::TimedOut(Link { name, oper_state, .. }) => {
+    match netlink
+        .wait_for_link(link.index, CARRIER, |link| link.oper_state == OperationalState::Up)?
+    {
+        WaitOutcome::Reached(_) => Ok(()),
+        WaitOutcome::TimedOut(Link { name, oper_state, .. }) => {
             Err(Error::internal(format!("link \"{name}\" is {oper_state}, not up")))
         }
     }
@@ -173,11 +184,11 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
 
 /// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another container may have had
 /// the addresses before. The interface works without announcements.
-pub fn announce(inside: &Inside<'_>, link: &Link) {
+pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     // By netlink instead of /proc/sys, where a lookup becomes slower with the number of containers: the names of all
     // namespaces share one list.
-    let change = LinkChange::new().arp_notify(Switch::On);
-    if let Err(error) = inside.netlink.set_link(link.index, change) {
+    let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
+    if let Err(error) = inside.netlink.change_link(link.index, change) {
         log::debug(error);
     }
 }
@@ -186,7 +197,7 @@ pub fn announce(inside: &Inside<'_>, link: &Link) {
 /// interfaces, and the addresses must survive a down link. Then sets those of `optional`, keys below
 /// `net/ipv6/conf/<ifname>`; the interface works without them.
 pub fn prepare_ipv6(
-    inside: &Inside<'_>,
+    inside: &ContainerNetns<'_>,
     ifname: &str,
     result: &CniResult,
     optional: &[(&str, &str)],
@@ -196,15 +207,16 @@ pub fn prepare_ipv6(
     }
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
-        if let Err(error) = sysctl::ensure(key, value) {
+        if let Err(error) = sysctl::ensure_value(key, value) {
             log::debug(error);
         }
     };
-    inside.netns.run(|| {
+    inside.netns.run_inside(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
         // `ensure`: a parameter with the right value need not be writable.
-        sysctl::ensure(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
-        if let Err(error) = sysctl::ensure(&key(ifname, "keep_addr_on_down"), "1") {
+        sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0")
+            .context(|| "configure the interface")?;
+        if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
             log::warn(format_args!("{error}; IPv6 addresses go if the interface is set down"));
         }
         for (name, value) in optional {
@@ -216,9 +228,9 @@ pub fn prepare_ipv6(
 
 /// Adds the routes of `result` through `link`. Routes without a gateway use the first gateway of their family among the
 /// addresses; equal routes are added once, and several gateways to one destination form one multipath route.
-pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
-        inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
+        inside.netlink.add_route(&route, RouteAddMode::Create).map_err(|e| {
             let error = Error::from(e);
             if let Some(family) = family_without_address(&route, result) {
                 let (name, dst) = (&link.name, route.dst);
@@ -227,9 +239,9 @@ pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Resul
                     "remove the route from \"routes\", or add {family} addresses"
                 ));
             }
-            let what = format_args!("failed to add route '{}'", describe(&route, &link.name));
+            let what = format_args!("failed to add route '{}'", describe_route(&route, &link.name));
             let error = error.context(what);
-            match remedy(&route, result) {
+            match gateway_remedy(&route, result) {
                 Some(remedy) => error.with_details(remedy),
                 None => error,
             }
@@ -239,14 +251,14 @@ pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Resul
 }
 
 /// The family of a route if the interface has no address of it.
-fn family_without_address(route: &Route, result: &CniResult) -> Option<&'static str> {
+fn family_without_address(route: &KernelRoute, result: &CniResult) -> Option<&'static str> {
     let is_v4 = route.dst.addr().is_ipv4();
     let has_one = result.ips.iter().any(|ip| ip.address.addr().is_ipv4() == is_v4);
     (!has_one).then_some(if is_v4 { "IPv4" } else { "IPv6" })
 }
 
 /// The remedy for a route whose gateway the kernel refused.
-fn remedy(route: &Route, result: &CniResult) -> Option<String> {
+fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
     let gw = route.gw?;
     if gw.is_ipv4() != route.dst.addr().is_ipv4() {
         return Some(format!("the gateway {gw} is of another family than the destination"));
@@ -269,14 +281,14 @@ pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
 }
 
 /// The gateway of a route: its own or, unless its destination is on the link, the default gateway.
-pub fn gateway(route: &cni::Route, result: &CniResult) -> Option<IpAddr> {
+pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option<IpAddr> {
     let implied = || implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result));
     route.gw.or_else(implied)
 }
 
 /// Whether the destination of a route without a gateway is on the link: by its scope, or because it is a gateway that no
 /// subnet of the interface contains.
-fn is_on_link(route: &cni::Route, result: &CniResult) -> bool {
+fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     let ip = route.dst.addr();
     let is_gateway = || {
         let of_routes = result.routes.iter().filter_map(|route| route.gw);
@@ -289,48 +301,48 @@ fn is_on_link(route: &cni::Route, result: &CniResult) -> bool {
 }
 
 /// The routes of `result` through the link `oif` as [`add_routes`] adds them.
-pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
-    let mut planned: Vec<(cni::Route, Vec<Option<IpAddr>>)> = Vec::new();
+pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<KernelRoute> {
+    let mut planned: Vec<(cni::ResultRoute, Vec<Option<IpAddr>>)> = Vec::new();
     for route in &result.routes {
-        let gw = gateway(route, result);
+        let gw = effective_gateway(route, result);
         // The kernel accepts a gateway only if its own route has this scope.
         let is_on_link = route.dst.addr().is_ipv4() && is_on_link(route, result);
         let scope = route.scope.or(is_on_link.then_some(ON_LINK));
-        let key = cni::Route { dst: route.dst.trunc(), gw: None, scope, ..route.clone() };
+        let key = cni::ResultRoute { dst: route.dst.trunc(), gw: None, scope, ..route.clone() };
         match planned.iter_mut().find(|(k, _)| *k == key) {
             Some((_, gateways)) if gateways.contains(&gw) => {}
             Some((_, gateways)) => gateways.push(gw),
             None => planned.push((key, vec![gw])),
         }
     }
-    planned.into_iter().map(|(key, gateways)| to_kernel(&key, &gateways, oif)).collect()
+    planned.into_iter().map(|(key, gateways)| kernel_route(&key, &gateways, oif)).collect()
 }
 
-fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route {
+fn kernel_route(route: &cni::ResultRoute, gateways: &[Option<IpAddr>], oif: u32) -> KernelRoute {
     let is_set = |value: &u32| *value != 0;
-    let kernel = Route {
+    let kernel = KernelRoute {
         scope: route.scope,
         table: route.table.filter(is_set),
         priority: route.priority,
         mtu: route.mtu.filter(is_set),
         advmss: route.advmss.filter(is_set),
-        ..Route::new(route.dst)
+        ..KernelRoute::new(route.dst)
     };
     if let [gw] = gateways {
-        return Route { gw: *gw, oif: Some(oif), ..kernel };
+        return KernelRoute { gw: *gw, oif: Some(oif), ..kernel };
     }
-    let hop = |gw: &Option<IpAddr>| NextHop { gw: *gw, oif: Some(oif), weight: 1 };
-    Route { nexthops: gateways.iter().map(hop).collect(), ..kernel }
+    let hop = |gw: &Option<IpAddr>| MultipathHop { gw: *gw, oif: Some(oif), weight: 1 };
+    KernelRoute { nexthops: gateways.iter().map(hop).collect(), ..kernel }
 }
 
 /// The gateways of a route: of a multipath route, those of all next hops.
-pub(super) fn gateways(route: &Route) -> Vec<IpAddr> {
+pub(super) fn route_gateways(route: &KernelRoute) -> Vec<IpAddr> {
     route.gw.into_iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw)).collect()
 }
 
 /// A route through the link `ifname`, in the syntax of `ip route`.
-pub fn describe(route: &Route, ifname: &str) -> String {
-    let gateways: Vec<String> = gateways(route).iter().map(ToString::to_string).collect();
+pub fn describe_route(route: &KernelRoute, ifname: &str) -> String {
+    let gateways: Vec<String> = route_gateways(route).iter().map(ToString::to_string).collect();
     let via =
         if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
     let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
@@ -342,7 +354,7 @@ pub fn describe(route: &Route, ifname: &str) -> String {
 mod tests {
     use super::*;
     use crate::cni::json::Json;
-    use crate::cni::{Interface, SpecVersion};
+    use crate::cni::{ResultInterface, SpecVersion};
 
     fn result(text: &str) -> CniResult {
         CniResult::decode(&Json::parse(text.as_bytes()).unwrap(), SpecVersion::NEWEST).unwrap()
@@ -356,7 +368,7 @@ mod tests {
                           {"dst":"192.168.5.7/16"},{"dst":"::/0"}]}"#,
         );
         let texts: Vec<_> =
-            plan_routes(&result, 3).iter().map(|route| describe(route, "eth0")).collect();
+            plan_routes(&result, 3).iter().map(|route| describe_route(route, "eth0")).collect();
         assert_eq!(
             texts,
             [
@@ -372,7 +384,7 @@ mod tests {
         let planned = |ip: &str, routes: &str| -> Vec<_> {
             let result = result(&format!(r#"{{"ips":[{ip}],"routes":[{routes}]}}"#));
             let routes = plan_routes(&result, 3);
-            routes.iter().map(|route| (describe(route, "eth0"), route.scope)).collect()
+            routes.iter().map(|route| (describe_route(route, "eth0"), route.scope)).collect()
         };
         let (far, own) = (r#"{"dst":"203.0.113.1/32"}"#, r#"{"address":"10.0.0.2/32"}"#);
         let default = r#"{"dst":"0.0.0.0/0","gw":"203.0.113.1"}"#;
@@ -404,14 +416,19 @@ mod tests {
     #[test]
     fn interface_indexes() {
         let mut result = result(r#"{"ips":[{"address":"10.0.0.2/24"}]}"#);
-        assert_eq!(addresses(&result, "eth0").unwrap_err().msg(), "no interfaces to configure");
-        result.interfaces.push(Interface { name: "eth0".into(), ..Interface::default() });
-        assert!(addresses(&result, "eth0").unwrap().is_empty());
+        assert_eq!(
+            addresses_of_link(&result, "eth0").unwrap_err().message(),
+            "no interfaces to configure"
+        );
+        result
+            .interfaces
+            .push(ResultInterface { name: "eth0".into(), ..ResultInterface::default() });
+        assert!(addresses_of_link(&result, "eth0").unwrap().is_empty());
         for (index, fine) in [(0, true), (1, false), (-1, false)] {
             result.ips[0].interface = Some(index);
-            assert_eq!(addresses(&result, "eth0").is_ok(), fine, "{index}");
+            assert_eq!(addresses_of_link(&result, "eth0").is_ok(), fine, "{index}");
         }
         result.ips[0].interface = Some(0);
-        assert!(addresses(&result, "eth1").is_err());
+        assert!(addresses_of_link(&result, "eth1").is_err());
     }
 }

@@ -2,9 +2,9 @@
 
 use ipnet::IpNet;
 
-use crate::error::{Context, Result};
+use crate::error::{ErrorContext, Result};
 use crate::netlink::{Link, Netlink, RouteFilter};
-use crate::repairs::Repairs;
+use crate::repairs::RepairFindings;
 use crate::sysctl;
 
 const OF_IPV4: &str = "net/ipv4/ip_forward";
@@ -12,7 +12,7 @@ const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
 /// The parameters to set for the families of `nets`. IPv4 is forwarded from a link only with the link's own parameter, which a
 /// new link takes over from `conf/default`; enabling the first parameter enables those of all links.
-fn disabled(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
+fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
     let of_link = format!("net/ipv4/conf/{}/forwarding", link.name);
     let v4 = if has(true) { &[OF_IPV4, &of_link][..] } else { &[] };
@@ -20,7 +20,7 @@ fn disabled(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let mut disabled = Vec::new();
     for keys in [v4, v6] {
         for key in keys {
-            if sysctl::read(key)? != "1" {
+            if sysctl::read_value(key)? != "1" {
                 disabled.push((*key).to_owned());
                 break;
             }
@@ -31,21 +31,21 @@ fn disabled(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
 
 /// Enables forwarding from `link` for the families of `nets`. Forwarding is never disabled, since other programs may rely on it,
 /// and not written if enabled already.
-pub fn enable(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
+pub fn enable_for_link(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
-    for key in disabled(link, nets).context(failed)? {
+    for key in disabled_parameters(link, nets).context(failed)? {
         if key == OF_IPV6 {
             keep_advertisements(host, link)?;
         }
-        sysctl::write(&key, "1").context(failed)?;
+        sysctl::write_value(&key, "1").context(failed)?;
     }
     Ok(())
 }
 
 /// Enables forwarding again where it was disabled.
-pub fn repair(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut Repairs) {
-    for key in disabled(link, nets).unwrap_or_default() {
-        repairs.restore(format!("sysctl {key}"), || enable(host, link, nets));
+pub fn restore_disabled(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &mut RepairFindings) {
+    for key in disabled_parameters(link, nets).unwrap_or_default() {
+        repairs.restore_missing(format!("sysctl {key}"), || enable_for_link(host, link, nets));
     }
 }
 
@@ -70,8 +70,9 @@ fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     for name in names.chain(["default".to_owned()]) {
         let key = format!("net/ipv6/conf/{name}/accept_ra");
         // The link may be gone meanwhile.
-        if sysctl::read(&key).is_ok_and(|value| value == "1") {
-            sysctl::write(&key, "2").context(|| "keep the routes of router advertisements")?;
+        if sysctl::read_value(&key).is_ok_and(|value| value == "1") {
+            sysctl::write_value(&key, "2")
+                .context(|| "keep the routes of router advertisements")?;
         }
     }
     Ok(())

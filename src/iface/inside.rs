@@ -9,20 +9,20 @@ pub(super) const DEL_FIRST: &str =
     "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
 
 #[derive(Debug)]
-pub struct Inside<'a> {
+pub struct ContainerNetns<'a> {
     pub netns: &'a Netns,
     pub netlink: Netlink,
 }
 
-impl<'a> Inside<'a> {
+impl<'a> ContainerNetns<'a> {
     /// Opens a netlink socket in `netns`.
-    pub fn enter(netns: &'a Netns) -> Result<Inside<'a>> {
-        Ok(Inside { netns, netlink: Netlink::open_in(netns)? })
+    pub fn open_in(netns: &'a Netns) -> Result<ContainerNetns<'a>> {
+        Ok(ContainerNetns { netns, netlink: Netlink::open_in(netns)? })
     }
 
     /// Fails if the container has a link called `ifname`.
-    pub fn require_free(&self, ifname: &str) -> Result<()> {
-        if self.netlink.link(ifname)?.is_none() {
+    pub fn require_free_name(&self, ifname: &str) -> Result<()> {
+        if self.netlink.find_link(ifname)?.is_none() {
             return Ok(());
         }
         let msg = format!("container already has an interface \"{ifname}\"");
@@ -30,7 +30,7 @@ impl<'a> Inside<'a> {
     }
 
     /// The link called `ifname`; fails if there is none.
-    pub fn link(&self, ifname: &str) -> Result<Link> {
+    pub fn require_link(&self, ifname: &str) -> Result<Link> {
         Ok(self.netlink.require_link(ifname)?)
     }
 }

@@ -14,7 +14,7 @@ pub mod tun;
 pub mod verify;
 pub mod veth;
 
-pub use inside::Inside;
+pub use inside::ContainerNetns;
 
 /// The scope of a route without a gateway: `RT_SCOPE_LINK` of `linux/rtnetlink.h`.
 pub const ON_LINK: u8 = 253;

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use crate::error::{Context, Error, Result};
-use crate::netlink::{Family, Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
+use crate::error::{Error, ErrorContext, Result};
+use crate::netlink::{IpFamily, KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 
 /// The least MTU of an interface with IPv6 addresses (RFC 8200, section 5): below, the kernel removes them.
 pub const LEAST_OF_IPV6: u32 = 1280;
@@ -16,21 +16,21 @@ pub const REMEDY_OF_IPV6: &str =
 
 /// The configured MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mtu {
+pub enum MtuConfig {
     /// Bytes; 0 leaves the MTU to the kernel.
     Bytes(i64),
     /// `"auto"`: the MTU of the link of the host's default route, of IPv4 first.
     Auto,
 }
 
-impl Default for Mtu {
-    fn default() -> Mtu {
-        Mtu::Bytes(0)
+impl Default for MtuConfig {
+    fn default() -> MtuConfig {
+        MtuConfig::Bytes(0)
     }
 }
 
 /// The MTU in bytes; 0 leaves the MTU to the kernel.
-pub fn bytes(configured: i64) -> Result<u32> {
+pub fn bytes_from_config(configured: i64) -> Result<u32> {
     let why = if configured < 0 { "is negative" } else { "is larger than any link's" };
     u32::try_from(configured).map_err(|_| {
         Error::config(format!("mtu {configured} {why}"))
@@ -38,11 +38,11 @@ pub fn bytes(configured: i64) -> Result<u32> {
     })
 }
 
-impl Mtu {
+impl MtuConfig {
     /// Refuses an MTU outside the limits of a veth pair or bridge (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
     pub fn require_ethernet(self) -> Result<()> {
         match self {
-            Mtu::Bytes(number) if number != 0 && !(68..=65535).contains(&number) => {
+            MtuConfig::Bytes(number) if number != 0 && !(68..=65535).contains(&number) => {
                 let msg = format!("invalid MTU {number}, must be 0, or 68 to 65535");
                 Err(Error::config(msg))
             }
@@ -50,35 +50,35 @@ impl Mtu {
         }
     }
 
-    /// The MTU of a veth pair or bridge, as [`bytes`].
-    pub fn resolve(self, host: &Netlink) -> Result<u32> {
+    /// The MTU of a veth pair or bridge, as [`bytes_from_config`].
+    pub fn resolve_bytes(self, host: &Netlink) -> Result<u32> {
         self.require_ethernet()?;
         match self {
-            Mtu::Bytes(number) => bytes(number),
-            Mtu::Auto => {
-                let link = default_link(host).context(|| "mtu \"auto\"");
+            MtuConfig::Bytes(number) => bytes_from_config(number),
+            MtuConfig::Auto => {
+                let link = default_route_link(host).context(|| "mtu \"auto\"");
                 link.map(|link| link.mtu)
                     .map_err(|e| e.with_details("write a number of bytes in the key \"mtu\""))
             }
         }
     }
 
-    /// The MTU of a link on top of `master`: at most the MTU of `master`, to which [`Mtu::Auto`] is reduced.
+    /// The MTU of a link on top of `master`: at most the MTU of `master`, to which [`MtuConfig::Auto`] is reduced.
     pub fn resolve_below(self, host: &Netlink, master: &Link) -> Result<u32> {
         let most = master.mtu;
         match self {
-            Mtu::Bytes(bytes) => {
+            MtuConfig::Bytes(bytes) => {
                 u32::try_from(bytes).ok().filter(|mtu| *mtu <= most).ok_or_else(|| {
                     Error::config(format!("invalid MTU {bytes}, must be [0, master MTU({most})]"))
                 })
             }
-            Mtu::Auto => Ok(self.resolve(host)?.min(most)),
+            MtuConfig::Auto => Ok(self.resolve_bytes(host)?.min(most)),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Mtu {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Mtu, D::Error> {
+impl<'de> Deserialize<'de> for MtuConfig {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<MtuConfig, D::Error> {
         from.deserialize_any(MtuVisitor)
     }
 }
@@ -86,23 +86,23 @@ impl<'de> Deserialize<'de> for Mtu {
 struct MtuVisitor;
 
 impl Visitor<'_> for MtuVisitor {
-    type Value = Mtu;
+    type Value = MtuConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a number of bytes or \"auto\"")
     }
 
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Mtu, E> {
-        Ok(Mtu::Bytes(bytes))
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<MtuConfig, E> {
+        Ok(MtuConfig::Bytes(bytes))
     }
 
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Mtu, E> {
-        Ok(Mtu::Bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<MtuConfig, E> {
+        Ok(MtuConfig::Bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Mtu, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<MtuConfig, E> {
         if text == "auto" {
-            Ok(Mtu::Auto)
+            Ok(MtuConfig::Auto)
         } else {
             Err(E::invalid_value(de::Unexpected::Str(text), &self))
         }
@@ -110,12 +110,12 @@ impl Visitor<'_> for MtuVisitor {
 }
 
 /// The link of the default route in the main table, of IPv4 first.
-pub(super) fn default_link(place: &Netlink) -> Result<Link> {
-    for family in [Family::V4, Family::V6] {
+pub(super) fn default_route_link(place: &Netlink) -> Result<Link> {
+    for family in [IpFamily::V4, IpFamily::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
         let routes = place.dump_routes(&filter)?;
         let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
-        for index in default.filter_map(leaves_by) {
+        for index in default.filter_map(outgoing_link) {
             let link = place.require_link_by_index(index)?;
             // An "unreachable" route uses the loopback interface.
             if !link.loopback {
@@ -127,7 +127,7 @@ pub(super) fn default_link(place: &Netlink) -> Result<Link> {
 }
 
 /// The link of a route: of a multipath route, the first next hop's.
-fn leaves_by(route: &Route) -> Option<u32> {
+fn outgoing_link(route: &KernelRoute) -> Option<u32> {
     route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
 }
 
@@ -136,16 +136,16 @@ mod tests {
     use super::*;
     use crate::cni::json::Json;
 
-    fn read(text: &str) -> Result<Mtu, String> {
+    fn read(text: &str) -> Result<MtuConfig, String> {
         let json = Json::parse(text.as_bytes()).unwrap();
-        Mtu::deserialize(&json).map_err(|e| e.to_string())
+        MtuConfig::deserialize(&json).map_err(|e| e.to_string())
     }
 
     #[test]
     fn numbers_and_auto_are_accepted() {
-        assert_eq!(read("1400"), Ok(Mtu::Bytes(1400)));
-        assert_eq!(read("-1"), Ok(Mtu::Bytes(-1)));
-        assert_eq!(read("\"auto\""), Ok(Mtu::Auto));
+        assert_eq!(read("1400"), Ok(MtuConfig::Bytes(1400)));
+        assert_eq!(read("-1"), Ok(MtuConfig::Bytes(-1)));
+        assert_eq!(read("\"auto\""), Ok(MtuConfig::Auto));
         for wrong in ["\"1400\"", "true", "1.5", "{}"] {
             let error = read(wrong).unwrap_err();
             assert!(error.starts_with("expected a number of bytes or \"auto\", found "), "{error}");
@@ -154,19 +154,19 @@ mod tests {
 
     #[test]
     fn negative_and_too_large_are_refused() {
-        assert_eq!((bytes(0), bytes(9000)), (Ok(0), Ok(9000)));
-        assert!(bytes(1 << 32).is_err() && bytes(-1).is_err());
-        assert!(Mtu::Bytes(-1).require_ethernet().is_err());
+        assert_eq!((bytes_from_config(0), bytes_from_config(9000)), (Ok(0), Ok(9000)));
+        assert!(bytes_from_config(1 << 32).is_err() && bytes_from_config(-1).is_err());
+        assert!(MtuConfig::Bytes(-1).require_ethernet().is_err());
     }
 
     #[test]
     fn a_multipath_route_leaves_by_its_first_next_hop() {
-        let mut route = Route::new("0.0.0.0/0".parse().unwrap());
-        assert_eq!(leaves_by(&route), None);
-        let hop = |oif| crate::netlink::NextHop { gw: None, oif, weight: 1 };
+        let mut route = KernelRoute::new("0.0.0.0/0".parse().unwrap());
+        assert_eq!(outgoing_link(&route), None);
+        let hop = |oif| crate::netlink::MultipathHop { gw: None, oif, weight: 1 };
         route.nexthops = vec![hop(None), hop(Some(7)), hop(Some(8))];
-        assert_eq!(leaves_by(&route), Some(7));
+        assert_eq!(outgoing_link(&route), Some(7));
         route.oif = Some(3);
-        assert_eq!(leaves_by(&route), Some(3));
+        assert_eq!(outgoing_link(&route), Some(3));
     }
 }

@@ -3,20 +3,20 @@
 use ipnet::IpNet;
 
 use crate::error::{Error, Result};
-use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
+use crate::netlink::{KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 
 /// The routes of the main table into, or around, the subnets, as warnings. Left out are those of the bridge `own` and of the
-/// gateways of its VLANs, and routes that are [no subnet](is_subnet) of a link.
-pub fn elsewhere(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
+/// gateways of its VLANs, and routes that are [no subnet](is_subnet_route) of a link.
+pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
     let vlan_gateways = format!("{own}.");
     let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
     let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
     let mut found = Vec::new();
-    for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet(route)) {
+    for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet_route(route)) {
         let shares = |net: &&IpNet| net.contains(&route.dst) || route.dst.contains(&net.trunc());
         let Some((subnet, oif)) = subnets.iter().find(shares).zip(route.oif) else { continue };
-        if let Some(link) = host.link_by_index(oif)?.filter(|link| !is_own(link)) {
-            found.push(warning(route, subnet.trunc(), &link));
+        if let Some(link) = host.find_link_by_index(oif)?.filter(|link| !is_own(link)) {
+            found.push(conflict_warning(route, subnet.trunc(), &link));
         }
     }
     Ok(found)
@@ -24,7 +24,7 @@ pub fn elsewhere(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Err
 
 /// Whether the route is to the subnet of a link of the node. Routes to single addresses are those of ptp, default routes and those
 /// through a gateway lead out of the node.
-pub fn is_subnet(route: &Route) -> bool {
+pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
     route.table == Some(RT_TABLE_MAIN)
         && route.gw.is_none()
@@ -33,7 +33,7 @@ pub fn is_subnet(route: &Route) -> bool {
 }
 
 /// The words for a route of another link that shares addresses with a network's subnet.
-pub fn warning(route: &Route, subnet: IpNet, link: &Link) -> Error {
+pub fn conflict_warning(route: &KernelRoute, subnet: IpNet, link: &Link) -> Error {
     let (dst, name) = (route.dst, &link.name);
     Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\""))
         .with_details(

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use super::Inside;
+use super::ContainerNetns;
 use crate::cni::CniResult;
 use crate::error::Result;
 use crate::netlink::{Link, Netlink};
@@ -13,15 +13,15 @@ use crate::netns::Netns;
 /// container.
 pub fn is_same_netns(
     host: &Netlink,
-    inside: &Inside<'_>,
+    inside: &ContainerNetns<'_>,
     outer: Option<i32>,
     inner: Option<i32>,
 ) -> Result<bool> {
     let known = match outer {
-        None => inside.netlink.nsid(Netns::current()?.as_fd())?,
-        Some(outer) => match host.nsid(inside.netns.as_fd())? {
+        None => inside.netlink.namespace_id(Netns::open_current()?.as_fd())?,
+        Some(outer) => match host.namespace_id(inside.netns.as_fd())? {
             Some(container) if container == outer => return Ok(inner.is_none()),
-            Some(container) => host.nsid_in(container, outer)?,
+            Some(container) => host.namespace_id_in(container, outer)?,
             None => None,
         },
     };
@@ -29,30 +29,35 @@ pub fn is_same_netns(
 }
 
 /// Whether the other end of a link of the container, or the device below it, is on the host.
-pub fn is_on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bool> {
+pub fn is_peer_on_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<bool> {
     Ok(link.link.is_some() && is_same_netns(host, inside, None, link.link_netnsid)?)
 }
 
 /// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint only;
 /// the attributes of the host's end decide.
-pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Option<Link>> {
-    let Some(end) = link.link.map(|index| host.link_by_index(index)).transpose()?.flatten() else {
+pub fn find_host_end(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+) -> Result<Option<Link>> {
+    let Some(end) = link.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten()
+    else {
         return Ok(None);
     };
     let is_veth = |link: &Link| link.kind.as_deref() == Some("veth");
     let paired = is_veth(link) && is_veth(&end) && end.link == Some(link.index);
     let Some(netns) = end.link_netnsid.filter(|_| paired) else { return Ok(None) };
-    Ok((host.nsid(inside.netns.as_fd())? == Some(netns)).then_some(end))
+    Ok((host.namespace_id(inside.netns.as_fd())? == Some(netns)).then_some(end))
 }
 
 /// The links of the host in a result whose other end is in the container `netns`: of plugins of any kind, so the kernel decides.
-pub fn listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
+pub fn find_listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
     let mut ends = Vec::new();
     for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
-        ends.extend(host.link(&entry.name)?.filter(|link| link.link_netnsid.is_some()));
+        ends.extend(host.find_link(&entry.name)?.filter(|link| link.link_netnsid.is_some()));
     }
     // The kernel assigns the id at the latest when it reports a link into the namespace.
-    let container = if ends.is_empty() { None } else { host.nsid(netns.as_fd())? };
+    let container = if ends.is_empty() { None } else { host.namespace_id(netns.as_fd())? };
     ends.retain(|end| container.is_some() && end.link_netnsid == container);
     Ok(ends)
 }
@@ -69,36 +74,37 @@ mod tests {
 
     #[test]
     fn a_pair_with_the_same_indexes_in_the_container_is_told_apart() {
-        netns::isolate();
-        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
-        let inside = Inside::enter(&container).unwrap();
+        netns::isolate_test_thread();
+        let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
+        let inside = ContainerNetns::open_in(&container).unwrap();
         // So that the ends have different indexes.
         host.add_link(&veth("x", VethPeer::new("y"))).unwrap();
-        let peer = VethPeer::new("eth0").netns(container.as_fd());
-        let end = host.create_link(&veth("veth0", peer)).unwrap();
-        let link = inside.link("eth0").unwrap();
-        assert_eq!(on_host(&host, &inside, &link).unwrap().unwrap().name, "veth0");
+        let peer = VethPeer::new("eth0").with_netns(container.as_fd());
+        let end = host.add_and_read_link(&veth("veth0", peer)).unwrap();
+        let link = inside.require_link("eth0").unwrap();
+        assert_eq!(find_host_end(&host, &inside, &link).unwrap().unwrap().name, "veth0");
 
-        inside.netlink.add_link(&veth("a", VethPeer::new("b")).index(end.index)).unwrap();
-        let forged = inside.link("b").unwrap();
+        inside.netlink.add_link(&veth("a", VethPeer::new("b")).with_index(end.index)).unwrap();
+        let forged = inside.require_link("b").unwrap();
         assert_eq!(forged.link, Some(end.index));
-        assert_eq!(on_host(&host, &inside, &forged).unwrap(), None);
-        assert!(!is_on_host(&host, &inside, &inside.link("lo").unwrap()).unwrap());
+        assert_eq!(find_host_end(&host, &inside, &forged).unwrap(), None);
+        assert!(!is_peer_on_host(&host, &inside, &inside.require_link("lo").unwrap()).unwrap());
     }
 
     #[test]
     fn a_third_namespace_is_the_same_from_both() {
-        netns::isolate();
-        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
-        let (inside, third) = (Inside::enter(&container).unwrap(), Netns::fresh().unwrap());
-        let other = Netns::fresh().unwrap();
+        netns::isolate_test_thread();
+        let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
+        let (inside, third) =
+            (ContainerNetns::open_in(&container).unwrap(), Netns::create_unnamed().unwrap());
+        let other = Netns::create_unnamed().unwrap();
         for (name, netns) in [("one", &third), ("two", &container), ("three", &other)] {
-            host.add_link(&veth(name, VethPeer::new(name).netns(netns.as_fd()))).unwrap();
+            host.add_link(&veth(name, VethPeer::new(name).with_netns(netns.as_fd()))).unwrap();
             host.require_link(name).unwrap();
         }
-        let peer = VethPeer::new("x").netns(third.as_fd());
+        let peer = VethPeer::new("x").with_netns(third.as_fd());
         inside.netlink.add_link(&veth("eth1", peer)).unwrap();
-        let inner = inside.link("eth1").unwrap().link_netnsid;
+        let inner = inside.require_link("eth1").unwrap().link_netnsid;
         let outer = |name: &str| host.require_link(name).unwrap().link_netnsid;
         let same = |outer, inner| is_same_netns(&host, &inside, outer, inner).unwrap();
         assert!(same(outer("one"), inner));

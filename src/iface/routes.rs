@@ -2,60 +2,61 @@
 
 use std::net::IpAddr;
 
-use super::configure::{describe, gateways};
-use super::{Inside, ON_LINK};
+use super::configure::{describe_route, route_gateways};
+use super::{ContainerNetns, ON_LINK};
 use crate::cni::CniResult;
-use crate::cni::ip::width;
+use crate::cni::ip::max_prefix_len;
 use crate::error::Result;
-use crate::netlink::{Link, Route, RouteFilter, RouteMode};
-use crate::repairs::Repairs;
+use crate::netlink::{KernelRoute, Link, RouteAddMode, RouteFilter};
+use crate::repairs::RepairFindings;
 
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
-pub fn connected(link: &Link, result: &CniResult, index: usize) -> Vec<Route> {
+pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {
     let of_address = |net: ipnet::IpNet| {
         let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
         let scope = src.map(|_| ON_LINK);
-        Route { oif, src, scope, ..Route::new(net.trunc()) }
+        KernelRoute { oif, src, scope, ..KernelRoute::new(net.trunc()) }
     };
-    let nets = result.ips_of(index).map(|ip| ip.address);
-    nets.filter(|net| net.prefix_len() < width(net.addr())).map(of_address).collect()
+    let nets = result.ips_of_interface(index).map(|ip| ip.address);
+    nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr())).map(of_address).collect()
 }
 
 /// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF, an
 /// interface that is down and a missing address are deliberate changes: they stay, and are reported.
-pub fn restore(
-    inside: &Inside<'_>,
+pub fn restore_missing(
+    inside: &ContainerNetns<'_>,
     link: &Link,
-    wanted: &[Route],
-    repairs: &mut Repairs,
+    wanted: &[KernelRoute],
+    repairs: &mut RepairFindings,
 ) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
-    let mut missing: Vec<&Route> = wanted.iter().collect();
-    missing.retain(|route| !present.iter().any(|found| serves(found, route)));
+    let mut missing: Vec<&KernelRoute> = wanted.iter().collect();
+    missing.retain(|route| !present.iter().any(|found| satisfies_route(found, route)));
     if missing.is_empty() {
         return Ok(());
     }
-    let reason = reason_against(inside, link)?;
+    let reason = reason_not_to_restore(inside, link)?;
     for route in missing {
-        let text = format!("route {} in the container", describe(route, &link.name));
-        let replaces = |found: &&Route| found.dst == route.dst.trunc() && same_table(found, route);
+        let text = format!("route {} in the container", describe_route(route, &link.name));
+        let replaces =
+            |found: &&KernelRoute| found.dst == route.dst.trunc() && is_same_table(found, route);
         if let Some(found) = present.iter().find(replaces) {
-            repairs.leave(format!("{text}: the container has \"{found}\""));
+            repairs.record_changed(format!("{text}: the container has \"{found}\""));
         } else if let Some(reason) = &reason {
-            repairs.leave(format!("{text}: {reason}"));
+            repairs.record_changed(format!("{text}: {reason}"));
         } else {
-            let add = || Ok(inside.netlink.add_route(route, RouteMode::Exclusive)?);
-            repairs.restore(text, add);
+            let add = || Ok(inside.netlink.add_route(route, RouteAddMode::Exclusive)?);
+            repairs.restore_missing(text, add);
         }
     }
     Ok(())
 }
 
 /// The reason not to restore missing routes.
-fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
+fn reason_not_to_restore(inside: &ContainerNetns<'_>, link: &Link) -> Result<Option<String>> {
     let name = &link.name;
     if !link.up {
         return Ok(Some(format!("\"{name}\" is down")));
@@ -72,14 +73,14 @@ fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
 
 /// Whether `found` can replace `wanted`. A wanted route without a table may be in any table, since sbr and vrf move
 /// routes.
-pub(super) fn serves(found: &Route, wanted: &Route) -> bool {
-    let present = gateways(found);
+pub(super) fn satisfies_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
+    let present = route_gateways(found);
     found.dst == wanted.dst.trunc()
-        && same_table(found, wanted)
+        && is_same_table(found, wanted)
         && wanted.priority.is_none_or(|p| p == 0 || found.priority == Some(p))
-        && gateways(wanted).iter().all(|gw| present.contains(gw))
+        && route_gateways(wanted).iter().all(|gw| present.contains(gw))
 }
 
-fn same_table(found: &Route, wanted: &Route) -> bool {
+fn is_same_table(found: &KernelRoute, wanted: &KernelRoute) -> bool {
     wanted.table.is_none_or(|table| found.table == Some(table))
 }

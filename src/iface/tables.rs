@@ -3,23 +3,25 @@
 use std::net::IpAddr;
 
 use crate::error::{Error, Result};
-use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
+use crate::netlink::{
+    KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
+};
 use crate::sort::sort_by_key;
 
 /// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
 /// The rules of a namespace and the routing tables in use.
-pub struct Tables {
+pub struct RoutingTables {
     /// The rules of both families.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<PolicyRule>,
     used: Vec<u32>,
 }
 
-impl Tables {
+impl RoutingTables {
     /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect: the tables are in use only
     /// as far as they were when read.
-    pub fn look(netlink: &Netlink) -> Result<Tables> {
+    pub fn read_tables(netlink: &Netlink) -> Result<RoutingTables> {
         let rules = netlink.dump_rules()?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
         let links = netlink.dump_links()?;
@@ -28,7 +30,7 @@ impl Tables {
         used.extend(links.iter().filter_map(|link| link.vrf_table));
         used.sort_unstable();
         used.dedup();
-        Ok(Tables { rules, used })
+        Ok(RoutingTables { rules, used })
     }
 
     /// The first unused table from `first` on; it counts as used from now on.
@@ -48,24 +50,24 @@ pub fn is_reserved(table: u32) -> bool {
 }
 
 /// Whether all next hops of the route use the link.
-pub fn leaves_by(route: &Route, link: u32) -> bool {
+pub fn uses_only_link(route: &KernelRoute, link: u32) -> bool {
     let hops = &route.nexthops;
     let every_hop = || !hops.is_empty() && hops.iter().all(|hop| hop.oif == Some(link));
     route.oif.map_or_else(every_hop, |oif| oif == link)
 }
 
 /// Whether the destination is on the link itself.
-pub fn is_near(route: &Route) -> bool {
+pub fn is_direct_route(route: &KernelRoute) -> bool {
     route.gw.is_none() && route.nexthops.is_empty()
 }
 
 /// The routes in `table`, or in all tables, that use this link only, in an order in which they can be added. Routes to
 /// link-local addresses and multicast groups are left out: the kernel adds them itself.
-pub fn routes_of(
+pub fn routes_of_link(
     netlink: &Netlink,
     link: &Link,
     table: impl Into<Option<u32>>,
-) -> Result<Vec<Route>> {
+) -> Result<Vec<KernelRoute>> {
     let filter = RouteFilter { table: table.into(), ..RouteFilter::default() };
     let mut routes = netlink.dump_routes(&filter)?;
     routes.retain(|route| {
@@ -73,48 +75,54 @@ pub fn routes_of(
             IpAddr::V4(addr) => addr.is_multicast(),
             IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
         };
-        leaves_by(route, link.index) && !is_automatic
+        uses_only_link(route, link.index) && !is_automatic
     });
     // The kernel accepts only routes through reachable gateways.
-    sort_by_key(&mut routes, |route| !is_near(route));
+    sort_by_key(&mut routes, |route| !is_direct_route(route));
     Ok(routes)
 }
 
 /// Adds routes to `table`, replacing routes to the same destination.
-pub fn put(netlink: &Netlink, routes: &[Route], table: u32) -> Result<()> {
+pub fn replace_routes(netlink: &Netlink, routes: &[KernelRoute], table: u32) -> Result<()> {
     for route in routes {
-        let route = Route { table: Some(table), ..route.clone() };
-        netlink.add_route(&route, RouteMode::Replace)?;
+        let route = KernelRoute { table: Some(table), ..route.clone() };
+        netlink.add_route(&route, RouteAddMode::Replace)?;
     }
     Ok(())
 }
 
-/// Restores the link's routes in `table` as [`routes_of`] returned them: completes all steps that can be done, then
+/// Restores the link's routes in `table` as [`routes_of_link`] returned them: completes all steps that can be done, then
 /// reports the first error.
-pub fn reset(netlink: &Netlink, link: &Link, table: u32, wanted: &[Route]) -> Result<()> {
-    let present = routes_of(netlink, link, table)?;
+pub fn restore_routes(
+    netlink: &Netlink,
+    link: &Link,
+    table: u32,
+    wanted: &[KernelRoute],
+) -> Result<()> {
+    let present = routes_of_link(netlink, link, table)?;
     let mut done = Ok(());
     for route in present.iter().filter(|route| !wanted.contains(route)) {
-        done = done.and(netlink.del_route(route).map(drop));
+        done = done.and(netlink.delete_route(route).map(drop));
     }
     for route in wanted.iter().filter(|route| !present.contains(route)) {
         // Beside the routes of other links to the same destination.
-        done = done.and(netlink.add_route(route, RouteMode::Create));
+        done = done.and(netlink.add_route(route, RouteAddMode::Create));
     }
     Ok(done?)
 }
 
 /// Moves the routes of `table` back to the main table, after the existing routes, as far as the kernel accepts them.
-pub fn give_back(
+pub fn return_to_main_table(
     netlink: &Netlink,
     link: &Link,
     table: u32,
-    wanted: impl Fn(&Route) -> bool,
+    wanted: impl Fn(&KernelRoute) -> bool,
 ) -> Result<()> {
-    let routes = routes_of(netlink, link, table)?;
+    let routes = routes_of_link(netlink, link, table)?;
     for route in routes.iter().filter(|route| wanted(route)) {
-        let back = Route { table: Some(RT_TABLE_MAIN), ..route.clone() };
-        let mode = if is_near(route) { RouteMode::Append } else { RouteMode::Exclusive };
+        let back = KernelRoute { table: Some(RT_TABLE_MAIN), ..route.clone() };
+        let mode =
+            if is_direct_route(route) { RouteAddMode::Append } else { RouteAddMode::Exclusive };
         match netlink.add_route(&back, mode) {
             Ok(()) => {}
             // Without a reply the route may be missing in the main table, so it must stay in this one.
@@ -125,15 +133,15 @@ pub fn give_back(
             }
         }
     }
-    reset(netlink, link, table, &[])
+    restore_routes(netlink, link, table, &[])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tables(used: &[u32]) -> Tables {
-        Tables { rules: Vec::new(), used: used.to_vec() }
+    fn tables(used: &[u32]) -> RoutingTables {
+        RoutingTables { rules: Vec::new(), used: used.to_vec() }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tap devices: the only kind of link that netlink reads and changes but cannot create. They are created by ioctl(2) on
 //! `/dev/net/tun`.
 //!
-//! [`create`] holds the new device open. Until [`Tap::keep`] the device vanishes with this process, so that a plugin that
+//! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device vanishes with this process, so that a plugin that
 //! fails or is killed leaves no device.
 
 use std::fs::{self, File, OpenOptions};
@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::libc;
 
 use crate::cmd;
-use crate::cni::IfName;
-use crate::error::{Context, Error, Result, errno_text, io_text};
+use crate::cni::InterfaceName;
+use crate::error::{Error, ErrorContext, Result, errno_text, io_text};
 use crate::netns::{self, Netns};
 
 /// The device that creates tap devices.
@@ -26,9 +26,9 @@ const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 
 /// The tap device to create.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct NewTapDevice<'a> {
     /// Its name, which must be free.
-    pub ifname: &'a IfName,
+    pub ifname: &'a InterfaceName,
     /// Whether it can be opened several times at once.
     pub multi_queue: bool,
     /// The user ID that may open it. Default: any user with `CAP_NET_ADMIN`.
@@ -41,56 +41,57 @@ pub struct Wanted<'a> {
 
 /// A new tap device.
 #[derive(Debug)]
-pub struct Tap(Option<File>);
+pub struct TapDevice(Option<File>);
 
 /// Creates a tap device in `netns`. Frames have no packet information header unless the program that opens the device
 /// requests it.
-pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
-    let made = netns.run(|| match wanted.label {
+pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
+    let made = netns.run_inside(|| match wanted.label {
         // On a thread of its own: the label applies to all programs that the thread starts.
         Some(label) if Path::new(SELINUX).exists() => {
             netns::on_scratch_thread(|| create_labelled(label, wanted))?
         }
-        _ => create_here(wanted),
+        _ => create_in_current_netns(wanted),
     });
     made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))
 }
 
 /// Fails if the kernel cannot create tap devices.
 pub fn require_usable() -> Result<()> {
-    open().map(drop)
+    open_clone_device().map(drop)
 }
 
-impl Tap {
+impl TapDevice {
     /// Makes the device persistent: it stays when no process has it open.
-    pub fn keep(self) -> Result<()> {
+    pub fn make_persistent(self) -> Result<()> {
         let Some(file) = &self.0 else { return Ok(()) };
-        set(file.as_fd(), libc::TUNSETPERSIST, 1)
-            .map_err(|errno| failed("make the device persistent", errno))
+        set_parameter(file.as_fd(), libc::TUNSETPERSIST, 1)
+            .map_err(|errno| ioctl_error("make the device persistent", errno))
     }
 }
 
-fn open() -> Result<File> {
+fn open_clone_device() -> Result<File> {
     OpenOptions::new().read(true).write(true).open(CLONE_DEVICE).map_err(|e| {
         Error::internal(format!("open {CLONE_DEVICE}: {}", io_text(&e)))
             .with_details("load the kernel module \"tun\" on the node, and let the plugin open it")
     })
 }
 
-fn create_here(wanted: Wanted<'_>) -> Result<Tap> {
-    let file = open()?;
-    attach(file.as_fd(), wanted).map_err(|errno| failed("set the name", errno))?;
+fn create_in_current_netns(wanted: NewTapDevice<'_>) -> Result<TapDevice> {
+    let file = open_clone_device()?;
+    attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
     for (what, request, id) in [
         ("set the owner", libc::TUNSETOWNER, wanted.owner),
         ("set the group", libc::TUNSETGROUP, wanted.group),
     ] {
         let Some(id) = id else { continue };
-        set(file.as_fd(), request, id.into()).map_err(|errno| failed(what, errno))?;
+        set_parameter(file.as_fd(), request, id.into())
+            .map_err(|errno| ioctl_error(what, errno))?;
     }
-    Ok(Tap(Some(file)))
+    Ok(TapDevice(Some(file)))
 }
 
-fn failed(what: &str, errno: Errno) -> Error {
+fn ioctl_error(what: &str, errno: Errno) -> Error {
     let error = Error::internal(format!("{what}: {}", errno_text(errno)));
     match errno {
         // With `IFF_TUN_EXCL`, the error for a name that is taken.
@@ -103,8 +104,8 @@ fn failed(what: &str, errno: Errno) -> Error {
 /// Under SELinux a device has the label of the thread that created it, and a thread of a multi-threaded process
 /// cannot change its label. Therefore the program `ip` creates the device, with that label: SELinux policies for the
 /// reference plugin allow `ip`.
-fn create_labelled(label: &str, wanted: Wanted<'_>) -> Result<Tap> {
-    let program = cmd::find("ip").ok_or_else(|| {
+fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
+    let program = cmd::find_program("ip").ok_or_else(|| {
         Error::internal("the program \"ip\" was not found")
             .with_details("\"selinuxContext\" needs iproute2 on a node with SELinux")
     })?;
@@ -113,11 +114,11 @@ fn create_labelled(label: &str, wanted: Wanted<'_>) -> Result<Tap> {
     })?;
     let args = tuntap_args(wanted);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    cmd::run(&program, &args, "")?.require_success()?;
-    Ok(Tap(None))
+    cmd::run_program(&program, &args, "")?.require_success()?;
+    Ok(TapDevice(None))
 }
 
-fn tuntap_args(wanted: Wanted<'_>) -> Vec<String> {
+fn tuntap_args(wanted: NewTapDevice<'_>) -> Vec<String> {
     let mut args: Vec<String> =
         ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
     args.push(wanted.ifname.to_string());
@@ -132,17 +133,17 @@ fn tuntap_args(wanted: Wanted<'_>) -> Vec<String> {
 
 /// `struct ifreq` as used by `TUNSETIFF`.
 #[repr(C)]
-struct Request {
+struct TunInterfaceRequest {
     name: [u8; libc::IFNAMSIZ],
     flags: u16,
     rest: [u8; 22],
 }
 
-const _: () = assert!(size_of::<Request>() >= size_of::<libc::ifreq>());
+const _: () = assert!(size_of::<TunInterfaceRequest>() >= size_of::<libc::ifreq>());
 
 /// Creates the device of an open `/dev/net/tun`.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
-fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
+fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<()> {
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
     if wanted.multi_queue {
         flags |= libc::IFF_MULTI_QUEUE;
@@ -152,7 +153,7 @@ fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
     let text = wanted.ifname.as_str().as_bytes();
     name[..text.len()].copy_from_slice(text);
     let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
-    let mut request = Request { name, flags, rest: [0; 22] };
+    let mut request = TunInterfaceRequest { name, flags, rest: [0; 22] };
     // SAFETY: the kernel reads and writes one `struct ifreq`; `Request` is at least as long and outlives the call, and
     // any bytes are valid integers.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
@@ -161,7 +162,11 @@ fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
 
 /// Sets a numeric parameter of the device.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
-fn set(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
+fn set_parameter(
+    tun: BorrowedFd<'_>,
+    request: libc::Ioctl,
+    value: libc::c_ulong,
+) -> nix::Result<()> {
     // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory
     // is read or written.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
@@ -172,46 +177,52 @@ fn set(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::
 mod tests {
     use super::*;
     use crate::netlink::Netlink;
-    use crate::netns::isolate;
+    use crate::netns::isolate_test_thread;
 
-    const PLAIN: fn(&IfName) -> Wanted<'_> =
-        |ifname| Wanted { ifname, multi_queue: false, owner: None, group: None, label: None };
+    const PLAIN: fn(&InterfaceName) -> NewTapDevice<'_> =
+        |ifname| NewTapDevice { ifname, multi_queue: false, owner: None, group: None, label: None };
 
     #[test]
     fn kept_or_gone_with_the_descriptor() {
-        isolate();
-        let (netns, ifname) = (Netns::fresh().unwrap(), IfName::parse("tap0").unwrap());
+        isolate_test_thread();
+        let (netns, ifname) =
+            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
         let netlink = Netlink::open_in(&netns).unwrap();
-        let tap = create(&netns, PLAIN(&ifname)).unwrap();
-        let link = netlink.link("tap0").unwrap().unwrap();
+        let tap = create_device(&netns, PLAIN(&ifname)).unwrap();
+        let link = netlink.find_link("tap0").unwrap().unwrap();
         assert_eq!(link.kind.as_deref(), Some("tun"));
         assert!(link.tun.is_some_and(|tun| tun.tap && !tun.persist && !tun.multi_queue));
         drop(tap);
-        assert_eq!(netlink.link("tap0").unwrap(), None);
-        let wanted = Wanted { owner: Some(1001), multi_queue: true, ..PLAIN(&ifname) };
-        create(&netns, wanted).unwrap().keep().unwrap();
-        let tun = netlink.link("tap0").unwrap().unwrap().tun.unwrap();
+        assert_eq!(netlink.find_link("tap0").unwrap(), None);
+        let wanted = NewTapDevice { owner: Some(1001), multi_queue: true, ..PLAIN(&ifname) };
+        create_device(&netns, wanted).unwrap().make_persistent().unwrap();
+        let tun = netlink.find_link("tap0").unwrap().unwrap().tun.unwrap();
         assert_eq!((tun.owner, tun.group), (Some(1001), None));
         assert!(tun.persist && tun.multi_queue);
     }
 
     #[test]
     fn a_name_that_is_taken_is_refused_whoever_has_it() {
-        isolate();
-        let (netns, ifname) = (Netns::fresh().unwrap(), IfName::parse("tap0").unwrap());
-        let _tap = create(&netns, PLAIN(&ifname)).unwrap();
-        let error = create(&netns, PLAIN(&ifname)).unwrap_err();
+        isolate_test_thread();
+        let (netns, ifname) =
+            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
+        let _tap = create_device(&netns, PLAIN(&ifname)).unwrap();
+        let error = create_device(&netns, PLAIN(&ifname)).unwrap_err();
         let msg = "failed to create tap \"tap0\": set the name: device or resource busy";
-        assert_eq!(error.msg(), msg);
-        let lo = IfName::parse("lo").unwrap();
-        let error = create(&netns, PLAIN(&lo)).unwrap_err();
-        assert!(error.msg().starts_with("failed to create tap \"lo\": set the name: "), "{error}");
+        assert_eq!(error.message(), msg);
+        let lo = InterfaceName::parse("lo").unwrap();
+        let error = create_device(&netns, PLAIN(&lo)).unwrap_err();
+        assert!(
+            error.message().starts_with("failed to create tap \"lo\": set the name: "),
+            "{error}"
+        );
     }
 
     #[test]
     fn the_program_gets_what_the_kernel_would() {
-        let ifname = IfName::parse("tap0").unwrap();
-        let all = Wanted { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
+        let ifname = InterfaceName::parse("tap0").unwrap();
+        let all =
+            NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
         assert_eq!(
             tuntap_args(all).join(" "),
             "tuntap add mode tap name tap0 multi_queue user 0 group 7"

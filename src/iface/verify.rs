@@ -3,12 +3,12 @@
 //! `prevResult` is the result of the whole list, with additions of later plugins: an address counts only for the
 //! interface of its index, and a route without a table may be in any table.
 
-use super::Inside;
-use super::configure::gateway;
-use super::routes::serves;
-use crate::cni::{CniResult, IfName, Interface};
+use super::ContainerNetns;
+use super::configure::effective_gateway;
+use super::routes::satisfies_route;
+use crate::cni::{CniResult, InterfaceName, ResultInterface};
 use crate::error::{Error, Result};
-use crate::netlink::{Link, Route, RouteFilter};
+use crate::netlink::{KernelRoute, Link, RouteFilter};
 
 /// The prefix, in the details of errors, of a command for the container's namespace.
 pub const IN_CONTAINER: &str = "in the container: ";
@@ -17,11 +17,11 @@ pub const IN_CONTAINER: &str = "in the container: ";
 pub const ON_HOST: &str = "";
 
 /// The container's interface in the result, with its index: the interface called `ifname` in this sandbox.
-pub fn container_entry<'r>(
+pub fn find_container_entry<'r>(
     result: &'r CniResult,
-    ifname: &IfName,
+    ifname: &InterfaceName,
     sandbox: &str,
-) -> Result<(usize, &'r Interface)> {
+) -> Result<(usize, &'r ResultInterface)> {
     let entries = result.interfaces.iter().enumerate();
     let named: Vec<_> = entries.filter(|(_, i)| i.name == ifname.as_str()).collect();
     if let Some(entry) = named.iter().find(|(_, i)| i.sandbox == sandbox) {
@@ -35,9 +35,13 @@ pub fn container_entry<'r>(
 
 /// The link of an interface of the result; fails unless the link is of this kind and has the hardware address of the
 /// result.
-pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Link> {
+pub fn find_container_link(
+    inside: &ContainerNetns<'_>,
+    entry: &ResultInterface,
+    kind: &str,
+) -> Result<Link> {
     let name = &entry.name;
-    let link = inside.netlink.link(name)?.ok_or_else(|| {
+    let link = inside.netlink.find_link(name)?.ok_or_else(|| {
         Error::internal(format!("Interface name {name} not found in {}", entry.sandbox))
     })?;
     if link.kind.as_deref() != Some(kind) {
@@ -45,12 +49,12 @@ pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Res
             "Error: Container interface {name} not of type {kind}"
         )));
     }
-    same_mac(&link, entry)?;
+    require_same_mac(&link, entry)?;
     Ok(link)
 }
 
 /// Fails if the link does not have the hardware address of the result, if the result has one.
-pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
+pub fn require_same_mac(link: &Link, entry: &ResultInterface) -> Result<()> {
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     if entry.mac.is_empty() || entry.mac.eq_ignore_ascii_case(&mac) {
         return Ok(());
@@ -62,7 +66,7 @@ pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
 }
 
 /// Fails if the link is down; `place` is [`IN_CONTAINER`] or [`ON_HOST`].
-pub fn is_up(link: &Link, place: &str) -> Result<()> {
+pub fn require_up(link: &Link, place: &str) -> Result<()> {
     if link.up {
         return Ok(());
     }
@@ -72,7 +76,7 @@ pub fn is_up(link: &Link, place: &str) -> Result<()> {
 }
 
 /// Fails if a link of the host accepts router advertisements, which containers could send.
-pub fn refuses_advertisements(link: &Link) -> Result<()> {
+pub fn require_no_advertisements(link: &Link) -> Result<()> {
     if link.accept_ra.unwrap_or_default() == 0 {
         return Ok(());
     }
@@ -82,12 +86,17 @@ pub fn refuses_advertisements(link: &Link) -> Result<()> {
 }
 
 /// Fails unless `link` has every address of the interface at `index` in the result, and a route to its network.
-pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
-    let present = inside.netlink.dump_addrs(link.index)?;
+pub fn require_addresses(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    result: &CniResult,
+    index: usize,
+) -> Result<()> {
+    let present = inside.netlink.dump_addresses(link.index)?;
     let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
     let routes = inside.netlink.dump_routes(&filter)?;
     let name = &link.name;
-    for ip in result.ips_of(index) {
+    for ip in result.ips_of_interface(index) {
         let address = ip.address;
         if !present.iter().any(|addr| addr.net == address) {
             let msg = format!("Failed to match addr {address} on interface {name}");
@@ -107,19 +116,19 @@ pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: us
 }
 
 /// Fails unless every route of the result exists, through its gateway or the default gateway of its family.
-pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
+pub fn require_routes(inside: &ContainerNetns<'_>, result: &CniResult) -> Result<()> {
     if result.routes.is_empty() {
         return Ok(());
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
     for route in &result.routes {
-        let wanted = Route {
-            gw: gateway(route, result),
+        let wanted = KernelRoute {
+            gw: effective_gateway(route, result),
             table: route.table.filter(|table| *table != 0),
             priority: route.priority,
-            ..Route::new(route.dst)
+            ..KernelRoute::new(route.dst)
         };
-        if !present.iter().any(|found| serves(found, &wanted)) {
+        if !present.iter().any(|found| satisfies_route(found, &wanted)) {
             let msg = format!("Expected Route {wanted} not found in routing table");
             return Err(
                 Error::internal(msg).with_details(format!("{IN_CONTAINER}ip route add {wanted}"))

@@ -6,32 +6,32 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
-use super::inside::{DEL_FIRST, Inside};
+use super::inside::{ContainerNetns, DEL_FIRST};
 use super::peer;
-use crate::cni::{CniResult, IfName, Interface};
-use crate::error::{Context, Error, Result};
+use crate::cni::{CniResult, InterfaceName, ResultInterface};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
-use crate::netlink::{self, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, VethPeer};
+use crate::netlink::{self, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
-use crate::repairs::Repairs;
+use crate::repairs::RepairFindings;
 use crate::sysctl;
 
 /// Attempts to choose a free name.
 const NAME_TRIES: usize = 10;
 
 /// The pair to create.
-pub struct Wanted<'a> {
-    pub ifname: &'a IfName,
+pub struct NewVethPair<'a> {
+    pub ifname: &'a InterfaceName,
     /// MTU of both ends in bytes; 0 leaves it to the kernel.
     pub mtu: u32,
     /// Address of the container's end; the kernel chooses one otherwise.
-    pub mac: Option<Mac>,
+    pub mac: Option<MacAddress>,
     /// The bridge that the host's end becomes a port of, by index.
     pub master: Option<u32>,
 }
 
 /// Both ends of a pair.
-pub struct Pair {
+pub struct VethPairEnds {
     /// The host's end, down.
     pub host: Link,
     /// The container's end, down.
@@ -39,23 +39,25 @@ pub struct Pair {
 }
 
 /// Creates the pair by one message to the kernel: the container's end in the container, the host's end as a port of its
-/// bridge. No packet passes until [`start`]. A failure leaves no link.
-pub fn add(host: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<Pair> {
+/// bridge. No packet passes until [`start_host_end`]. A failure leaves no link.
+pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Result<VethPairEnds> {
     let (ifname, mtu) = (wanted.ifname.as_str(), wanted.mtu);
     // Chosen here, so that the container's end need not be read back.
-    let mac = wanted.mac.unwrap_or_else(Mac::random_local);
+    let mac = wanted.mac.unwrap_or_else(MacAddress::random_local);
     let pair = |name: &str| {
-        let peer = VethPeer::new(ifname).netns(netns.as_fd()).mtu(mtu).mac(mac);
-        let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(mtu).mac(Mac::random_port());
-        if let Some(master) = wanted.master { link.master(master) } else { link }
+        let peer = VethPeer::new(ifname).with_netns(netns.as_fd()).with_mtu(mtu).with_mac(mac);
+        let link = NewLink::new(name, LinkKind::Veth { peer })
+            .with_mtu(mtu)
+            .with_mac(MacAddress::random_for_bridge_port());
+        if let Some(master) = wanted.master { link.with_master(master) } else { link }
     };
-    let host = create_pair(host, &pair, &|error, name| {
+    let host = create_with_random_name(host, &pair, &|error, name| {
         // An error of the namespace itself is the better explanation.
         let inside = Netlink::open_in(netns)?;
         if !error.is_exists() {
             let full = wanted.master.filter(|_| error.errno() == Some(Errno::EXFULL));
             let error = Error::from(error);
-            return Err(match full.and_then(|index| host.link_by_index(index).ok()?) {
+            return Err(match full.and_then(|index| host.find_link_by_index(index).ok()?) {
                 Some(bridge) => error.context(format_args!(
                     "bridge \"{}\" has 1023 ports, the kernel's limit",
                     bridge.name
@@ -64,7 +66,7 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<Pair> {
             })
             .context(|| "failed to make veth pair");
         }
-        if inside.link(ifname)?.is_none() {
+        if inside.find_link(ifname)?.is_none() {
             return Ok(());
         }
         let msg =
@@ -81,24 +83,24 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<Pair> {
         link: Some(host.index),
         ..Link::default()
     };
-    Ok(Pair { host, container })
+    Ok(VethPairEnds { host, container })
 }
 
 /// Creates a veth pair of which one end has a random name; returns the end that `pair` describes. `refused` gets the
 /// kernel's error for a name, and returns success to try another name.
-pub fn create_pair<'p>(
+pub fn create_with_random_name<'p>(
     host: &Netlink,
     pair: &dyn Fn(&str) -> NewLink<'p>,
-    refused: &dyn Fn(netlink::Error, &str) -> Result<()>,
+    refused: &dyn Fn(netlink::NetlinkError, &str) -> Result<()>,
 ) -> Result<Link> {
     for _ in 0..NAME_TRIES {
-        let name = format!("veth{:08x}", random());
-        match host.create_link(&pair(&name)) {
+        let name = format!("veth{:08x}", random_number());
+        match host.add_and_read_link(&pair(&name)) {
             Ok(link) => return Ok(link),
             Err(error) => {
                 if error.is_unanswered() {
                     // A link with the random name is the pair.
-                    drop(host.del_link(&name));
+                    drop(host.delete_link(&name));
                 }
                 refused(error, &name)?;
             }
@@ -108,20 +110,20 @@ pub fn create_pair<'p>(
 }
 
 /// A random number. The standard library's hasher is keyed by the kernel's random numbers.
-pub(super) fn random() -> u32 {
+pub(super) fn random_number() -> u32 {
     (RandomState::new().build_hasher().finish() & 0xffff_ffff) as u32
 }
 
-/// Whether a name has the pattern of [`create_pair`]: `veth` and eight hexadecimal digits, as in the reference plugins.
+/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal digits, as in the reference plugins.
 fn is_random_name(name: &str) -> bool {
     let digits = name.strip_prefix("veth").unwrap_or_default();
     digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which [`del`] and
-/// [`del_labelled`] find the pair even if the container changed its end.
-pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
-    host.set_link(end.index, change.alias(label).up())
+/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which [`delete_pair`] and
+/// [`delete_labelled_pairs`] find the pair even if the container changed its end.
+pub fn start_host_end(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
+    host.change_link(end.index, change.set_alias(label).set_up())
         .context(|| format!("failed to set \"{}\" up", end.name))
 }
 
@@ -130,18 +132,18 @@ pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Res
 pub fn refuse_advertisements(link: &Link) {
     let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
     if link.accept_ra.is_some_and(|accepts| accepts != 0)
-        && let Err(error) = sysctl::write(&key, "0")
+        && let Err(error) = sysctl::write_value(&key, "0")
         // Without the file the link has no IPv6, and accepts nothing.
-        && sysctl::exists(&key)
+        && sysctl::key_exists(&key)
     {
         log::warn(error);
     }
 }
 
 /// Disables `accept_ra` again where it was enabled.
-pub fn repair_advertisements(link: &Link, repairs: &mut Repairs) {
+pub fn refuse_advertisements_again(link: &Link, repairs: &mut RepairFindings) {
     if link.accept_ra.unwrap_or_default() != 0 {
-        repairs.restore(format!("sysctl net/ipv6/conf/{}/accept_ra", link.name), || {
+        repairs.restore_missing(format!("sysctl net/ipv6/conf/{}/accept_ra", link.name), || {
             refuse_advertisements(link);
             Ok(())
         });
@@ -149,42 +151,44 @@ pub fn repair_advertisements(link: &Link, repairs: &mut Repairs) {
 }
 
 /// The entry of a link in results; `sandbox` is empty for a link of the host.
-pub fn interface(link: &Link, sandbox: &str) -> Interface {
-    Interface {
+pub fn interface_entry(link: &Link, sandbox: &str) -> ResultInterface {
+    ResultInterface {
         name: link.name.clone(),
         mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         mtu: link.mtu,
         sandbox: sandbox.to_owned(),
-        ..Interface::default()
+        ..ResultInterface::default()
     }
 }
 
 /// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end, so
 /// the host's end decides: the link of that name in the result, else the other end of the container's interface, else a
 /// link with a label that `is_own`.
-pub fn del(
+pub fn delete_pair(
     host: &Netlink,
-    ifname: &IfName,
+    ifname: &InterfaceName,
     netns: Option<&Netns>,
     result: Option<&CniResult>,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
     if let Some(result) = result
-        && let Some(end) = listed_end(host, result, is_own)?
+        && let Some(end) = find_listed_end(host, result, is_own)?
     {
-        return Ok(host.del_link_by_index(end.index).map(drop)?);
+        return Ok(host.delete_link_by_index(end.index).map(drop)?);
     }
-    let inside = netns.map(|netns| del_inside(host, &Inside::enter(netns)?, ifname, is_own));
+    let inside = netns.map(|netns| {
+        delete_by_container_end(host, &ContainerNetns::open_in(netns)?, ifname, is_own)
+    });
     if inside == Some(Ok(true)) {
         return Ok(());
     }
-    let labelled = del_labelled(host, is_own);
+    let labelled = delete_labelled_pairs(host, is_own);
     inside.transpose().and(labelled)
 }
 
 /// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the attachment's
 /// label or, for a pair without an alias, if its MAC is the recorded one.
-fn listed_end(
+fn find_listed_end(
     host: &Netlink,
     result: &CniResult,
     is_own: &dyn Fn(&str) -> bool,
@@ -192,7 +196,7 @@ fn listed_end(
     // The gateway of a VLAN is a veth on the host as well, and shared.
     let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
-        let Some(link) = host.link(&entry.name)? else { continue };
+        let Some(link) = host.find_link(&entry.name)? else { continue };
         let same_mac = || link.mac.is_some_and(|mac| mac.to_string() == entry.mac);
         if is_veth(&link) && (is_own(&link.alias) || (link.alias.is_empty() && same_mac())) {
             return Ok(Some(link));
@@ -203,27 +207,27 @@ fn listed_end(
 
 /// Deletes the pair by the container's end, unless the pair is known to be another attachment's. Returns whether the pair
 /// was deleted.
-fn del_inside(
+fn delete_by_container_end(
     host: &Netlink,
-    inside: &Inside<'_>,
-    ifname: &IfName,
+    inside: &ContainerNetns<'_>,
+    ifname: &InterfaceName,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<bool> {
-    let Some(link) = inside.netlink.link(ifname.as_str())? else { return Ok(false) };
+    let Some(link) = inside.netlink.find_link(ifname.as_str())? else { return Ok(false) };
     // Older versions and the reference gave no label.
     let may_be_own = |end: &Link| end.alias.is_empty() || is_own(&end.alias);
-    if let Some(end) = peer::on_host(host, inside, &link)?.filter(may_be_own) {
-        return Ok(host.del_link_by_index(end.index)?);
+    if let Some(end) = peer::find_host_end(host, inside, &link)?.filter(may_be_own) {
+        return Ok(host.delete_link_by_index(end.index)?);
     }
     log::warn(format_args!("\"{ifname}\" is not this attachment's veth, and is left alone"));
     Ok(false)
 }
 
 /// Deletes the pairs whose host's end has a label that `is_own`.
-pub fn del_labelled(host: &Netlink, is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+pub fn delete_labelled_pairs(host: &Netlink, is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let ends = host.dump_links()?.into_iter();
     for end in ends.filter(|link| is_veth(link) && is_wanted(&link.alias)) {
-        host.del_link_by_index(end.index)?;
+        host.delete_link_by_index(end.index)?;
     }
     Ok(())
 }
@@ -233,14 +237,14 @@ fn is_veth(link: &Link) -> bool {
 }
 
 /// The host's end whose other end is `container`, with its entry in `result`.
-pub fn find_host_end(
+pub fn find_listed_host_end(
     host: &Netlink,
-    inside: &Inside<'_>,
+    inside: &ContainerNetns<'_>,
     result: &CniResult,
     container: &Link,
-) -> Result<Option<(Link, Interface)>> {
-    let Some(end) = peer::on_host(host, inside, container)? else { return Ok(None) };
-    let listed = |entry: &&Interface| entry.sandbox.is_empty() && entry.name == end.name;
+) -> Result<Option<(Link, ResultInterface)>> {
+    let Some(end) = peer::find_host_end(host, inside, container)? else { return Ok(None) };
+    let listed = |entry: &&ResultInterface| entry.sandbox.is_empty() && entry.name == end.name;
     let entry = result.interfaces.iter().find(listed).cloned();
     Ok(entry.map(|entry| (end, entry)))
 }
@@ -252,7 +256,7 @@ mod tests {
     #[test]
     fn pattern_and_variety() {
         let names: std::collections::HashSet<_> =
-            (0..100).map(|_| format!("veth{:08x}", random())).collect();
+            (0..100).map(|_| format!("veth{:08x}", random_number())).collect();
         assert_eq!(names.len(), 100);
         assert!(names.iter().all(|name| is_random_name(name)));
         for other in ["veth", "veth1234567", "vethABCDEF01", "br0.100", "veth123456789"] {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::cmd::exit_text;
-use crate::cmd::pump::Pump;
-use crate::cni::wire::{Failure, error_of};
+use crate::cmd::pump::PipePump;
+use crate::cni::wire::{PluginFailure, decode_plugin_error};
 use crate::error::{Result, io_text};
 use crate::netns;
 use crate::trace::{self, TRACEPARENT};
@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A call of a plugin.
 #[derive(Clone, Debug)]
-pub struct Exec<'a> {
+pub struct PluginCommand<'a> {
     /// The executable, which gets no arguments.
     pub path: &'a Path,
     /// Environment variables in addition to those of this process, or in place of them.
@@ -38,30 +38,33 @@ pub struct Exec<'a> {
 ///
 /// The error is the plugin's error object, or is made from its stderr and exit status:
 /// `netplugin failed with no error message: signal: killed`.
-pub fn exec(call: &Exec<'_>) -> Result<Vec<u8>> {
-    exec_to(call, &mut io::stderr())
+pub fn execute_plugin(call: &PluginCommand<'_>) -> Result<Vec<u8>> {
+    execute_with_stderr(call, &mut io::stderr())
 }
 
-/// As [`exec`], with another destination for the plugin's stderr.
-pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
-    let span = trace::span("plugin");
-    span.text("process.executable.path", || call.path.display().to_string());
-    span.end_with(run_to(call, stderr))
+/// As [`execute_plugin`], with another destination for the plugin's stderr.
+pub(super) fn execute_with_stderr(
+    call: &PluginCommand<'_>,
+    stderr: &mut dyn Write,
+) -> Result<Vec<u8>> {
+    let span = trace::begin_span("plugin");
+    span.add_text("process.executable.path", || call.path.display().to_string());
+    span.end_with(run_process(call, stderr))
 }
 
-fn run_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
-    netns::at_home()?;
+fn run_process(call: &PluginCommand<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
+    netns::require_home_netns()?;
     let until = call.deadline.and_then(|limit| Instant::now().checked_add(limit));
-    let mut child = start(call, until).map_err(|cause| {
+    let mut child = start_process(call, until).map_err(|cause| {
         let exit = format!("fork/exec {}: {}", call.path.display(), io_text(&cause));
-        error_of(&Failure { stdout: b"", stderr: b"", exit: &exit })
-            .with_details(remedy(call.path, &cause))
+        decode_plugin_error(&PluginFailure { stdout: b"", stderr: b"", exit: &exit })
+            .with_details(execution_remedy(call.path, &cause))
     })?;
-    let mut pump = Pump::new(&mut child, call.stdin);
-    let status = match pump.run(until, stderr) {
-        Ok(true) => reap(&mut child, until),
-        Ok(false) => kill(&mut child),
-        Err(cause) => kill(&mut child).and(Err(cause)),
+    let mut pump = PipePump::new(&mut child, call.stdin);
+    let status = match pump.serve_pipes(until, stderr) {
+        Ok(true) => wait_for_exit(&mut child, until),
+        Ok(false) => kill_and_wait(&mut child),
+        Err(cause) => kill_and_wait(&mut child).and(Err(cause)),
     };
     let (stdout, stderr) = pump.into_output();
     let exit = match status {
@@ -69,11 +72,11 @@ fn run_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
         Ok(status) => exit_text(status),
         Err(cause) => io_text(&cause),
     };
-    Err(error_of(&Failure { stdout: &stdout, stderr: &stderr, exit: &exit }))
+    Err(decode_plugin_error(&PluginFailure { stdout: &stdout, stderr: &stderr, exit: &exit }))
 }
 
 /// The remedy for a file that could not be executed.
-fn remedy(path: &Path, cause: &io::Error) -> String {
+fn execution_remedy(path: &Path, cause: &io::Error) -> String {
     let path = path.display();
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EACCES) => {
@@ -87,11 +90,11 @@ fn remedy(path: &Path, cause: &io::Error) -> String {
 }
 
 /// Starts the plugin; retries while a process has its file open for writing.
-fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
+fn start_process(call: &PluginCommand<'_>, until: Option<Instant>) -> io::Result<Child> {
     let mut command = Command::new(call.path);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.envs(call.env.iter().map(|(key, value)| (key, value)));
-    if let Some(parent) = trace::traceparent() {
+    if let Some(parent) = trace::traceparent_value() {
         command.env(TRACEPARENT, parent);
     }
     let started = Instant::now();
@@ -111,7 +114,7 @@ fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
 }
 
 /// Waits until a plugin that has closed its pipes exits.
-fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
+fn wait_for_exit(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
     let Some(until) = until else { return child.wait() };
     let mut pause = Duration::from_micros(50);
     loop {
@@ -119,14 +122,14 @@ fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
             return Ok(status);
         }
         if Instant::now() >= until {
-            return kill(child);
+            return kill_and_wait(child);
         }
         thread::sleep(pause);
         pause = Duration::from_millis(20).min(pause * 2);
     }
 }
 
-fn kill(child: &mut Child) -> io::Result<ExitStatus> {
+fn kill_and_wait(child: &mut Child) -> io::Result<ExitStatus> {
     child.kill()?;
     child.wait()
 }

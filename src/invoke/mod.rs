@@ -1,7 +1,7 @@
 //! Plugins as executables: find them, run them, decode their output.
 //!
 //! Used by both sides of CNI: by `runtime` for the plugins of a network, and by plugins for
-//! foreign delegates. Tests replace [`Executor`]; [`System`] is its implementation with processes.
+//! foreign delegates. Tests replace [`PluginExecutor`]; [`ProcessExecutor`] is its implementation with processes.
 #![warn(missing_docs)]
 
 mod exec;
@@ -16,35 +16,35 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-pub use exec::{Exec, exec};
+pub use exec::{PluginCommand, execute_plugin};
 
 use crate::cni::CniResult;
 use crate::cni::json::Json;
 use crate::cni::version::SpecVersion;
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::options;
 
 /// Finds and runs plugins. Shared between the threads of runtimes that attach several containers
 /// at a time.
-pub trait Executor: fmt::Debug + Send + Sync {
+pub trait PluginExecutor: fmt::Debug + Send + Sync {
     /// The executable of the plugin `name` in one of `dirs`.
-    fn find(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf>;
+    fn find_plugin(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf>;
 
     /// Runs a plugin and returns its stdout; the plugin's error object as the error.
-    fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>>;
+    fn run_plugin(&self, call: &PluginCommand<'_>) -> Result<Vec<u8>>;
 }
 
-/// Files and processes: [`find()`] and [`exec()`].
+/// Files and processes: [`find_plugin()`] and [`execute_plugin()`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct System;
+pub struct ProcessExecutor;
 
-impl Executor for System {
-    fn find(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
-        find(name, dirs)
+impl PluginExecutor for ProcessExecutor {
+    fn find_plugin(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
+        find_plugin(name, dirs)
     }
 
-    fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>> {
-        exec(call)
+    fn run_plugin(&self, call: &PluginCommand<'_>) -> Result<Vec<u8>> {
+        execute_plugin(call)
     }
 }
 
@@ -54,7 +54,7 @@ impl Executor for System {
 ///
 /// Messages: `no plugin name provided`, `invalid plugin name: <name>`, `no paths provided`,
 /// `failed to find plugin "<name>" in path [<dir> <dir>]`.
-pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
+pub fn find_plugin(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
     let refuse = |msg: String, remedy: &str| Err(Error::internal(msg).with_details(remedy));
     if name.is_empty() {
         let remedy = "set the key \"type\", of the plugin or of its \"ipam\"";
@@ -84,11 +84,11 @@ pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
     }
     let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let msg = format!("failed to find plugin \"{name}\" in path [{}]", names.join(" "));
-    refuse(msg, &remedy(name, &dirs))
+    refuse(msg, &missing_plugin_remedy(name, &dirs))
 }
 
 /// The reason why no directory has the plugin, and the remedy.
-fn remedy(name: &str, dirs: &[&PathBuf]) -> String {
+fn missing_plugin_remedy(name: &str, dirs: &[&PathBuf]) -> String {
     if let Some(dir) = dirs.iter().find(|dir| !dir.is_dir()) {
         return format!("{} is not a directory: correct CNI_PATH, or create it", dir.display());
     }
@@ -99,7 +99,7 @@ fn remedy(name: &str, dirs: &[&PathBuf]) -> String {
     }
     let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     let names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
-    match options::nearest(name, names.iter().map(String::as_str)) {
+    match options::nearest_word(name, names.iter().map(String::as_str)) {
         Some(other) => format!("did you mean \"{other}\"?"),
         None => "install the plugin there, or correct \"type\"".to_owned(),
     }
@@ -126,7 +126,10 @@ pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
     match Json::parse(stdout).context(what)? {
         Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
         json @ Json::Object(_) => CniResult::decode(&json, default),
-        other => Err(Error::new(Code::DECODE, other.expected("an object")).context(what())),
+        other => {
+            Err(Error::new(ErrorCode::DECODE, other.wrong_type_message("an object"))
+                .context(what()))
+        }
     }
 }
 
@@ -143,12 +146,12 @@ pub struct VersionInfo {
 impl VersionInfo {
     /// Whether a network of this version can use the plugin. The texts are compared (`1.0` is not
     /// `1.0.0`); the empty version is 0.1.0.
-    pub fn supports(&self, version: &str) -> bool {
+    pub fn supports_version(&self, version: &str) -> bool {
         let version = if version.is_empty() { "0.1.0" } else { version };
         self.supported_versions.iter().any(|v| v == version)
     }
 
-    fn old(version: &str, supported: &[&str]) -> VersionInfo {
+    fn of_old_plugin(version: &str, supported: &[&str]) -> VersionInfo {
         let supported_versions = supported.iter().map(|v| (*v).to_owned()).collect();
         VersionInfo { cni_version: version.to_owned(), supported_versions }
     }
@@ -156,8 +159,8 @@ impl VersionInfo {
 
 /// Runs the plugin at `path` with VERSION. An invalid reply: code 6, `decoding version info: ...`.
 /// A plugin older than CNI 0.2.0 does not know VERSION; it supports 0.1.0.
-pub fn version_info(
-    executor: &dyn Executor,
+pub fn query_version_info(
+    executor: &dyn PluginExecutor,
     path: &Path,
     deadline: Option<Duration>,
 ) -> Result<VersionInfo> {
@@ -172,25 +175,26 @@ pub fn version_info(
     ];
     let env = env.map(|(key, value)| (key, value.to_owned())).to_vec();
     let stdin = br#"{"cniVersion":"1.1.0"}"#;
-    match executor.run(&Exec { path, env, stdin, deadline }) {
-        Ok(stdout) => decode(&stdout),
-        Err(e) if e.msg() == "unknown CNI_COMMAND: VERSION" => {
-            Ok(VersionInfo::old("0.1.0", &["0.1.0"]))
+    match executor.run_plugin(&PluginCommand { path, env, stdin, deadline }) {
+        Ok(stdout) => decode_version_info(&stdout),
+        Err(e) if e.message() == "unknown CNI_COMMAND: VERSION" => {
+            Ok(VersionInfo::of_old_plugin("0.1.0", &["0.1.0"]))
         }
         Err(e) => Err(e),
     }
 }
 
-fn decode(stdout: &[u8]) -> Result<VersionInfo> {
-    let malformed = |why: &str| Error::new(Code::DECODE, format!("decoding version info: {why}"));
+fn decode_version_info(stdout: &[u8]) -> Result<VersionInfo> {
+    let malformed =
+        |why: &str| Error::new(ErrorCode::DECODE, format!("decoding version info: {why}"));
     let json = Json::parse(stdout).map_err(|e| malformed(&e.to_string()))?;
     if !matches!(json, Json::Object(_) | Json::Null) {
-        return Err(malformed(&json.expected("an object")));
+        return Err(malformed(&json.wrong_type_message("an object")));
     }
-    let info: VersionInfo = json.decode().map_err(|e| malformed(e.msg()))?;
+    let info: VersionInfo = json.decode().map_err(|e| malformed(e.message()))?;
     match (info.cni_version.as_str(), info.supported_versions.is_empty()) {
         ("", _) => Err(malformed("missing field cniVersion")),
-        ("0.2.0", true) => Ok(VersionInfo::old("0.2.0", &["0.1.0", "0.2.0"])),
+        ("0.2.0", true) => Ok(VersionInfo::of_old_plugin("0.2.0", &["0.1.0", "0.2.0"])),
         (_, true) => Err(malformed("missing field supportedVersions")),
         _ => Ok(info),
     }

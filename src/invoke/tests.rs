@@ -10,7 +10,7 @@ use std::{env, thread};
 
 use tempfile::TempDir;
 
-use super::exec::exec_to;
+use super::exec::execute_with_stderr;
 use super::*;
 
 fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
@@ -24,13 +24,13 @@ fn dir() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-fn call<'a>(path: &'a Path, stdin: &'a [u8]) -> Exec<'a> {
-    Exec { path, env: vec![], stdin, deadline: Some(Duration::from_secs(20)) }
+fn call<'a>(path: &'a Path, stdin: &'a [u8]) -> PluginCommand<'a> {
+    PluginCommand { path, env: vec![], stdin, deadline: Some(Duration::from_secs(20)) }
 }
 
 fn run(body: &str, stdin: &[u8]) -> Result<Vec<u8>> {
     let dir = dir();
-    exec_to(&call(&script(dir.path(), "p", body), stdin), &mut io::sink())
+    execute_with_stderr(&call(&script(dir.path(), "p", body), stdin), &mut io::sink())
 }
 
 fn failure(body: &str) -> String {
@@ -56,7 +56,8 @@ impl Write for Arrivals {
 fn find_messages() {
     let (a, b) = (dir(), dir());
     let dirs = [a.path().to_owned(), b.path().to_owned()];
-    let msg = |name: &str, dirs: &[PathBuf]| find(name, dirs).unwrap_err().msg().to_owned();
+    let msg =
+        |name: &str, dirs: &[PathBuf]| find_plugin(name, dirs).unwrap_err().message().to_owned();
     assert_eq!(msg("", &dirs), "no plugin name provided");
     assert_eq!(msg("../x", &dirs), "invalid plugin name: ../x");
     assert_eq!(msg("x", &[]), "no paths provided");
@@ -72,18 +73,18 @@ fn the_first_executable_is_found_before_any_plain_file() {
     let (a, b) = (dir(), dir());
     let dirs = [PathBuf::new(), a.path().to_owned(), b.path().to_owned()];
     fs::write(a.path().join("p"), "data").unwrap();
-    assert_eq!(find("p", &dirs).unwrap(), a.path().join("p"));
-    let error = exec(&call(&a.path().join("p"), b"")).unwrap_err();
+    assert_eq!(find_plugin("p", &dirs).unwrap(), a.path().join("p"));
+    let error = execute_plugin(&call(&a.path().join("p"), b"")).unwrap_err();
     let path = a.path().join("p");
     assert_eq!(
-        error.msg(),
+        error.message(),
         format!(
             "netplugin failed with no error message: fork/exec {}: permission denied",
             path.display()
         )
     );
     symlink(script(b.path(), "real", "exit 0"), b.path().join("p")).unwrap();
-    assert_eq!(find("p", &dirs).unwrap(), b.path().join("p"));
+    assert_eq!(find_plugin("p", &dirs).unwrap(), b.path().join("p"));
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn environment_and_input_reach_the_plugin() {
     let mut call = call(&path, b"{\"a\":1}");
     call.env = vec![("CNI_COMMAND", "ADD".to_owned())];
     let home = env::var("HOME").unwrap_or_default();
-    let said = String::from_utf8(exec(&call).unwrap()).unwrap();
+    let said = String::from_utf8(execute_plugin(&call).unwrap()).unwrap();
     assert_eq!(said, format!("0 ADD {home} {{\"a\":1}}\n"));
 }
 
@@ -116,11 +117,14 @@ fn failures_as_the_reference_words_them() {
     assert_eq!(failure("kill -TERM $$"), format!("{nothing}signal: terminated"));
     assert_eq!(failure("echo boo >&2; exit 1"), "netplugin failed: \"boo\\n\": exit status 1");
     let typed = run(r#"echo '{"code":50,"msg":"down","details":"why"}'; exit 1"#, b"").unwrap_err();
-    assert_eq!((typed.code(), typed.to_string()), (Code::NOT_AVAILABLE, "down; why".to_owned()));
+    assert_eq!(
+        (typed.code(), typed.to_string()),
+        (ErrorCode::NOT_AVAILABLE, "down; why".to_owned())
+    );
     let dir = dir();
     let path = dir.path().join("gone");
     let text = format!("{nothing}fork/exec {}: no such file or directory", path.display());
-    assert_eq!(exec(&call(&path, b"")).unwrap_err().to_string(), text);
+    assert_eq!(execute_plugin(&call(&path, b"")).unwrap_err().to_string(), text);
 }
 
 #[test]
@@ -139,7 +143,7 @@ fn stderr_is_forwarded_whole_while_the_plugin_runs() {
     let dir = dir();
     let path = script(dir.path(), "p", "echo one >&2; sleep 0.4; head -c 300000 /dev/zero >&2");
     let mut seen = Arrivals::default();
-    exec_to(&call(&path, b""), &mut seen).unwrap();
+    execute_with_stderr(&call(&path, b""), &mut seen).unwrap();
     let (first, last) = (&seen.0[0], seen.0.last().unwrap());
     assert_eq!(first.1, b"one\n");
     assert!(last.0 - first.0 > Duration::from_millis(300), "held back until the end");
@@ -151,7 +155,7 @@ fn stderr_of_a_failing_plugin_reaches_our_stderr() {
     if env::var_os("CNIBOX_TEST_CHILD").is_some() {
         let dir = dir();
         let path = script(dir.path(), "p", "echo told >&2; echo '{\"msg\":\"m\"}'; exit 1");
-        exec(&call(&path, b"")).unwrap_err();
+        execute_plugin(&call(&path, b"")).unwrap_err();
         return;
     }
     let name = "invoke::tests::stderr_of_a_failing_plugin_reaches_our_stderr";
@@ -171,10 +175,11 @@ fn a_deadline_kills() {
     // The sleeping grandchild keeps the pipes open beyond the plugin's death.
     for body in ["sleep 30", "exec sleep 30", "exec >&- 2>&-; sleep 30"] {
         let path = script(dir.path(), "p", body);
-        let call = Exec { deadline: Some(Duration::from_millis(200)), ..call(&path, b"{}") };
+        let call =
+            PluginCommand { deadline: Some(Duration::from_millis(200)), ..call(&path, b"{}") };
         let started = Instant::now();
-        let error = exec_to(&call, &mut io::sink()).unwrap_err();
-        assert_eq!(error.msg(), "netplugin failed with no error message: signal: killed");
+        let error = execute_with_stderr(&call, &mut io::sink()).unwrap_err();
+        assert_eq!(error.message(), "netplugin failed with no error message: signal: killed");
         assert!(started.elapsed() < Duration::from_secs(5), "{body}");
     }
 }
@@ -197,12 +202,12 @@ fn a_busy_file_is_waited_for() {
         drop(writer);
     });
     let started = Instant::now();
-    assert_eq!(exec(&call(&path, b"")).unwrap(), b"");
+    assert_eq!(execute_plugin(&call(&path, b"")).unwrap(), b"");
     assert!(started.elapsed() >= Duration::from_millis(250), "the file was never busy");
     closes.join().unwrap();
     let _writer = OpenOptions::new().append(true).open(&path).unwrap();
-    let brief = Exec { deadline: Some(Duration::from_millis(50)), ..call(&path, b"") };
-    assert!(exec(&brief).unwrap_err().msg().ends_with(": text file busy"));
+    let brief = PluginCommand { deadline: Some(Duration::from_millis(50)), ..call(&path, b"") };
+    assert!(execute_plugin(&brief).unwrap_err().message().ends_with(": text file busy"));
 }
 
 #[test]
@@ -214,21 +219,23 @@ fn results() {
     assert_eq!(read(r#"{"cniVersion":"0.4.0"}"#).unwrap().version, SpecVersion::V0_4_0);
     for bad in ["", "[]", "x", "{} {}"] {
         let error = read(bad).unwrap_err();
-        assert!(error.msg().starts_with("failed to unmarshal raw result: "), "{bad}: {error}");
+        assert!(error.message().starts_with("failed to unmarshal raw result: "), "{bad}: {error}");
     }
 }
 
 fn version_of(body: &str) -> Result<VersionInfo> {
     let dir = dir();
     let path = script(dir.path(), "p", body);
-    version_info(&System, &path, Some(Duration::from_secs(20)))
+    query_version_info(&ProcessExecutor, &path, Some(Duration::from_secs(20)))
 }
 
 #[test]
 fn version_answers() {
     let info = version_of(r#"echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}'"#);
-    assert!(info.as_ref().unwrap().supports("0.4.0") && !info.unwrap().supports("0.4"));
-    assert!(version_of(r#"echo '{"cniVersion":"0.2.0"}'"#).unwrap().supports(""));
+    assert!(
+        info.as_ref().unwrap().supports_version("0.4.0") && !info.unwrap().supports_version("0.4")
+    );
+    assert!(version_of(r#"echo '{"cniVersion":"0.2.0"}'"#).unwrap().supports_version(""));
     let old = version_of(r#"echo '{"code":4,"msg":"unknown CNI_COMMAND: VERSION"}'; exit 1"#);
     assert_eq!(old.unwrap().supported_versions, ["0.1.0"]);
     for (said, why) in [
@@ -238,10 +245,10 @@ fn version_answers() {
         ("[]", "expected an object, found a list"),
     ] {
         let error = version_of(&format!("echo '{said}'")).unwrap_err();
-        assert_eq!(error.msg(), format!("decoding version info: {why}"));
+        assert_eq!(error.message(), format!("decoding version info: {why}"));
     }
     let env = r#"[ "$CNI_COMMAND$CNI_NETNS$CNI_IFNAME$CNI_PATH" = VERSIONdummydummydummy ] || exit 9
         [ "$(cat)" = '{"cniVersion":"1.1.0"}' ] || exit 8
         echo '{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}'"#;
-    assert!(version_of(env).unwrap().supports("1.1.0"));
+    assert!(version_of(env).unwrap().supports_version("1.1.0"));
 }

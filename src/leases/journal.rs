@@ -11,10 +11,10 @@
 //! ```
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
-//! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostEnd) of the attachment's veth pair on the host, `this` or
+//! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on the host, `this` or
 //! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
-//! The line of a removed lease has the [time](super::quarantine::BootTime) of the removal, if the address is withheld, and why the lease was
+//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal, if the address is withheld, and why the lease was
 //! reclaimed from which container, `host-end` or `earlier-boot`.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
@@ -37,13 +37,13 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
 
-use super::lease::Lease;
-use super::lines::{self, Contents, Entry, Removal, parse_removed};
-use super::quarantine::Quarantine;
-use crate::attachment::boot::now;
-use crate::attachment::{Boot, Owner};
-use crate::files::dir::{Dir, read_up_to, require_owner};
-use crate::files::{During, Error, Result};
+use super::lease::AddressLease;
+use super::lines::{self, JournalContents, JournalEntry, JournalRemoval, parse_removed_address};
+use super::quarantine::AddressQuarantine;
+use crate::attachment::boot::current_unix_time;
+use crate::attachment::{AttachmentId, BootIdentity};
+use crate::files::dir::{OpenDirectory, read_up_to, require_owner};
+use crate::files::{FileError, FileOperationContext, FileResult};
 use crate::log;
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
@@ -63,7 +63,7 @@ const SPARE_LINES: usize = 100;
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct LeaseJournal {
     file: File,
     /// The text of the file.
     text: String,
@@ -74,46 +74,51 @@ pub(super) struct Journal {
     is_changed: bool,
 }
 
-impl Journal {
+impl LeaseJournal {
     /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
-    pub(super) fn open(network: &Dir, folder: &Dir, boot: &Boot) -> Option<Journal> {
-        let sealed = seal_of(&network.metadata().ok()?)?;
+    pub(super) fn open_sealed(
+        network: &OpenDirectory,
+        folder: &OpenDirectory,
+        boot: &BootIdentity,
+    ) -> Option<LeaseJournal> {
+        let sealed = seal_seconds(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
-        let (mut file, meta) = folder.file(JOURNAL, flags, Mode::empty()).ok()?;
-        if seal_of(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
+        let (mut file, meta) = folder.open_file(JOURNAL, flags, Mode::empty()).ok()?;
+        if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err()
+        {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
         let written_in = lines::parse_header(&text)?.id;
-        let journal = Journal { file, text, added: 0, removed: 0, is_changed: false };
+        let journal = LeaseJournal { file, text, added: 0, removed: 0, is_changed: false };
         (written_in == boot.id).then_some(journal)
     }
 
     /// Writes the journal with `contents`: all leases of `network`.
-    pub(super) fn create(
-        network: &Dir,
-        folder: &Dir,
-        boot: &Boot,
-        contents: &Contents,
-    ) -> Result<Journal> {
-        network.remove(TEMP)?;
+    pub(super) fn create_from(
+        network: &OpenDirectory,
+        folder: &OpenDirectory,
+        boot: &BootIdentity,
+        contents: &JournalContents,
+    ) -> FileResult<LeaseJournal> {
+        network.remove_file(TEMP)?;
         for leftover in [LEASE_TEMP, FREED] {
-            folder.remove(leftover)?;
+            folder.remove_file(leftover)?;
         }
-        require_seals(folder)?;
-        let text = lines::header(boot) + &contents.lines();
-        let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(Journal { file, text, added: 0, removed: 0, is_changed: true })
+        require_seal_support(folder)?;
+        let text = lines::header_line(boot) + &contents.to_lines();
+        let file = folder.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+        Ok(LeaseJournal { file, text, added: 0, removed: 0, is_changed: true })
     }
 
     /// The number of leases.
     pub(super) fn len(&self) -> usize {
-        Contents::parse(&self.text).entries.len()
+        JournalContents::parse(&self.text).entries.len()
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
-    pub(super) fn held_by(&mut self, owner: Owner<'_>) -> Option<Vec<Lease>> {
-        let of_container = format!("+ {} ", lines::escaped(owner.id));
+    pub(super) fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> Option<Vec<AddressLease>> {
+        let of_container = format!("+ {} ", lines::escape_word(owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
             if !line.ends_with(lines::END) {
@@ -123,98 +128,103 @@ impl Journal {
             if line.starts_with('+') {
                 added += 1;
                 if line.starts_with(&of_container) {
-                    held.push(Entry::parse(line)?.lease);
+                    held.push(JournalEntry::parse(line)?.lease);
                 }
             } else {
                 removed += 1;
-                let ip = parse_removed(line)?;
+                let ip = parse_removed_address(line)?;
                 held.retain(|lease| lease.ip != ip);
             }
         }
         (self.added, self.removed) = (added, removed);
-        held.retain(|lease| lease.is_of(owner));
+        held.retain(|lease| lease.is_held_by(owner));
         Some(held)
     }
 
     /// Adds a lease that is about to be created.
-    pub(super) fn add(&mut self, entry: &Entry) -> Result<()> {
-        self.append(&entry.line())
+    pub(super) fn add_entry(&mut self, entry: &JournalEntry) -> FileResult<()> {
+        self.append_lines(&entry.to_line())
     }
 
     /// Adds the lines of removed leases.
-    pub(super) fn remove(&mut self, removals: &[Removal]) -> Result<()> {
+    pub(super) fn add_removals(&mut self, removals: &[JournalRemoval]) -> FileResult<()> {
         self.removed += removals.len();
-        self.append(&removals.iter().map(Removal::line).collect::<String>())
+        self.append_lines(&removals.iter().map(JournalRemoval::to_line).collect::<String>())
     }
 
-    fn append(&mut self, lines: &str) -> Result<()> {
+    fn append_lines(&mut self, lines: &str) -> FileResult<()> {
         self.is_changed = true;
         self.text += lines;
         self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
     /// Marks the network's folder as changed, although no lease was changed.
-    pub(super) fn note_folder_change(&mut self) {
+    pub(super) fn mark_directory_changed(&mut self) {
         self.is_changed = true;
     }
 
     /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
     /// is invalid.
-    pub(super) fn seal(
+    pub(super) fn seal_if_changed(
         mut self,
-        network: &Dir,
-        folder: &Dir,
-        quarantine: &Quarantine,
-    ) -> Result<()> {
+        network: &OpenDirectory,
+        folder: &OpenDirectory,
+        quarantine: &AddressQuarantine,
+    ) -> FileResult<()> {
         if !self.is_changed {
             return Ok(());
         }
         // More than three lines for each lease; at most two stay.
         if 3 * self.removed > 2 * self.added + SPARE_LINES {
             let header = self.text.lines().next().unwrap_or_default().to_owned();
-            let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
-            self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+            let text = header
+                + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
+            self.file = folder.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
-        let sealed = now();
-        stamp(&self.file, sealed)?;
-        stamp(network, sealed)
+        let sealed = current_unix_time();
+        set_seal_time(&self.file, sealed)?;
+        set_seal_time(network, sealed)
     }
 }
 
 /// The text of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that file.
-pub(super) fn read(folder: &Dir) -> String {
-    let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
+pub(super) fn read_journal_text(folder: &OpenDirectory) -> String {
+    let text = folder.read_file(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 
 /// The addresses that must not be allocated yet, with the time left.
-pub(super) fn withheld(
-    folder: Option<&Dir>,
-    quarantine: &Quarantine,
+pub(super) fn withheld_addresses(
+    folder: Option<&OpenDirectory>,
+    quarantine: &AddressQuarantine,
 ) -> BTreeMap<IpAddr, Duration> {
-    let Some(folder) = folder.filter(|_| quarantine.begin().is_some()) else {
+    let Some(folder) = folder.filter(|_| quarantine.removal_time().is_some()) else {
         return BTreeMap::new();
     };
-    let Contents { entries, mut removals, .. } = Contents::parse(&read(folder));
+    let JournalContents { entries, mut removals, .. } =
+        JournalContents::parse(&read_journal_text(folder));
     removals.retain(|ip, _| !entries.contains_key(ip));
-    removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.left(quarantine)?))).collect()
+    removals
+        .iter()
+        .filter_map(|(ip, removal)| Some((*ip, removal.time_left(quarantine)?)))
+        .collect()
 }
 
 /// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
 /// reads all leases.
-pub(super) fn make_folder(network: &Dir) -> Option<Dir> {
-    network.make_private(FOLDER).inspect_err(given_up).ok()?;
-    existing_folder(network)
+pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
+    network.create_private(FOLDER).inspect_err(log_unwritable).ok()?;
+    existing_directory(network)
 }
 
 /// The folder `.cnibox` in `network`, if it exists.
-pub(super) fn existing_folder(network: &Dir) -> Option<Dir> {
+pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
     let warned = |e| log::warn(format_args!("no lease journal: {e}"));
-    network.private(FOLDER).map_err(warned).ok()?
+    network.open_private(FOLDER).map_err(warned).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
-pub(super) fn given_up(error: &Error) {
+pub(super) fn log_unwritable(error: &FileError) {
     log::debug(format_args!("no lease journal: {error}"));
 }
 
@@ -224,39 +234,42 @@ const TEMP: &str = ".cnibox-tmp";
 
 /// Folder and name of the temporary file of a lease: in `.cnibox`, which the reference plugins do not list, if the
 /// folder exists.
-pub(super) fn temp<'f>(network: &'f Dir, folder: Option<&'f Dir>) -> (&'f Dir, &'static str) {
+pub(super) fn temporary_lease_file<'f>(
+    network: &'f OpenDirectory,
+    folder: Option<&'f OpenDirectory>,
+) -> (&'f OpenDirectory, &'static str) {
     folder.map_or((network, TEMP), |folder| (folder, LEASE_TEMP))
 }
 
 /// Marks a lease of this program by its modification time, before the lease is linked. A power cut may lose the content
 /// of a linked file, but not its modification time: the mark distinguishes a lease that lost its content from other
 /// empty files.
-pub(super) fn sign(lease: &File) -> Result<()> {
-    stamp(lease, now())
+pub(super) fn mark_lease(lease: &File) -> FileResult<()> {
+    set_seal_time(lease, current_unix_time())
 }
 
-/// Whether a lease has the mark of [`sign`].
-pub(super) fn is_signed(meta: &Metadata) -> bool {
-    seal_of(meta).is_some()
+/// Whether a lease has the mark of [`mark_lease`].
+pub(super) fn is_marked(meta: &Metadata) -> bool {
+    seal_seconds(meta).is_some()
 }
 
 /// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
 /// journal.
-fn require_seals(folder: &Dir) -> Result<()> {
-    stamp(folder, 0)?;
-    match seal_of(&folder.metadata()?) {
+fn require_seal_support(folder: &OpenDirectory) -> FileResult<()> {
+    set_seal_time(folder, 0)?;
+    match seal_seconds(&folder.metadata()?) {
         Some(_) => Ok(()),
-        None => Err(Error::new("seal", &folder.path(""), ErrorKind::Unsupported)),
+        None => Err(FileError::new("seal", &folder.file_path(""), ErrorKind::Unsupported)),
     }
 }
 
 /// The seconds of the modification time, if the time is a seal.
-fn seal_of(meta: &Metadata) -> Option<i64> {
+fn seal_seconds(meta: &Metadata) -> Option<i64> {
     (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
 }
 
 /// Sets the modification time to the seal of these seconds.
-fn stamp(file: impl AsFd, seconds: i64) -> Result<()> {
+fn set_seal_time(file: impl AsFd, seconds: i64) -> FileResult<()> {
     let time = TimeSpec::new(seconds, SEAL);
     futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(FOLDER))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::attachment::{Gone, Owner};
+use crate::attachment::{AttachmentId, EndProof};
 use crate::cni::names::is_identifier;
 use crate::files::lock;
 
@@ -25,7 +25,7 @@ impl Default for LeaseOptions {
 
 /// A lease, as in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct AddressLease {
     /// The address: the file's name.
     pub ip: IpAddr,
     /// The container.
@@ -34,24 +34,24 @@ pub struct Lease {
     pub ifname: Option<String>,
 }
 
-impl Lease {
+impl AddressLease {
     /// The lease of `ip` by this owner.
-    pub(super) fn new(ip: IpAddr, owner: Owner<'_>) -> Lease {
-        Lease { ip, id: owner.id.to_owned(), ifname: Some(owner.ifname.to_owned()) }
+    pub(super) fn new(ip: IpAddr, owner: AttachmentId<'_>) -> AddressLease {
+        AddressLease { ip, id: owner.id.to_owned(), ifname: Some(owner.ifname.to_owned()) }
     }
 
     /// The attachment in `network`; `None` if the lease names only a container.
-    pub fn owner<'a>(&'a self, network: &'a str) -> Option<Owner<'a>> {
-        Some(Owner { network, ifname: self.ifname.as_deref()?, id: &self.id })
+    pub fn attachment_in<'a>(&'a self, network: &'a str) -> Option<AttachmentId<'a>> {
+        Some(AttachmentId { network, ifname: self.ifname.as_deref()?, id: &self.id })
     }
 
     /// Whether the lease is of this owner, or of the same container and without an interface.
-    pub(super) fn is_of(&self, owner: Owner<'_>) -> bool {
+    pub(super) fn is_held_by(&self, owner: AttachmentId<'_>) -> bool {
         self.id == owner.id && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)
     }
 
     /// The text of the lease's file.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn file_text(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}\r\n{ifname}", self.id),
             None => self.id.clone(),
@@ -60,22 +60,22 @@ impl Lease {
 
     /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may reserve an address by a
     /// file with any text.
-    pub(super) fn parse(ip: IpAddr, content: &[u8]) -> Option<Lease> {
+    pub(super) fn parse_file(ip: IpAddr, content: &[u8]) -> Option<AddressLease> {
         let text = std::str::from_utf8(content).ok()?.trim();
         let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';
         if text.contains(is_control) {
             return None;
         }
         let (id, ifname) = match text.split_once("\r\n") {
-            Some((_, ifname)) if !is_interface(ifname) => return None,
+            Some((_, ifname)) if !is_interface_name(ifname) => return None,
             Some((id, ifname)) => (id.trim_end(), Some(ifname.to_owned())),
             None => (text, None),
         };
-        is_identifier(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+        is_identifier(id).then(|| AddressLease { ip, id: id.to_owned(), ifname })
     }
 }
 
-impl fmt::Display for Lease {
+impl fmt::Display for AddressLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of container {}", self.ip, self.id)?;
         self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface {ifname}"))
@@ -84,21 +84,21 @@ impl fmt::Display for Lease {
 
 /// A lease of an attachment that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reclaimed {
+pub struct ReclaimedLease {
     /// The lease that was removed.
-    pub lease: Lease,
+    pub lease: AddressLease,
     /// The proof that the attachment has ended.
-    pub why: Gone,
+    pub why: EndProof,
 }
 
-impl fmt::Display for Reclaimed {
+impl fmt::Display for ReclaimedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.lease, self.why)
     }
 }
 
 /// Whether the kernel accepts `name` as the name of a link.
-fn is_interface(name: &str) -> bool {
+fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))
 }
@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn both_forms_and_what_others_write() {
         let ip: IpAddr = "10.1.2.3".parse().unwrap();
-        let parse = |content: &[u8]| Lease::parse(ip, content).map(|l| (l.id, l.ifname));
+        let parse =
+            |content: &[u8]| AddressLease::parse_file(ip, content).map(|l| (l.id, l.ifname));
         let new = Some(("c1".to_owned(), Some("eth0".to_owned())));
         let old = Some(("c1".to_owned(), None));
         assert_eq!(parse(b"c1\r\neth0"), new);

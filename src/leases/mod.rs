@@ -24,8 +24,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use lease::{Lease, LeaseOptions, Reclaimed};
-pub use listing::{LeaseStatus, Listing, Reservation, lease_of, networks};
+pub use lease::{AddressLease, LeaseOptions, ReclaimedLease};
+pub use listing::{AddressReservation, LeaseListing, LeaseStatus, find_lease, list_networks};
 pub use store::LeaseStore;
 
 /// The default of host-local's `dataDir`.

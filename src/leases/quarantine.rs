@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-use crate::attachment::Boot;
-use crate::attachment::boot::now;
+use crate::attachment::BootIdentity;
+use crate::attachment::boot::current_unix_time;
 
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct BootTime {
+pub(super) struct RemovalTime {
     /// The boot id.
     boot: String,
     /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be set).
@@ -25,41 +25,41 @@ pub(super) struct BootTime {
 
 /// The configured delay, and the present.
 #[derive(Debug)]
-pub(super) struct Quarantine {
+pub(super) struct AddressQuarantine {
     delay: Duration,
-    now: BootTime,
+    now: RemovalTime,
 }
 
-impl BootTime {
-    fn now(boot: &Boot) -> BootTime {
+impl RemovalTime {
+    fn now_in_boot(boot: &BootIdentity) -> RemovalTime {
         let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
-        BootTime { boot: boot.id.clone(), uptime, wall: now() }
+        RemovalTime { boot: boot.id.clone(), uptime, wall: current_unix_time() }
     }
 
     /// The word for this time in the journal.
-    pub(super) fn word(&self) -> String {
+    pub(super) fn to_word(&self) -> String {
         format!("{}:{}:{}", self.boot, self.uptime, self.wall)
     }
 
-    pub(super) fn parse(word: &str) -> Option<BootTime> {
+    pub(super) fn parse(word: &str) -> Option<RemovalTime> {
         let [boot, uptime, wall] = word.split(':').collect::<Vec<_>>()[..] else { return None };
         let (uptime, wall) = (uptime.parse().ok()?, wall.parse().ok()?);
-        Some(BootTime { boot: boot.to_owned(), uptime, wall })
+        Some(RemovalTime { boot: boot.to_owned(), uptime, wall })
     }
 }
 
-impl Quarantine {
-    pub(super) fn new(delay: Duration, boot: &Boot) -> Quarantine {
-        Quarantine { delay, now: BootTime::now(boot) }
+impl AddressQuarantine {
+    pub(super) fn new(delay: Duration, boot: &BootIdentity) -> AddressQuarantine {
+        AddressQuarantine { delay, now: RemovalTime::now_in_boot(boot) }
     }
 
     /// The time for an address that is freed now; `None` without a delay.
-    pub(super) fn begin(&self) -> Option<BootTime> {
+    pub(super) fn removal_time(&self) -> Option<RemovalTime> {
         (!self.delay.is_zero()).then(|| self.now.clone())
     }
 
     /// The rest of a delay that began at `then`; `None` if it is over.
-    pub(super) fn left(&self, then: &BootTime) -> Option<Duration> {
+    pub(super) fn time_left(&self, then: &RemovalTime) -> Option<Duration> {
         let now = &self.now;
         let passed = if now.boot == then.boot {
             now.uptime.saturating_sub(then.uptime)

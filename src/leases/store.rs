@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::journal::{self, Journal, given_up};
-use super::lease::{Lease, LeaseOptions, Reclaimed};
-use super::lines::{Contents, Entry, FileId, Removal};
-use super::listing::{self, Found, Reservation};
-use super::notes::judge_all;
-use super::quarantine::Quarantine;
-use crate::attachment::{Boot, HostEnd, Liveness, Made, Owner};
-use crate::files::dir::Dir;
-use crate::files::lock::Lock;
-use crate::files::{During, Result};
+use super::journal::{self, LeaseJournal, log_unwritable};
+use super::lease::{AddressLease, LeaseOptions, ReclaimedLease};
+use super::lines::{JournalContents, JournalEntry, JournalRemoval, LeaseFileId};
+use super::listing::{self, AddressFile, AddressReservation};
+use super::notes::judge_entries;
+use super::quarantine::AddressQuarantine;
+use crate::attachment::{AttachmentId, BootIdentity, BootRelation, HostPairEnd, Liveness};
+use crate::files::dir::OpenDirectory;
+use crate::files::lock::FileLock;
+use crate::files::{FileOperationContext, FileResult};
 use crate::sort::sort_by_key;
 use crate::{error, log};
 
@@ -33,17 +33,17 @@ static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// A network's leases, locked from opening to drop.
 #[derive(Debug)]
 pub struct LeaseStore {
-    dir: Dir,
+    dir: OpenDirectory,
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
-    folder: Option<Dir>,
-    quarantine: Quarantine,
+    folder: Option<OpenDirectory>,
+    quarantine: AddressQuarantine,
     /// The current boot.
-    boot: Boot,
+    boot: BootIdentity,
     /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and leases may
     /// differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
-    journal: Option<Journal>,
+    journal: Option<LeaseJournal>,
     /// Released last: fields are dropped in order.
-    _lock: Lock,
+    _lock: FileLock,
 }
 
 impl LeaseStore {
@@ -68,176 +68,187 @@ impl LeaseStore {
         network: &str,
         options: LeaseOptions,
     ) -> error::Result<Option<LeaseStore>> {
-        let Some(dir) = Dir::of_network(data_dir, network)? else { return Ok(None) };
-        LeaseStore::open_dir(dir, Boot::current(), options).map(Some)
+        let Some(dir) = OpenDirectory::open_network(data_dir, network)? else { return Ok(None) };
+        LeaseStore::open_directory(dir, BootIdentity::current(), options).map(Some)
     }
 
-    pub(super) fn open_dir(
-        dir: Dir,
-        boot: Boot,
+    pub(super) fn open_directory(
+        dir: OpenDirectory,
+        boot: BootIdentity,
         options: LeaseOptions,
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
         let lock = take_lock(&dir, lock_timeout)?;
-        let folder = journal::make_folder(&dir);
-        let quarantine = Quarantine::new(reuse_delay, &boot);
-        let journal = folder.as_ref().and_then(|folder| Journal::open(&dir, folder, &boot));
+        let folder = journal::create_directory(&dir);
+        let quarantine = AddressQuarantine::new(reuse_delay, &boot);
+        let journal =
+            folder.as_ref().and_then(|folder| LeaseJournal::open_sealed(&dir, folder, &boot));
         let mut store = LeaseStore { dir, folder, quarantine, boot, journal, _lock: lock };
         if store.journal.is_none() {
-            store.rebuild()?;
+            store.rebuild_journal()?;
         }
         Ok(store)
     }
 
     /// Reserves `ip`; false if it is taken. `end` is the host's end of the attachment's veth pair, if there is one: it
     /// proves later that the attachment has ended.
-    pub fn reserve(
+    pub fn reserve_address(
         &mut self,
         ip: IpAddr,
-        owner: Owner<'_>,
-        end: Option<HostEnd>,
+        owner: AttachmentId<'_>,
+        end: Option<HostPairEnd>,
     ) -> error::Result<bool> {
-        let (name, lease) = (ip.to_string(), Lease::new(ip, owner));
+        let (name, lease) = (ip.to_string(), AddressLease::new(ip, owner));
         // One system call for each address that is taken, instead of the six that create a file.
-        if self.dir.has(&name) {
+        if self.dir.has_entry(&name) {
             return Ok(false);
         }
-        let (folder, temp) = journal::temp(&self.dir, self.folder.as_ref());
-        let file = folder.create(temp, lease.text().as_bytes())?;
-        if let Err(e) = journal::sign(&file) {
+        let (folder, temp) = journal::temporary_lease_file(&self.dir, self.folder.as_ref());
+        let file = folder.create_file(temp, lease.file_text().as_bytes())?;
+        if let Err(e) = journal::mark_lease(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
-        let journal = noted(self.journal.take(), |journal| {
-            let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add(&Entry { lease, file, end, made: Made::Now })
+        let journal = change_journal(self.journal.take(), |journal| {
+            let file =
+                LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
+            journal.add_entry(&JournalEntry { lease, file, end, made: BootRelation::Now })
         });
-        let linked = folder.publish(temp, &self.dir, &name);
+        let linked = folder.publish_file(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
         // next command that writes a lease removes the name.
-        if let Err(error) = folder.remove(temp) {
+        if let Err(error) = folder.remove_file(temp) {
             log::debug(format_args!("left behind: {error}"));
         }
         let reserved = linked?;
         self.journal = if reserved {
             journal
         } else {
-            noted(journal, |journal| journal.remove(&[Removal::of(ip)]))
+            change_journal(journal, |journal| {
+                journal.add_removals(&[JournalRemoval::of_address(ip)])
+            })
         };
         Ok(reserved)
     }
 
     /// The addresses that `owner` holds, in the current form or the old one.
-    pub fn owned_by(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
-        Ok(self.held(owner)?.iter().map(|lease| lease.ip).collect())
+    pub fn addresses_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<IpAddr>> {
+        Ok(self.leases_held_by(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
     /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
     /// released only if there is none in the current form.
-    pub fn release(&mut self, owner: Owner<'_>) -> error::Result<Vec<IpAddr>> {
-        let mut leases = self.held(owner)?;
+    pub fn release_attachment(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<IpAddr>> {
+        let mut leases = self.leases_held_by(owner)?;
         if leases.iter().any(|lease| lease.ifname.is_some()) {
             leases.retain(|lease| lease.ifname.is_some());
         }
-        let released = self.remove_freed(leases)?;
+        let released = self.remove_freed_leases(leases)?;
         Ok(released.into_iter().map(|lease| lease.ip).collect())
     }
 
     /// Releases one lease of `owner`, for a rollback; false if `owner` does not hold the address.
-    pub fn release_address(&mut self, ip: IpAddr, owner: Owner<'_>) -> error::Result<bool> {
-        let lease = Lease::new(ip, owner);
-        if !self.holds(&lease) {
+    pub fn release_address(&mut self, ip: IpAddr, owner: AttachmentId<'_>) -> error::Result<bool> {
+        let lease = AddressLease::new(ip, owner);
+        if !self.holds_lease(&lease) {
             return Ok(false);
         }
-        self.remove_all(vec![lease], |lease| Removal::of(lease.ip)).map(|_| true)
+        self.remove_leases(vec![lease], |lease| JournalRemoval::of_address(lease.ip)).map(|_| true)
     }
 
     /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address. `reclaim`
     /// gets the network's name, removes the other state of the attachments, and returns the leases to remove.
-    pub fn reclaim_dead(
+    pub fn reclaim_ended(
         &mut self,
-        reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
-    ) -> error::Result<Vec<Reclaimed>> {
-        let noted = Contents::read(self.folder.as_ref(), &self.boot);
-        let entries: Vec<Entry> = noted.entries.into_values().collect();
-        let network = listing::network_of(&self.dir);
+        reclaim: impl FnOnce(&str, Vec<ReclaimedLease>) -> Vec<ReclaimedLease>,
+    ) -> error::Result<Vec<ReclaimedLease>> {
+        let noted = JournalContents::read_journal(self.folder.as_ref(), &self.boot);
+        let entries: Vec<JournalEntry> = noted.entries.into_values().collect();
+        let network = listing::network_name_of(&self.dir);
         let mut gone = Vec::new();
-        for (entry, life) in entries.iter().zip(judge_all(&network, &entries)) {
+        for (entry, life) in entries.iter().zip(judge_entries(&network, &entries)) {
             let Liveness::Gone(why) = life else { continue };
             // The lease must still be the file of the entry.
-            if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.lease.ip)
-                && FileId::of(&meta) == entry.file
+            if let AddressFile::Lease(lease, meta) =
+                listing::read_address_file(&self.dir, entry.lease.ip)
+                && LeaseFileId::from_metadata(&meta) == entry.file
                 && lease == entry.lease
             {
-                gone.push(Reclaimed { lease, why });
+                gone.push(ReclaimedLease { lease, why });
             }
         }
-        let (gone, freed) = (reclaim(&network, gone), self.quarantine.begin());
-        let mut gone = self.remove_all(gone, |gone| Removal {
+        let (gone, freed) = (reclaim(&network, gone), self.quarantine.removal_time());
+        let mut gone = self.remove_leases(gone, |gone| JournalRemoval {
             freed: freed.clone(),
             reclaimed: Some(gone.clone()),
-            ..Removal::of(gone.lease.ip)
+            ..JournalRemoval::of_address(gone.lease.ip)
         })?;
         sort_by_key(&mut gone, |gone| gone.lease.ip);
         Ok(gone)
     }
 
     /// The addresses that were freed less than `reuseDelay` ago, with the time left.
-    pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
-        journal::withheld(self.folder.as_ref(), &self.quarantine)
+    pub fn quarantined_addresses(&self) -> BTreeMap<IpAddr, Duration> {
+        journal::withheld_addresses(self.folder.as_ref(), &self.quarantine)
     }
 
     /// Removes and returns the `unwanted` reservations.
-    pub fn remove_reserved(
+    pub fn remove_reservations(
         &mut self,
-        unwanted: impl Fn(&Reservation) -> bool,
-    ) -> error::Result<Vec<Reservation>> {
-        let mut reserved = listing::reservations(&self.dir, &self.taken()?);
+        unwanted: impl Fn(&AddressReservation) -> bool,
+    ) -> error::Result<Vec<AddressReservation>> {
+        let mut reserved = listing::read_reservations(&self.dir, &self.taken_addresses()?);
         reserved.retain(unwanted);
-        reserved.iter().try_for_each(|reservation| self.remove_unknown(reservation.ip))?;
+        reserved.iter().try_for_each(|reservation| self.remove_unlisted_file(reservation.ip))?;
         Ok(reserved)
     }
 
     /// The number of files with the name of an address that are not leases.
-    pub fn reserved(&self) -> error::Result<usize> {
-        let ips = listing::addresses(&self.dir)?;
+    pub fn count_reservations(&self) -> error::Result<usize> {
+        let ips = listing::listed_addresses(&self.dir)?;
         let leases = match &self.journal {
             Some(journal) => journal.len(),
-            None => ips.iter().filter_map(|ip| listing::read(&self.dir, *ip).lease()).count(),
+            None => ips
+                .iter()
+                .filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease())
+                .count(),
         };
         Ok(ips.len().saturating_sub(leases))
     }
 
     /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns the
     /// leases that were removed, and those that were spared.
-    pub fn retain(
+    pub fn retain_leases(
         &mut self,
-        keep: impl Fn(&Lease) -> bool,
+        keep: impl Fn(&AddressLease) -> bool,
         spare: bool,
-    ) -> error::Result<(Vec<Lease>, Vec<Lease>)> {
-        let mut refused = self.scan()?;
+    ) -> error::Result<(Vec<AddressLease>, Vec<AddressLease>)> {
+        let mut refused = self.read_all_leases()?;
         refused.retain(|(lease, _)| !keep(lease));
-        let noted = Contents::read(self.folder.as_ref(), &self.boot);
-        let lives = noted.judge(&listing::network_of(&self.dir), &refused);
+        let noted = JournalContents::read_journal(self.folder.as_ref(), &self.boot);
+        let lives = noted.judge_leases(&listing::network_name_of(&self.dir), &refused);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
         for ((lease, _), life) in refused.into_iter().zip(lives) {
             if spare && life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
         }
-        Ok((self.remove_freed(go)?, stay))
+        Ok((self.remove_freed_leases(go)?, stay))
     }
 
     /// The addresses of all files, from one listing of the directory.
-    pub fn taken(&self) -> error::Result<HashSet<IpAddr>> {
-        Ok(listing::addresses(&self.dir)?)
+    pub fn taken_addresses(&self) -> error::Result<HashSet<IpAddr>> {
+        Ok(listing::listed_addresses(&self.dir)?)
     }
 
     /// The address that was last reserved in a range set. It is a hint: an unreadable file counts as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
-        let read = self.dir.read(&last_reserved(range_id), MAX_BYTES);
+        let read = self.dir.read_file(&last_reserved_file_name(range_id), MAX_BYTES);
         if let Err(e) = read.as_ref()
             && e.kind() != ErrorKind::NotFound
         {
-            log::line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
+            log::write_line(format_args!(
+                "Error retrieving last reserved ip: {}",
+                error::io_text(e)
+            ));
         }
         std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
@@ -249,44 +260,50 @@ impl LeaseStore {
     /// an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
         let journal = self.journal.take();
-        self.dir.overwrite(&last_reserved(range_id), ip.to_string().as_bytes())?;
+        self.dir.overwrite_file(&last_reserved_file_name(range_id), ip.to_string().as_bytes())?;
         self.journal = journal;
-        self.journal.iter_mut().for_each(Journal::note_folder_change);
+        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
         Ok(())
     }
 
-    fn held(&mut self, owner: Owner<'_>) -> error::Result<Vec<Lease>> {
-        let held = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
+    fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<AddressLease>> {
+        let held = self.journal.as_mut().and_then(|journal| journal.leases_held_by(owner));
         // A lease that was overwritten in place does not change the folder's modification time.
-        if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds(lease))) {
+        if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds_lease(lease))) {
             return Ok(held);
         }
-        let all = self.rebuild()?.into_iter().map(|(lease, _)| lease);
-        Ok(all.filter(|lease| lease.is_of(owner)).collect())
+        let all = self.rebuild_journal()?.into_iter().map(|(lease, _)| lease);
+        Ok(all.filter(|lease| lease.is_held_by(owner)).collect())
     }
 
-    fn holds(&self, lease: &Lease) -> bool {
-        let found = listing::read(&self.dir, lease.ip);
-        matches!(found, Found::Lease(found, _) if found == *lease)
+    fn holds_lease(&self, lease: &AddressLease) -> bool {
+        let found = listing::read_address_file(&self.dir, lease.ip);
+        matches!(found, AddressFile::Lease(found, _) if found == *lease)
     }
 
-    /// As [`LeaseStore::remove_all`], for leases of addresses that were in use.
-    fn remove_freed(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
-        let freed = self.quarantine.begin();
-        self.remove_all(leases, |lease| Removal { freed: freed.clone(), ..Removal::of(lease.ip) })
+    /// As [`LeaseStore::remove_leases`], for leases of addresses that were in use.
+    fn remove_freed_leases(
+        &mut self,
+        leases: Vec<AddressLease>,
+    ) -> error::Result<Vec<AddressLease>> {
+        let freed = self.quarantine.removal_time();
+        self.remove_leases(leases, |lease| JournalRemoval {
+            freed: freed.clone(),
+            ..JournalRemoval::of_address(lease.ip)
+        })
     }
 
     /// Removes all leases that can be removed, then reports the errors.
-    fn remove_all<L>(
+    fn remove_leases<L>(
         &mut self,
         leases: Vec<L>,
-        removal: impl Fn(&L) -> Removal,
+        removal: impl Fn(&L) -> JournalRemoval,
     ) -> error::Result<Vec<L>> {
         let (mut removed, mut removals, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         let journal = self.journal.take();
         for lease in leases {
             let removal = removal(&lease);
-            match self.dir.remove(&removal.ip.to_string()) {
+            match self.dir.remove_file(&removal.ip.to_string()) {
                 Ok(()) => {
                     removed.push(lease);
                     removals.push(removal);
@@ -294,51 +311,59 @@ impl LeaseStore {
                 Err(e) => errors.push(e.into()),
             }
         }
-        self.journal = noted(journal, |journal| journal.remove(&removals));
-        error::Error::join(errors).map_or(Ok(removed), Err)
+        self.journal = change_journal(journal, |journal| journal.add_removals(&removals));
+        error::Error::join_all(errors).map_or(Ok(removed), Err)
     }
 
     /// Reads all leases and writes the journal of them if possible.
-    fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
-        let leases = self.scan()?;
+    fn rebuild_journal(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
+        let leases = self.read_all_leases()?;
         self.journal = self.folder.as_ref().and_then(|folder| {
-            let mut noted = Contents::read(Some(folder), &self.boot);
-            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, noted.entry(lease, meta));
-            let entries: HashMap<IpAddr, Entry> = leases.iter().map(entry).collect();
+            let mut noted = JournalContents::read_journal(Some(folder), &self.boot);
+            let entry = |(lease, meta): &(AddressLease, Metadata)| {
+                (lease.ip, noted.entry_of_lease(lease, meta))
+            };
+            let entries: HashMap<IpAddr, JournalEntry> = leases.iter().map(entry).collect();
             // Removed by another program, or before a kill.
             for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
-                let removal = Removal { freed: self.quarantine.begin(), ..Removal::of(ip) };
+                let removal = JournalRemoval {
+                    freed: self.quarantine.removal_time(),
+                    ..JournalRemoval::of_address(ip)
+                };
                 noted.removals.insert(ip, removal);
             }
-            let contents = Contents { entries, ..noted }.tidied(&self.quarantine);
-            Journal::create(&self.dir, folder, &self.boot, &contents).inspect_err(given_up).ok()
+            let contents =
+                JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
+            LeaseJournal::create_from(&self.dir, folder, &self.boot, &contents)
+                .inspect_err(log_unwritable)
+                .ok()
         });
         Ok(leases)
     }
 
     /// Reads all leases, and removes leases of this program that lost their content in a power cut, which ended their
     /// containers.
-    pub(super) fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
+    pub(super) fn read_all_leases(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
         let mut leases = Vec::new();
-        for ip in listing::addresses(&self.dir)? {
-            match listing::read(&self.dir, ip) {
-                Found::Lease(lease, meta) => leases.push((lease, *meta)),
-                Found::Lost => match self.remove_unknown(ip) {
+        for ip in listing::listed_addresses(&self.dir)? {
+            match listing::read_address_file(&self.dir, ip) {
+                AddressFile::Lease(lease, meta) => leases.push((lease, *meta)),
+                AddressFile::Lost => match self.remove_unlisted_file(ip) {
                     Ok(()) => {
                         log::warn(format_args!("freed {ip}: its lease was lost in a power cut"));
                     }
                     Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
                 },
-                Found::Reserved(_) | Found::Nothing => {}
+                AddressFile::Reserved(_) | AddressFile::Nothing => {}
             }
         }
         Ok(leases)
     }
 
     /// Removes a file that the journal does not have.
-    fn remove_unknown(&mut self, ip: IpAddr) -> Result<()> {
-        self.dir.remove(&ip.to_string())?;
-        self.journal.iter_mut().for_each(Journal::note_folder_change);
+    fn remove_unlisted_file(&mut self, ip: IpAddr) -> FileResult<()> {
+        self.dir.remove_file(&ip.to_string())?;
+        self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
         Ok(())
     }
 }
@@ -347,19 +372,19 @@ impl Drop for LeaseStore {
     /// Seals the journal, under the lock: a sealed journal agrees with the leases.
     fn drop(&mut self) {
         if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
-            && let Err(e) = journal.seal(&self.dir, folder, &self.quarantine)
+            && let Err(e) = journal.seal_if_changed(&self.dir, folder, &self.quarantine)
         {
-            given_up(&e);
+            log_unwritable(&e);
         }
     }
 }
 
 /// Waits for the lock of a network's leases.
-fn take_lock(dir: &Dir, timeout: Duration) -> error::Result<Lock> {
+fn take_lock(dir: &OpenDirectory, timeout: Duration) -> error::Result<FileLock> {
     let timed_out = || TIMED_OUT.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = dir.path("");
+    let path = dir.file_path("");
     let timeout = if timed_out().contains(&path) { Duration::ZERO } else { timeout };
-    let lock = Lock::of(dir, timeout).inspect_err(|e| {
+    let lock = FileLock::acquire_store_lock(dir, timeout).inspect_err(|e| {
         if e.source.kind() == ErrorKind::TimedOut {
             timed_out().push(path);
         }
@@ -367,15 +392,15 @@ fn take_lock(dir: &Dir, timeout: Duration) -> error::Result<Lock> {
     Ok(lock?)
 }
 
-fn last_reserved(range_id: usize) -> String {
+fn last_reserved_file_name(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
 /// The journal after a change of it; `None` if there is none, or it cannot be written, which fails no command.
-fn noted(
-    journal: Option<Journal>,
-    note: impl FnOnce(&mut Journal) -> Result<()>,
-) -> Option<Journal> {
+fn change_journal(
+    journal: Option<LeaseJournal>,
+    note: impl FnOnce(&mut LeaseJournal) -> FileResult<()>,
+) -> Option<LeaseJournal> {
     let mut journal = journal?;
-    note(&mut journal).inspect_err(given_up).ok().map(|()| journal)
+    note(&mut journal).inspect_err(log_unwritable).ok().map(|()| journal)
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
-use crate::attachment::{Boot, Doubt, HostEnd, Liveness, Owner};
-use crate::files::dir::Dir;
+use crate::attachment::{AttachmentId, BootIdentity, HostPairEnd, Liveness, LivenessDoubt};
+use crate::files::dir::OpenDirectory;
 
 thread_local! {
     /// How many lease files this thread has read.
@@ -25,8 +25,8 @@ thread_local! {
 const BOOT: &str = "this-boot";
 
 /// A boot of the machine of this thread.
-fn boot(id: &str) -> Boot {
-    Boot { machine: Some(MACHINE.get().unwrap_or("machine").to_owned()), id: id.to_owned() }
+fn boot(id: &str) -> BootIdentity {
+    BootIdentity { machine: Some(MACHINE.get().unwrap_or("machine").to_owned()), id: id.to_owned() }
 }
 
 const NETWORK: &str = "net";
@@ -54,7 +54,8 @@ impl Scene {
     }
 
     fn open_with(&self, boot: &str, terms: LeaseOptions) -> LeaseStore {
-        LeaseStore::open_dir(Dir::open(&self.dir).unwrap(), self::boot(boot), terms).unwrap()
+        LeaseStore::open_directory(OpenDirectory::open(&self.dir).unwrap(), self::boot(boot), terms)
+            .unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,17 +67,17 @@ impl Scene {
         fs::write(self.path(name), content).unwrap();
     }
 
-    fn reserve(&self, address: &str, owner: Owner<'_>) {
-        assert!(self.open().reserve(ip(address), owner, None).unwrap());
+    fn reserve(&self, address: &str, owner: AttachmentId<'_>) {
+        assert!(self.open().reserve_address(ip(address), owner, None).unwrap());
     }
 
     /// Reserves the address for an attachment with this end of a pair on the host.
-    fn attach(&self, address: &str, owner: Owner<'_>, end: HostEnd) {
-        assert!(self.open().reserve(ip(address), owner, Some(end)).unwrap());
+    fn attach(&self, address: &str, owner: AttachmentId<'_>, end: HostPairEnd) {
+        assert!(self.open().reserve_address(ip(address), owner, Some(end)).unwrap());
     }
 
-    fn leases(&self) -> Vec<Lease> {
-        self.open().scan().unwrap().into_iter().map(|(lease, _)| lease).collect()
+    fn leases(&self) -> Vec<AddressLease> {
+        self.open().read_all_leases().unwrap().into_iter().map(|(lease, _)| lease).collect()
     }
 
     fn journal_file(&self) -> PathBuf {
@@ -102,8 +103,8 @@ impl Scene {
         self.write(address, "container1\r\neth0");
     }
 
-    fn owned(&self, owner: Owner<'_>) -> Vec<IpAddr> {
-        let mut ips = self.open().owned_by(owner).unwrap();
+    fn owned(&self, owner: AttachmentId<'_>) -> Vec<IpAddr> {
+        let mut ips = self.open().addresses_held_by(owner).unwrap();
         ips.sort();
         ips
     }
@@ -117,8 +118,8 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-fn owner(n: usize) -> Owner<'static> {
-    Owner { network: NETWORK, ifname: "eth0", id: format!("container{n}").leak() }
+fn owner(n: usize) -> AttachmentId<'static> {
+    AttachmentId { network: NETWORK, ifname: "eth0", id: format!("container{n}").leak() }
 }
 
 fn stamp(path: &Path, second: u64) {
@@ -141,8 +142,8 @@ fn old_leases_go_only_if_there_is_no_present_one() {
     for _ in 0..2 {
         assert_eq!(scene.owned(owner(1)), ips(&["10.0.0.2", "10.0.0.3"]));
     }
-    assert_eq!(scene.open().release(owner(1)).unwrap(), ips(&["10.0.0.3"]));
-    assert_eq!(scene.open().release(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    assert_eq!(scene.open().release_attachment(owner(1)).unwrap(), ips(&["10.0.0.3"]));
+    assert_eq!(scene.open().release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
     assert!(scene.path("10.0.0.4").exists());
 }
 
@@ -156,14 +157,18 @@ fn a_reservation_by_hand_outlasts_boots() {
     let all = HashSet::from_iter(ips(&["10.0.0.2", "10.0.0.3", "10.0.0.10", "10.0.0.11"]));
     for boot in [BOOT, "next", "third"] {
         let mut store = scene.open_in_boot(boot);
-        assert!(store.release(owner(1)).unwrap().is_empty());
-        assert_eq!(store.reclaim_dead(|_, gone| gone).unwrap(), []);
-        assert_eq!(store.retain(|lease| lease.ifname.is_none(), false).unwrap().0, []);
-        assert_eq!((store.taken().unwrap(), store.reserved().unwrap()), (all.clone(), 3));
+        assert!(store.release_attachment(owner(1)).unwrap().is_empty());
+        assert_eq!(store.reclaim_ended(|_, gone| gone).unwrap(), []);
+        assert_eq!(store.retain_leases(|lease| lease.ifname.is_none(), false).unwrap().0, []);
+        assert_eq!(
+            (store.taken_addresses().unwrap(), store.count_reservations().unwrap()),
+            (all.clone(), 3)
+        );
     }
     // A person may give them back.
-    let removed = scene.open().remove_reserved(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
-    assert_eq!(removed, [Reservation { ip: ip("10.0.0.10"), empty: false }]);
+    let removed =
+        scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
+    assert_eq!(removed, [AddressReservation { ip: ip("10.0.0.10"), empty: false }]);
     scene.reserve("10.0.0.10", owner(1));
 }
 
@@ -181,7 +186,7 @@ fn a_lease_that_a_power_cut_emptied_is_told_from_a_reservation() {
         file.set_modified(time).unwrap();
     }
     scene.write("10.0.0.4", "");
-    let left = || scene.open_in_boot("next").taken().unwrap();
+    let left = || scene.open_in_boot("next").taken_addresses().unwrap();
     assert_eq!(left(), HashSet::from_iter(ips(&["10.0.0.4", "10.0.0.5"])));
     assert_eq!(left().len(), 2);
 }
@@ -197,7 +202,7 @@ fn the_leases_of_others_are_not_read() {
     let work = || {
         assert_eq!(scene.owned(owner(1)), ips(&[]));
         scene.reserve("10.0.0.2", owner(1));
-        assert_eq!(scene.open().release(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+        assert_eq!(scene.open().release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
         assert_eq!(scene.owned(owner(1)), ips(&[]));
     };
     assert_eq!(reads(work), 1, "only the lease that is released");

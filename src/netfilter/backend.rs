@@ -8,19 +8,22 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::iptables::{self, Flavour, Iptables, LACKING_MODULE, Programs, Scope, iptables_table};
-use super::layout::{HandedOver, OwnTables, Restorable};
-use super::{Owner, Repair, all};
-use crate::attachment::Kept;
+use super::iptables::{
+    self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE,
+    nft_table_for,
+};
+use super::layout::{HandoverCount, OwnTables, RestorableState};
+use super::{AttachmentId, RepairMode, join_errors};
+use crate::attachment::RecordStore;
 use crate::cmd;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::files;
 use crate::netlink;
-pub use crate::netlink::Family;
-use crate::netlink::nftables::{Nft, Table};
+pub use crate::netlink::IpFamily;
+use crate::netlink::nftables::{NftSocket, NftTable};
 
 /// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
-const PROBED: Table<'_> = Table::inet("cnibox_probe");
+const PROBED: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
 const LACKING: [Errno; 4] =
@@ -29,75 +32,79 @@ const LACKING: [Errno; 4] =
 /// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Backend {
+pub enum RuleBackend {
     /// `nf_tables`, over netlink.
     Nftables,
     /// The programs of iptables.
     Iptables,
 }
 
-impl Backend {
+impl RuleBackend {
     /// Parses a name; `None` if it is empty. `unknown` is the beginning of the error message:
     /// `unknown ipmasq backend "ebtables"`, code 7.
-    pub fn parse(value: Option<&str>, unknown: &str) -> Result<Option<Backend>> {
+    pub fn parse(value: Option<&str>, unknown: &str) -> Result<Option<RuleBackend>> {
         match value.unwrap_or_default() {
             "" => Ok(None),
-            "nftables" => Ok(Some(Backend::Nftables)),
-            "iptables" => Ok(Some(Backend::Iptables)),
+            "nftables" => Ok(Some(RuleBackend::Nftables)),
+            "iptables" => Ok(Some(RuleBackend::Iptables)),
             other => Err(Error::config(format!("{unknown} \"{other}\""))
                 .with_details("the back ends are \"iptables\" and \"nftables\"")),
         }
     }
 
     /// For ADD: the configured back end; by default iptables if it is installed and works, else nftables.
-    pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
-        configured.unwrap_or_else(|| Backend::usual(filter))
+    pub fn choose_for_add(configured: Option<RuleBackend>, filter: &PacketFilter) -> RuleBackend {
+        configured.unwrap_or_else(|| RuleBackend::default_backend(filter))
     }
 
     /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and has fewer
     /// back ends than can be configured: without a record, rules that either back end finds are accepted. The error is that of the
     /// configured, or usual, back end.
-    pub fn verify(
-        configured: Option<Backend>,
+    pub fn check_rules(
+        configured: Option<RuleBackend>,
         filter: &PacketFilter,
-        kept: Kept,
-        owner: Owner<'_>,
-        check: &dyn Fn(Backend) -> Result<()>,
+        kept: RecordStore,
+        owner: AttachmentId<'_>,
+        check: &dyn Fn(RuleBackend) -> Result<()>,
     ) -> Result<()> {
-        if let Some(recorded) = kept.read::<Recorded>(owner) {
+        if let Some(recorded) = kept.read_content::<RecordedBackend>(owner) {
             return check(recorded.backend);
         }
-        let first = configured.unwrap_or_else(|| Backend::usual(filter));
+        let first = configured.unwrap_or_else(|| RuleBackend::default_backend(filter));
         let other = match first {
-            Backend::Nftables => Backend::Iptables,
-            Backend::Iptables => Backend::Nftables,
+            RuleBackend::Nftables => RuleBackend::Iptables,
+            RuleBackend::Iptables => RuleBackend::Nftables,
         };
         check(first).or_else(|error| check(other).map_err(|_| error))
     }
 
     /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never used, is
     /// tried, which starts a process.
-    pub fn usual(filter: &PacketFilter) -> Backend {
-        let works = |programs: &Programs| {
+    pub fn default_backend(filter: &PacketFilter) -> RuleBackend {
+        let works = |programs: &IptablesPrograms| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
                 return filter.has_iptables_matches();
             }
-            filter.has_iptables_in_use() || probe().is_ok()
+            filter.has_iptables_in_use() || probe_iptables().is_ok()
         };
-        let is_usable = filter.programs(Family::V4).is_some_and(works);
-        if is_usable || !filter.has_nf_tables() { Backend::Iptables } else { Backend::Nftables }
+        let is_usable = filter.default_programs(IpFamily::V4).is_some_and(works);
+        if is_usable || !filter.has_nf_tables() {
+            RuleBackend::Iptables
+        } else {
+            RuleBackend::Nftables
+        }
     }
 
     /// Whether a live attachment of this host has rules of the feature with this back end.
-    pub(super) fn is_recorded(self, kept: Kept) -> bool {
-        kept.living::<Recorded>().iter().any(|kept| kept.content.backend == self)
+    pub(super) fn is_recorded(self, kept: RecordStore) -> bool {
+        kept.restorable_parts::<RecordedBackend>().iter().any(|kept| kept.content.backend == self)
     }
 
     /// For STATUS: fails with code 50 and a remedy if this back end cannot work.
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {
-            Backend::Nftables => filter.require_nf_tables(),
-            Backend::Iptables => filter.require_iptables(),
+            RuleBackend::Nftables => filter.require_nf_tables(),
+            RuleBackend::Iptables => filter.require_iptables(),
         };
         usable.or_unavailable()
     }
@@ -105,49 +112,51 @@ impl Backend {
 
 /// The part that the records of all features with a choice of back ends have in common.
 #[derive(Deserialize)]
-struct Recorded {
-    backend: Backend,
+struct RecordedBackend {
+    backend: RuleBackend,
 }
 
 /// Whether iptables can look for a rule as all rules here are, with a comment: status 1 means that there is none.
-fn probe() -> Result<()> {
-    let Some(program) = cmd::find("iptables") else { return Err(iptables::not_found(Family::V4)) };
+fn probe_iptables() -> Result<()> {
+    let Some(program) = cmd::find_program("iptables") else {
+        return Err(iptables::not_found_error(IpFamily::V4));
+    };
     let rule = ["-m", "comment", "--comment", "cnibox", "-j", "ACCEPT"];
     let look = ["-w", "5", "-t", "filter", "-C", "INPUT"];
-    let output = cmd::run(&program, &[&look[..], &rule].concat(), "")?;
+    let output = cmd::run_program(&program, &[&look[..], &rule].concat(), "")?;
     if matches!(output.code, Some(0 | 1)) {
         return Ok(());
     }
-    Err(output.failure().with_details(LACKING_MODULE))
+    Err(output.failure_error().with_details(LACKING_MODULE))
 }
 
 /// A feature of the packet filter: how its rules and elements are restored, removed and handed over.
 #[derive(Debug)]
-pub struct Feature {
+pub struct FilterFeature {
     /// Its records, and its state in our tables of `nf_tables`.
-    pub state: Restorable,
+    pub state: RestorableState,
     /// Looks for its rules in iptables and firewalld. Returns the first missing one.
-    pub heal: fn(&PacketFilter, Repair) -> Result<Option<String>>,
+    pub heal: fn(&PacketFilter, RepairMode) -> Result<Option<String>>,
     /// Removes all that an attachment has in any back end. Of the addresses that it had, some may be unknown.
-    pub remove: fn(&PacketFilter, Owner<'_>, &[IpAddr]) -> Result<()>,
+    pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,
     /// What is handed over to the reference plugins, and how.
-    pub hand_over: &'static [(&'static str, Conversion)],
+    pub hand_over: &'static [(&'static str, HandOverStep)],
 }
 
 /// Rewrites our layout into the reference's.
-pub type Conversion = fn(&PacketFilter) -> Result<HandedOver>;
+pub type HandOverStep = fn(&PacketFilter) -> Result<HandoverCount>;
 
 /// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the
 /// kernel is slow to close a socket that deleted something.
 #[derive(Debug)]
 pub struct PacketFilter {
     /// All features: a flush is repaired for all of them at once.
-    pub features: &'static [Feature],
-    nft: OnceCell<Nft>,
+    pub features: &'static [FilterFeature],
+    nft: OnceCell<NftSocket>,
     /// Whether the kernel has `nf_tables`.
     present: OnceCell<bool>,
     /// The node's default programs of iptables for IPv4 and IPv6.
-    programs: [OnceCell<Option<Programs>>; 2],
+    programs: [OnceCell<Option<IptablesPrograms>>; 2],
     /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
     legacy: [OnceCell<String>; 2],
     /// Whether this call has seen that the [`localhost`](super::localhost) rules exist.
@@ -156,7 +165,7 @@ pub struct PacketFilter {
 
 impl PacketFilter {
     /// With these features. Opens nothing yet.
-    pub(super) fn with(features: &'static [Feature]) -> PacketFilter {
+    pub(super) fn with_features(features: &'static [FilterFeature]) -> PacketFilter {
         PacketFilter {
             features,
             nft: OnceCell::new(),
@@ -168,36 +177,36 @@ impl PacketFilter {
     }
 
     /// Our tables of `nf_tables`.
-    pub fn tables(&self) -> netlink::Result<OwnTables<'_>> {
+    pub fn own_tables(&self) -> netlink::NetlinkResult<OwnTables<'_>> {
         let state = self.features.iter().map(|feature| feature.state).collect();
-        Ok(OwnTables { nft: self.nft()?, state })
+        Ok(OwnTables { nft: self.nft_socket()?, state })
     }
 
     /// The socket of `nf_tables`.
-    pub fn nft(&self) -> netlink::Result<&Nft> {
+    pub fn nft_socket(&self) -> netlink::NetlinkResult<&NftSocket> {
         if let Some(nft) = self.nft.get() {
             return Ok(nft);
         }
-        let opened = Nft::open()?;
+        let opened = NftSocket::open()?;
         Ok(self.nft.get_or_init(|| opened))
     }
 
     /// The socket of `nf_tables`; `None` if the kernel has no `nf_tables`, which takes one query.
-    pub fn nft_if_present(&self) -> Result<Option<&Nft>> {
+    pub fn nft_socket_if_present(&self) -> Result<Option<&NftSocket>> {
         let present = match self.present.get() {
             Some(present) => *present,
-            None => match self.nft().and_then(|nft| nft.has(PROBED)) {
+            None => match self.nft_socket().and_then(|nft| nft.has_object(PROBED)) {
                 Ok(_) => true,
                 Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => false,
                 Err(error) => return Err(error.into()),
             },
         };
-        Ok(if *self.present.get_or_init(|| present) { Some(self.nft()?) } else { None })
+        Ok(if *self.present.get_or_init(|| present) { Some(self.nft_socket()?) } else { None })
     }
 
     /// Fails with a remedy if the kernel has no `nf_tables`.
     fn require_nf_tables(&self) -> Result<()> {
-        self.nft_if_present()?.map(drop).ok_or_else(|| {
+        self.nft_socket_if_present()?.map(drop).ok_or_else(|| {
             Error::internal("the kernel has no nf_tables")
                 .with_details("load the module nf_tables, or choose the back end \"iptables\"")
         })
@@ -210,13 +219,15 @@ impl PacketFilter {
 
     /// Whether rules over netlink can have what all rules of iptables here have: a comment.
     fn has_iptables_matches(&self) -> bool {
-        self.nft().is_ok_and(|nft| nft.has_match(Family::V4, "comment", 0))
+        self.nft_socket().is_ok_and(|nft| nft.has_xt_match(IpFamily::V4, "comment", 0))
     }
 
     fn require_iptables(&self) -> Result<()> {
-        let programs = self.programs(Family::V4).ok_or_else(|| iptables::not_found(Family::V4))?;
+        let programs = self
+            .default_programs(IpFamily::V4)
+            .ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
         if !programs.are_on_nf_tables() || !self.has_nf_tables() {
-            return probe();
+            return probe_iptables();
         }
         if self.has_iptables_matches() {
             return Ok(());
@@ -226,37 +237,46 @@ impl PacketFilter {
     }
 
     /// The tables of the node's default iptables.
-    pub fn iptables(&self, family: Family) -> Result<Iptables<'_>> {
-        self.find_iptables(family, Flavour::Default)?.ok_or_else(|| iptables::not_found(family))
+    pub fn default_iptables(&self, family: IpFamily) -> Result<IptablesHandle<'_>> {
+        self.find_iptables(family, IptablesFlavour::Default)?
+            .ok_or_else(|| iptables::not_found_error(family))
     }
 
     /// The tables of a flavour of iptables, if they can be changed.
-    pub fn find_iptables(&self, family: Family, flavour: Flavour) -> Result<Option<Iptables<'_>>> {
+    pub fn find_iptables(
+        &self,
+        family: IpFamily,
+        flavour: IptablesFlavour,
+    ) -> Result<Option<IptablesHandle<'_>>> {
         let is_on_nf_tables = match flavour {
-            Flavour::Default => self.programs(family).is_some_and(Programs::are_on_nf_tables),
-            Flavour::Nft => true,
-            Flavour::Legacy => false,
+            IptablesFlavour::Default => {
+                self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables)
+            }
+            IptablesFlavour::Nft => true,
+            IptablesFlavour::Legacy => false,
         };
-        let nft = if is_on_nf_tables { self.nft_if_present()? } else { None };
-        Ok(Iptables::of(family, flavour, nft))
+        let nft = if is_on_nf_tables { self.nft_socket_if_present()? } else { None };
+        Ok(IptablesHandle::open_if_usable(family, flavour, nft))
     }
 
     /// The node's default programs.
-    fn programs(&self, family: Family) -> Option<&Programs> {
-        let programs = &self.programs[usize::from(family == Family::V6)];
-        programs.get_or_init(|| Programs::find(family, Flavour::Default)).as_ref()
+    fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
+        let programs = &self.programs[usize::from(family == IpFamily::V6)];
+        programs
+            .get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default))
+            .as_ref()
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI plugin. Of
     /// iptables-legacy only the table is looked for. Starts no process.
-    pub fn iptables_with(
+    pub fn iptables_with_chains(
         &self,
-        family: Family,
+        family: IpFamily,
         table: &str,
         chains: &[&str],
-    ) -> Result<Vec<Iptables<'_>>> {
-        let nft = self.has_chain(family, table, chains)?.then_some(Flavour::Nft);
-        let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
+    ) -> Result<Vec<IptablesHandle<'_>>> {
+        let nft = self.has_any_chain(family, table, chains)?.then_some(IptablesFlavour::Nft);
+        let legacy = self.has_legacy_table(family, table).then_some(IptablesFlavour::Legacy);
         let mut found = Vec::new();
         for flavour in nft.into_iter().chain(legacy) {
             found.extend(self.find_iptables(family, flavour)?);
@@ -265,31 +285,36 @@ impl PacketFilter {
     }
 
     /// Deletes the rules of the table `name` that `plan` finds, in each family and flavour [with one of
-    /// `chains`](Self::iptables_with). Continues after an error; the errors are joined.
-    pub(super) fn delete_with_iptables(
+    /// `chains`](Self::iptables_with_chains). Continues after an error; the errors are joined.
+    pub(super) fn delete_iptables_rules(
         &self,
         name: &str,
         chains: &[&str],
-        scope: Scope<'_>,
-        plan: &dyn Fn(&mut iptables::Table, Family),
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut iptables::IptablesTable, IpFamily),
     ) -> Result<()> {
-        all(Family::BOTH.map(|family| {
-            let found = self.iptables_with(family, name, chains)?;
-            let delete = |table: &mut iptables::Table| plan(table, family);
-            all(found.iter().map(|tables| tables.delete(name, scope, &delete)))
+        join_errors(IpFamily::BOTH.map(|family| {
+            let found = self.iptables_with_chains(family, name, chains)?;
+            let delete = |table: &mut iptables::IptablesTable| plan(table, family);
+            join_errors(found.iter().map(|tables| tables.delete_from_table(name, scope, &delete)))
         }))
     }
 
     /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
-    pub(super) fn has_chain(&self, family: Family, table: &str, chains: &[&str]) -> Result<bool> {
-        let table = iptables_table(family, table);
-        self.ask(&|nft| {
+    pub(super) fn has_any_chain(
+        &self,
+        family: IpFamily,
+        table: &str,
+        chains: &[&str],
+    ) -> Result<bool> {
+        let table = nft_table_for(family, table);
+        self.query_nft(&|nft| {
             if chains.is_empty() {
-                let all = if nft.has(table)? { nft.dump_chains(table)? } else { Vec::new() };
+                let all = if nft.has_object(table)? { nft.dump_chains(table)? } else { Vec::new() };
                 return Ok(all.iter().any(|chain| chain.name.starts_with("CNI-")));
             }
             for chain in chains {
-                if nft.has(table.chain(chain))? {
+                if nft.has_object(table.named_chain(chain))? {
                     return Ok(true);
                 }
             }
@@ -299,7 +324,7 @@ impl PacketFilter {
 
     /// Whether a table of iptables is used in this namespace, and the kernel has matched comments for iptables-legacy.
     fn has_iptables_in_use(&self) -> bool {
-        let is_used = |name: &&str| self.has_legacy_table(Family::V4, name);
+        let is_used = |name: &&str| self.has_legacy_table(IpFamily::V4, name);
         let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
         let has_comments = |text: String| text.lines().any(|line| line == "comment");
         ["nat", "filter"].iter().any(is_used)
@@ -307,11 +332,11 @@ impl PacketFilter {
     }
 
     /// Whether iptables-legacy has used the table.
-    pub(super) fn has_legacy_table(&self, family: Family, table: &str) -> bool {
+    pub(super) fn has_legacy_table(&self, family: IpFamily, table: &str) -> bool {
         let [v4, v6] = &self.legacy;
         let (names, file) = match family {
-            Family::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
-            Family::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
+            IpFamily::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
+            IpFamily::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
         };
         let names =
             names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
@@ -319,14 +344,22 @@ impl PacketFilter {
     }
 
     /// The lines of a built-in chain of iptables-legacy, if its table is used.
-    pub fn legacy_chain(&self, family: Family, table: &str, chain: &str) -> Option<Vec<String>> {
-        let programs = || Programs::find(family, Flavour::Legacy);
-        self.has_legacy_table(family, table).then(programs)??.list(table, chain)
+    pub fn list_legacy_chain(
+        &self,
+        family: IpFamily,
+        table: &str,
+        chain: &str,
+    ) -> Option<Vec<String>> {
+        let programs = || IptablesPrograms::find_installed(family, IptablesFlavour::Legacy);
+        self.has_legacy_table(family, table).then(programs)??.list_chain(table, chain)
     }
 
     /// The result of a query; the default one if the kernel has no `nf_tables`.
-    pub(super) fn ask<T: Default>(&self, query: &dyn Fn(&Nft) -> netlink::Result<T>) -> Result<T> {
-        Ok(self.nft_if_present()?.map(query).transpose()?.unwrap_or_default())
+    pub(super) fn query_nft<T: Default>(
+        &self,
+        query: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<T>,
+    ) -> Result<T> {
+        Ok(self.nft_socket_if_present()?.map(query).transpose()?.unwrap_or_default())
     }
 }
 
@@ -336,12 +369,12 @@ mod tests {
 
     #[test]
     fn back_end_names_are_parsed() {
-        let parse = |value| Backend::parse(value, "unknown ipmasq backend");
+        let parse = |value| RuleBackend::parse(value, "unknown ipmasq backend");
         assert_eq!(parse(None), Ok(None));
         assert_eq!(parse(Some("")), Ok(None));
-        assert_eq!(parse(Some("nftables")), Ok(Some(Backend::Nftables)));
-        assert_eq!(parse(Some("iptables")), Ok(Some(Backend::Iptables)));
+        assert_eq!(parse(Some("nftables")), Ok(Some(RuleBackend::Nftables)));
+        assert_eq!(parse(Some("iptables")), Ok(Some(RuleBackend::Iptables)));
         let error = parse(Some("ebtables")).unwrap_err();
-        assert_eq!((error.code().0, error.msg()), (7, "unknown ipmasq backend \"ebtables\""));
+        assert_eq!((error.code().0, error.message()), (7, "unknown ipmasq backend \"ebtables\""));
     }
 }

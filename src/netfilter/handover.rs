@@ -14,19 +14,19 @@
 //! Each table of `nf_tables` is replaced in one transaction, so every packet passes the rules before or after it.
 
 use super::backend::PacketFilter;
-use super::layout::HandedOver;
+use super::layout::HandoverCount;
 use crate::error::{Error, Result};
 
 /// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. Our plugins
 /// must not run any more: what they add later stays in our layout. Continues after an error; the errors are joined.
-pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
+pub fn hand_over_to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
     let (mut done, mut errors) = (Vec::new(), Vec::new());
     for (what, convert) in packets.features.iter().flat_map(|feature| feature.hand_over) {
         match convert(packets) {
-            Ok(nothing) if nothing == HandedOver::default() => {}
+            Ok(nothing) if nothing == HandoverCount::default() => {}
             Ok(handed) => done.push(format!("{what}: {handed}")),
             Err(error) => errors.push(error.context(format!("hand over {what}"))),
         }
     }
-    Error::join(errors).map_or(Ok(done), Err)
+    Error::join_all(errors).map_or(Ok(done), Err)
 }

@@ -1,12 +1,12 @@
 //! The required content of our tables of `nf_tables`, its verification and its changes.
 //!
-//! A [`Layout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
-//! its layout, plans, and commits ([`OwnTables::change`]). After a flush of rules or sets the same transaction restores them,
-//! and the state of all attachments of this host in all of our tables ([`Restorable`]), so that protections and the
+//! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
+//! its layout, plans, and commits ([`OwnTables::change_tables`]). After a flush of rules or sets the same transaction restores them,
+//! and the state of all attachments of this host in all of our tables ([`RestorableState`]), so that protections and the
 //! traffic they protect become effective together.
 //!
 //! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
-//! release that lacks only [additions](Layout::additions) is no damage, because a runtime that is told so by STATUS
+//! release that lacks only [additions](TableLayout::additions) is no damage, because a runtime that is told so by STATUS
 //! sends no ADD any more; the next ADD completes it. A set contains a
 //! sentinel, an element that matches no packet: a set without it was flushed.
 
@@ -15,55 +15,63 @@ mod transaction;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use super::shared::{Heirs, has_owner_of, is_recorded};
-use crate::attachment::Kept;
+use super::shared::{HeirFinder, has_same_owner, is_recorded};
+use crate::attachment::RecordStore;
 use crate::error::{self, Error};
-use crate::netlink::Result;
-use crate::netlink::nftables::{Batch, Chain, Element, Nft, Rule, RuleInfo, Set, Table};
+use crate::netlink::NetlinkResult;
+use crate::netlink::nftables::{
+    NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
+};
 
-pub use transaction::{Change, OwnTables};
+pub use transaction::{LayoutTransaction, OwnTables};
 
 /// The remedy for damage.
 pub const REMEDY: &str =
     "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
 /// Returns the elements to delete; may add other deletions.
-type Find<'f> = &'f mut dyn FnMut(&Nft, &mut Batch) -> Result<Vec<Element>>;
+type FindElements<'f> =
+    &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
 /// The required content of a table.
 #[derive(Clone, Debug)]
-pub struct Layout {
+pub struct TableLayout {
     /// The table.
-    pub table: Table<'static>,
+    pub table: NftTable<'static>,
     /// Its sets and maps.
-    pub sets: Vec<Set<'static>>,
+    pub sets: Vec<NftSet<'static>>,
     /// Its chains and their fixed rules, each with a comment. A chain without fixed rules is not verified.
-    pub chains: Vec<(Chain<'static>, Vec<Rule>)>,
+    pub chains: Vec<(NftChain<'static>, Vec<NftRule>)>,
     /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
     pub additions: &'static [&'static str],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
-    pub subnet: fn(&str) -> Option<Vec<Rule>>,
+    pub subnet: fn(&str) -> Option<Vec<NftRule>>,
 }
 
 /// A feature's state of attachments, which is restored after a flush.
 #[derive(Clone, Copy, Debug)]
-pub struct Restorable {
+pub struct RestorableState {
     /// The feature's records.
-    pub kept: Kept,
+    pub kept: RecordStore,
     /// The tables with the state.
-    pub layouts: fn() -> Vec<Layout>,
-    /// [Restores](Change::restore) the state from the [records](Change::living).
-    pub restore: fn(&mut Change<'_>),
+    pub layouts: fn() -> Vec<TableLayout>,
+    /// Restores the state from the records.
+    pub restore: fn(&mut LayoutTransaction<'_>),
 }
 
-impl Layout {
+impl TableLayout {
     /// The first deviation of the table from its layout; `None` as well if no container depends on the table: the
     /// next ADD restores it.
-    pub fn damage(self, nft: &Nft, is_needed: &dyn Fn() -> bool) -> Result<Option<String>> {
-        let (view, _) = View::read(nft, self, &[])?;
+    pub fn first_deviation(
+        self,
+        nft: &NftSocket,
+        is_needed: &dyn Fn() -> bool,
+    ) -> NetlinkResult<Option<String>> {
+        let (view, _) = TableState::read_table(nft, self, &[])?;
         // Elements belong to containers, including containers without a record.
-        let has_elements = |set: &Set<'static>| nft.find(&[*set], &[]).is_ok_and(|e| !e.is_empty());
+        let has_elements =
+            |set: &NftSet<'static>| nft.find_elements(&[*set], &[]).is_ok_and(|e| !e.is_empty());
         let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
         let is_damaged = view.damage.is_some() && !view.is_outdated;
         let is_relevant = is_damaged && (is_needed() || is_used());
@@ -71,13 +79,13 @@ impl Layout {
     }
 
     /// Whether the table deviates from its layout, needed or not.
-    pub fn has_damage(self, nft: &Nft) -> Result<bool> {
-        Ok(View::read(nft, self, &[])?.0.damage.is_some())
+    pub fn has_damage(self, nft: &NftSocket) -> NetlinkResult<bool> {
+        Ok(TableState::read_table(nft, self, &[])?.0.damage.is_some())
     }
 
     /// These rules without the additions.
-    fn former(&self, rules: &[Rule]) -> Vec<Rule> {
-        let is_former = |rule: &&Rule| {
+    fn without_additions(&self, rules: &[NftRule]) -> Vec<NftRule> {
+        let is_former = |rule: &&NftRule| {
             rule.comment.as_deref().is_none_or(|comment| !self.additions.contains(&comment))
         };
         rules.iter().filter(is_former).cloned().collect()
@@ -85,13 +93,19 @@ impl Layout {
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
     /// only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are `kept`.
-    pub fn hand_on(&self, nft: &Nft, kept: Kept, find: Find<'_>, heirs: Heirs<'_>) -> Result<()> {
+    pub fn hand_on_elements(
+        &self,
+        nft: &NftSocket,
+        kept: RecordStore,
+        find: FindElements<'_>,
+        heirs: HeirFinder<'_>,
+    ) -> NetlinkResult<()> {
         let mut added = Vec::new();
-        nft.update(&mut |nft| {
-            let mut batch = Batch::new();
+        nft.update_tables(&mut |nft| {
+            let mut batch = NftBatch::new();
             let found = find(nft, &mut batch)?;
             added = heirs(&found);
-            self.delete(&mut batch, nft, &found, &added)?;
+            self.delete_elements(&mut batch, nft, &found, &added)?;
             Ok(batch)
         })?;
         // The deletion of an heir may have ended meanwhile, without having found them: it removes the record first.
@@ -99,39 +113,41 @@ impl Layout {
         if added.is_empty() {
             return Ok(());
         }
-        let find = &mut |nft: &Nft, _: &mut Batch| {
-            let found = added.iter().zip(nft.elements(&added)?);
-            Ok(found.filter_map(|(e, found)| found.filter(|f| has_owner_of(f, e))).collect())
+        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+            let found = added.iter().zip(nft.read_elements(&added)?);
+            Ok(found.filter_map(|(e, found)| found.filter(|f| has_same_owner(f, e))).collect())
         };
-        self.hand_on(nft, kept, find, heirs)
+        self.hand_on_elements(nft, kept, find, heirs)
     }
 
     /// Deletes elements, and the chains that only these elements jump to; `added` get their keys.
-    fn delete(
+    fn delete_elements(
         &self,
-        batch: &mut Batch,
-        nft: &Nft,
-        elements: &[Element],
-        added: &[Element],
-    ) -> Result<()> {
+        batch: &mut NftBatch,
+        nft: &NftSocket,
+        elements: &[SetElement],
+        added: &[SetElement],
+    ) -> NetlinkResult<()> {
         // For each chain the elements that jump to it: deleted and added.
         let mut jumps: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for element in elements {
-            batch.del_element(element);
-            if let Some(name) = element.leads_to() {
+            batch.delete_element(element);
+            if let Some(name) = element.target_chain() {
                 jumps.entry(name).or_default().0 += 1;
             }
         }
-        for name in added.iter().filter_map(Element::leads_to) {
+        for name in added.iter().filter_map(SetElement::target_chain) {
             jumps.entry(name).or_default().1 += 1;
         }
         for (name, (deleted, added)) in jumps {
             let Some(rules) = (self.subnet)(name) else { continue };
-            let chain = self.table.chain(name);
-            match nft.chain(chain)?.map(|info| info.uses as usize) {
-                Some(uses) if added == 0 && uses <= deleted + rules.len() => drop(batch.del(chain)),
+            let chain = self.table.named_chain(name);
+            match nft.read_chain(chain)?.map(|info| info.uses as usize) {
+                Some(uses) if added == 0 && uses <= deleted + rules.len() => {
+                    batch.delete_object(chain);
+                }
                 None if added > 0 => {
-                    batch.add(chain);
+                    batch.add_object(chain);
                     for rule in &rules {
                         batch.append_rule(chain, rule);
                     }
@@ -147,37 +163,41 @@ impl Layout {
 }
 
 /// For STATUS and CHECK: fails if there is damage.
-pub fn refuse(damage: Option<String>) -> error::Result<()> {
+pub fn require_undamaged(damage: Option<String>) -> error::Result<()> {
     damage.map_or(Ok(()), |damage| Err(Error::internal(damage).with_details(REMEDY)))
 }
 
 /// The present content of a table, compared with its layout.
 #[derive(Debug)]
-struct View {
-    layout: Layout,
+struct TableState {
+    layout: TableLayout,
     generation: u32,
     exists: bool,
     /// Whether the table is created if it does not exist, even if nothing is restored in it.
     is_required: bool,
     rules: Vec<RuleInfo>,
     /// The chains without a fixed rule.
-    incomplete: Vec<Chain<'static>>,
+    incomplete: Vec<NftChain<'static>>,
     /// The sets without a sentinel.
-    flushed: Vec<Set<'static>>,
-    /// The chains of [`Layout::subnet`] without rules.
+    flushed: Vec<NftSet<'static>>,
+    /// The chains of [`TableLayout::subnet`] without rules.
     empty: Vec<String>,
     /// The first deviation, for messages.
     damage: Option<String>,
-    /// Whether nothing but [`Layout::additions`] is missing.
+    /// Whether nothing but [`TableLayout::additions`] is missing.
     is_outdated: bool,
 }
 
-impl View {
+impl TableState {
     /// Reads the table and the elements with the keys of `wanted` by one datagram.
-    fn read(nft: &Nft, layout: Layout, wanted: &[Element]) -> Result<(View, Vec<Option<Element>>)> {
-        let sentinels = layout.sets.iter().map(|set| set.sentinel());
+    fn read_table(
+        nft: &NftSocket,
+        layout: TableLayout,
+        wanted: &[SetElement],
+    ) -> NetlinkResult<(TableState, Vec<Option<SetElement>>)> {
+        let sentinels = layout.sets.iter().map(|set| set.sentinel_element());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let mut look = nft.look(layout.table, &queried)?;
+        let mut look = nft.read_table(layout.table, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
         let (mut damage, mut outdated) = (Vec::new(), Vec::new());
         if look.objects.is_none() {
@@ -185,8 +205,10 @@ impl View {
         }
         let mut incomplete = Vec::new();
         for (chain, rules) in &layout.chains {
-            if let Some(rule) = missing(&look.rules, *chain, rules) {
-                let is_former = missing(&look.rules, *chain, &layout.former(rules)).is_none();
+            if let Some(rule) = first_missing_rule(&look.rules, *chain, rules) {
+                let is_former =
+                    first_missing_rule(&look.rules, *chain, &layout.without_additions(rules))
+                        .is_none();
                 let list = if is_former { &mut outdated } else { &mut damage };
                 list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
@@ -194,7 +216,7 @@ impl View {
         }
         let sentinels = layout.sets.iter().zip(look.elements);
         let flushed = sentinels.filter(|(_, sentinel)| sentinel.is_none());
-        let flushed: Vec<Set<'static>> = flushed.map(|(set, _)| *set).collect();
+        let flushed: Vec<NftSet<'static>> = flushed.map(|(set, _)| *set).collect();
         damage.extend(flushed.iter().map(|set| format!("{set} was flushed")));
         let filled: HashSet<&str> = look.rules.iter().map(|rule| rule.chain.as_str()).collect();
         let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
@@ -206,9 +228,9 @@ impl View {
             empty.extend(nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name));
             empty.retain(|name| !filled.contains(name.as_str()) && (layout.subnet)(name).is_some());
         }
-        let without_rule = |name| format!("chain {} has no rule", layout.table.chain(name));
+        let without_rule = |name| format!("chain {} has no rule", layout.table.named_chain(name));
         damage.extend(empty.iter().map(|name| without_rule(name)));
-        let view = View {
+        let view = TableState {
             generation: look.generation,
             exists: look.objects.is_some(),
             is_required: false,
@@ -225,14 +247,14 @@ impl View {
 
     /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
     /// have added rules to a chain without fixed rules.
-    fn build(&self, batch: &mut Batch) {
-        let Layout { table, sets, chains, subnet, .. } = &self.layout;
-        batch.ensure(*table);
+    fn add_missing_objects(&self, batch: &mut NftBatch) {
+        let TableLayout { table, sets, chains, subnet, .. } = &self.layout;
+        batch.ensure_object(*table);
         for set in sets {
-            batch.ensure(*set);
+            batch.ensure_object(*set);
         }
         for (chain, _) in chains {
-            batch.ensure(*chain);
+            batch.ensure_object(*chain);
         }
         for (chain, rules) in chains.iter().filter(|(chain, _)| self.incomplete.contains(chain)) {
             batch.flush_chain(*chain);
@@ -241,28 +263,32 @@ impl View {
             }
         }
         for set in &self.flushed {
-            batch.ensure_element(&set.sentinel());
+            batch.ensure_element(&set.sentinel_element());
         }
         for name in &self.empty {
             for rule in subnet(name).unwrap_or_default() {
-                batch.append_rule(table.chain(name), &rule);
+                batch.append_rule(table.named_chain(name), &rule);
             }
         }
     }
 }
 
 /// The comment of the first rule that is not in the chain, or not in this order. Other rules may stand in between.
-fn missing<'r>(found: &[RuleInfo], chain: Chain<'_>, rules: &'r [Rule]) -> Option<&'r str> {
+fn first_missing_rule<'r>(
+    found: &[RuleInfo],
+    chain: NftChain<'_>,
+    rules: &'r [NftRule],
+) -> Option<&'r str> {
     let mut comments = found.iter().filter(|rule| rule.chain == chain.name);
     let mut exists =
-        |rule: &&Rule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
+        |rule: &&NftRule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
     let missing = rules.iter().find(|rule| !exists(rule));
     missing.map(|rule| rule.comment.as_deref().unwrap_or_default())
 }
 
 /// How much of one layout was handed over to the reference plugins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HandedOver {
+pub struct HandoverCount {
     /// The objects that the reference has now: rules, ports, addresses or chains, depending on the layout.
     pub objects: usize,
     /// Rules that are lost because their comments had no room for the container's id.
@@ -271,7 +297,7 @@ pub struct HandedOver {
     pub conditional: usize,
 }
 
-impl fmt::Display for HandedOver {
+impl fmt::Display for HandoverCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} handed over", self.objects)?;
         for (lost, why) in [
@@ -288,17 +314,17 @@ impl fmt::Display for HandedOver {
 
 /// Deletes our table, if it exists, in one transaction with the changes that `convert` adds.
 pub(super) fn hand_over(
-    nft: &Nft,
-    table: Table<'_>,
-    convert: &dyn Fn(&Nft, &mut Batch) -> Result<HandedOver>,
-) -> Result<HandedOver> {
-    let mut handed = HandedOver::default();
-    nft.update(&mut |nft| {
-        let mut batch = Batch::new();
-        handed = HandedOver::default();
-        if nft.has(table)? {
+    nft: &NftSocket,
+    table: NftTable<'_>,
+    convert: &dyn Fn(&NftSocket, &mut NftBatch) -> NetlinkResult<HandoverCount>,
+) -> NetlinkResult<HandoverCount> {
+    let mut handed = HandoverCount::default();
+    nft.update_tables(&mut |nft| {
+        let mut batch = NftBatch::new();
+        handed = HandoverCount::default();
+        if nft.has_object(table)? {
             handed = convert(nft, &mut batch)?;
-            batch.del(table);
+            batch.delete_object(table);
         }
         Ok(batch)
     })?;
@@ -311,9 +337,9 @@ mod tests {
 
     #[test]
     fn lost_rules_are_reported_with_the_reason() {
-        let complete = HandedOver { objects: 3, ..HandedOver::default() };
+        let complete = HandoverCount { objects: 3, ..HandoverCount::default() };
         assert_eq!(complete.to_string(), "3 handed over");
-        let handed = HandedOver { objects: 1, nameless: 2, conditional: 3 };
+        let handed = HandoverCount { objects: 1, nameless: 2, conditional: 3 };
         let expected = "1 handed over, 2 lost: the container's id is too long for a comment, \
                         3 lost: the reference has no conditions of one container";
         assert_eq!(handed.to_string(), expected);

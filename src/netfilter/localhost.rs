@@ -25,16 +25,17 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 
-use super::backend::{Family, Feature, PacketFilter};
-use super::iptables::{self, Scope};
-use super::layout::{self, HandedOver, Layout, Restorable};
-use crate::attachment::Kept;
-use crate::error::{Context, Result};
-use crate::netlink::nftables::{Chain, Field, Hook, RAW, Rule, Table};
+use super::backend::{FilterFeature, IpFamily, PacketFilter};
+use super::iptables::{self, ChainScope};
+use super::layout::{self, HandoverCount, RestorableState, TableLayout};
+use crate::attachment::RecordStore;
+use crate::error::{ErrorContext, Result};
+use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 
-const TABLE: Table<'_> = Table::inet("cnibox_localhost")
-    .comment("cnibox: loopback addresses are the host's own, also with route_localnet");
-const PREROUTING: Chain<'_> = TABLE.chain("prerouting").filter(Hook::Prerouting, RAW);
+const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
+    .with_comment("cnibox: loopback addresses are the host's own, also with route_localnet");
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
 
 const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
 
@@ -44,29 +45,32 @@ const RAW_TABLE: &str = "raw";
 const TO: &str = "to loopback addresses from outside";
 const FROM: &str = "from loopback addresses outside";
 
-fn layout() -> Layout {
-    let outside = || Rule::new().ne(Field::Iifname, "lo");
-    let to = outside().daddr_in(LOOPBACK.into()).drop().comment(TO);
-    let from = outside().saddr_in(LOOPBACK.into()).drop().comment(FROM);
+fn table_layout() -> TableLayout {
+    let outside = || NftRule::new().match_unequal(PacketField::Iifname, "lo");
+    let to = outside().daddr_in(LOOPBACK.into()).drop().with_comment(TO);
+    let from = outside().saddr_in(LOOPBACK.into()).drop().with_comment(FROM);
     let chains = vec![(PREROUTING, vec![to, from])];
-    Layout { table: TABLE, sets: Vec::new(), chains, additions: &[], subnet: |_| None }
+    TableLayout { table: TABLE, sets: Vec::new(), chains, additions: &[], subnet: |_| None }
 }
 
-fn iptables_rules() -> [iptables::Rule; 2] {
+fn iptables_rules() -> [iptables::IptablesRule; 2] {
     [("-d", TO), ("-s", FROM)].map(|(side, comment)| {
         let words = [side, &LOOPBACK.to_string(), "!", "-i", "lo"];
-        iptables::Rule::new("PREROUTING").with(&words).comment(comment).target("DROP")
+        iptables::IptablesRule::new("PREROUTING")
+            .with_words(&words)
+            .with_comment(comment)
+            .with_target("DROP")
     })
 }
 
 /// Required while there are mappings on 127.0.0.1; stays after the last one.
-pub(super) const FEATURE: Feature = Feature {
-    state: Restorable {
+pub(super) const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
         kept: MAPPINGS,
-        layouts: || vec![layout()],
+        layouts: || vec![table_layout()],
         restore: |change| {
             if is_needed() {
-                change.batch.ensure(TABLE);
+                change.batch.ensure_object(TABLE);
             }
         },
     },
@@ -76,27 +80,29 @@ pub(super) const FEATURE: Feature = Feature {
 };
 
 /// The records of port mappings.
-const MAPPINGS: Kept = Kept("portmap");
+const MAPPINGS: RecordStore = RecordStore("portmap");
 
 /// The part of such a record that is needed here.
 #[derive(Deserialize)]
-struct Mappings {
+struct LocalnetRecord {
     localnet: bool,
 }
 
 fn is_needed() -> bool {
-    MAPPINGS.living::<Mappings>().iter().any(|kept| kept.content.localnet)
+    MAPPINGS.restorable_parts::<LocalnetRecord>().iter().any(|kept| kept.content.localnet)
 }
 
 /// Ensures the rules.
-pub fn close(filter: &PacketFilter) -> Result<()> {
+pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
     if filter.is_localhost_closed.get() {
         return Ok(());
     }
-    let closed = match filter.nft_if_present()? {
-        Some(_) => Ok(filter.tables()?.change(&[layout()], &[], &mut |_, _| Ok(()))?),
-        None => filter.iptables(Family::V4).and_then(|tables| {
-            tables.update(RAW_TABLE, Scope::All, &|table| {
+    let closed = match filter.nft_socket_if_present()? {
+        Some(_) => {
+            Ok(filter.own_tables()?.change_tables(&[table_layout()], &[], &mut |_, _| Ok(()))?)
+        }
+        None => filter.default_iptables(IpFamily::V4).and_then(|tables| {
+            tables.update_table(RAW_TABLE, ChainScope::All, &|table| {
                 for rule in iptables_rules() {
                     table.insert_unique(0, rule);
                 }
@@ -113,25 +119,27 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let has_damage = filter.ask(&|nft| layout().has_damage(nft).map(Some))?;
+    let has_damage = filter.query_nft(&|nft| table_layout().has_damage(nft).map(Some))?;
     filter.is_localhost_closed.set(has_damage == Some(false));
-    if has_damage == Some(true) && is_needed() { close(filter) } else { Ok(()) }
+    if has_damage == Some(true) && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }
 
 /// The first missing rule; `None` if only the reference plugins have mappings.
-pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_if_present()? {
-        return Ok(layout().damage(nft, &is_needed)?);
+pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
+    if let Some(nft) = filter.nft_socket_if_present()? {
+        return Ok(table_layout().first_deviation(nft, &is_needed)?);
     }
     if !is_needed() {
         return Ok(None);
     }
-    let table = filter.iptables(Family::V4)?.read(RAW_TABLE, Scope::All)?;
-    let missing = iptables_rules().into_iter().find(|rule| !table.has(rule));
-    Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.text())))
+    let table = filter.default_iptables(IpFamily::V4)?.read_table(RAW_TABLE, ChainScope::All)?;
+    let missing = iptables_rules().into_iter().find(|rule| !table.has_rule(rule));
+    Ok(missing.map(|rule| {
+        format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words())
+    }))
 }
 
 /// Deletes the table, which the reference does not have.
-fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
-    filter.ask(&|nft| layout::hand_over(nft, TABLE, &|_, _| Ok(HandedOver::default())))
+fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
+    filter.query_nft(&|nft| layout::hand_over(nft, TABLE, &|_, _| Ok(HandoverCount::default())))
 }

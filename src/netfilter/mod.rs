@@ -28,16 +28,16 @@ mod shared;
 pub mod spoof;
 mod watch;
 
-pub use backend::{Backend, Family, PacketFilter};
-pub use names::Owner;
-pub use watch::Watch;
+pub use backend::{IpFamily, PacketFilter, RuleBackend};
+pub use names::AttachmentId;
+pub use watch::PacketFilterWatch;
 
-use self::backend::Feature;
+use self::backend::FilterFeature;
 use self::filter::firewalld;
 use crate::error::{Error, Result};
 
 /// All features. Each is registered here, and only here.
-const FEATURES: &[Feature] = &[
+const FEATURES: &[FilterFeature] = &[
     masquerade::FEATURE,
     spoof::FEATURE,
     filter::FEATURE,
@@ -49,7 +49,7 @@ const FEATURES: &[Feature] = &[
 impl PacketFilter {
     /// With all features. Opens nothing yet.
     pub fn new() -> PacketFilter {
-        PacketFilter::with(FEATURES)
+        PacketFilter::with_features(FEATURES)
     }
 }
 
@@ -59,9 +59,9 @@ impl Default for PacketFilter {
     }
 }
 
-/// What [`heal`] does about missing rules.
+/// What [`repair_rules`] does about missing rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repair {
+pub enum RepairMode {
     /// Restores and reports them.
     Restore,
     /// Reports them.
@@ -69,14 +69,14 @@ pub enum Repair {
 }
 
 /// Joins the errors of several steps, all of which are attempted.
-fn all(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+fn join_errors(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let errors = outcomes.into_iter().filter_map(Result::err).collect();
-    Error::join(errors).map_or(Ok(()), Err)
+    Error::join_all(errors).map_or(Ok(()), Err)
 }
 
 /// Looks for the rules of all attachments of this host. Returns descriptions of missing rules.
-pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
-    let mut missing = filter.ask(&|_| filter.tables()?.heal(repair))?;
+pub fn repair_rules(filter: &PacketFilter, repair: RepairMode) -> Result<Vec<String>> {
+    let mut missing = filter.query_nft(&|_| filter.own_tables()?.repair_tables(repair))?;
     for feature in filter.features {
         missing.extend((feature.heal)(filter, repair)?);
     }

@@ -16,116 +16,125 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::Feature;
-use super::layout::{self, Change, HandedOver, Layout, Restorable};
-use super::names::{identity, stale};
-use super::{Owner, PacketFilter, all};
-use crate::attachment::Kept;
-use crate::error::{Context, Error, Result};
+use super::backend::FilterFeature;
+use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, TableLayout};
+use super::names::{parse_label, stale_matcher};
+use super::{AttachmentId, PacketFilter, join_errors};
+use crate::attachment::RecordStore;
+use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{
-    Batch, Chain, Element, Family, Field, Hook, Nft, RAW, Rule, RuleInfo, Set, Table, Type, Value,
+    NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
+    RAW, RuleInfo, SetElement, TableFamily, ValueType,
 };
-use crate::netlink::{self, Mac};
+use crate::netlink::{self, MacAddress};
 
-const TABLE: Table<'_> = Table::new(Family::Bridge, "cnibox_spoof")
-    .comment("cnibox: containers send with their own MAC only");
-const PREROUTING: Chain<'_> = TABLE.chain("prerouting").filter(Hook::Prerouting, RAW);
-const CHECKED: Set<'_> = TABLE.set("checked", &[Type::IfName]);
-const ALLOWED: Set<'_> = TABLE.set("allowed", &[Type::IfName, Type::EtherAddr]);
-const SETS: [Set<'_>; 2] = [CHECKED, ALLOWED];
+const TABLE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "cnibox_spoof")
+    .with_comment("cnibox: containers send with their own MAC only");
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+const CHECKED: NftSet<'_> = TABLE.named_set("checked", &[ValueType::IfName]);
+const ALLOWED: NftSet<'_> = TABLE.named_set("allowed", &[ValueType::IfName, ValueType::EtherAddr]);
+const SETS: [NftSet<'_>; 2] = [CHECKED, ALLOWED];
 
 /// The table of the reference plugins.
-const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
+const REFERENCE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "nat");
 
 /// The records of attachments.
-pub const KEPT: Kept = Kept("spoof");
+pub const KEPT: RecordStore = RecordStore("spoof");
 
 /// Has no rules in iptables.
-pub(super) const FEATURE: Feature = Feature {
-    state: Restorable {
+pub(super) const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
         kept: KEPT,
-        layouts: || vec![layout()],
-        restore: |change| change.restore_all(KEPT, &SETS, elements),
+        layouts: || vec![table_layout()],
+        restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
     },
     heal: |_, _| Ok(None),
-    remove: |filter, owner, _| del(filter, owner, &[]),
+    remove: |filter, owner, _| delete_ports(filter, owner, &[]),
     hand_over: &[("source-MAC checks", hand_over)],
 };
 
 /// A bridge port, and the only source address of its frames.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Port {
+pub struct CheckedPort {
     /// The host end of the veth pair.
     pub name: String,
     /// The address of the container's end.
-    pub mac: Mac,
+    pub mac: MacAddress,
 }
 
-fn elements(owner: Owner<'_>, Port { name, mac }: &Port) -> Vec<Element> {
+fn port_elements(
+    owner: AttachmentId<'_>,
+    CheckedPort { name, mac }: &CheckedPort,
+) -> Vec<SetElement> {
     let name = name.as_str();
-    let elements = [CHECKED.element(name), ALLOWED.element((name, *mac))];
-    elements.map(|element| element.comment(owner.label())).into()
+    let elements = [CHECKED.element_with_key(name), ALLOWED.element_with_key((name, *mac))];
+    elements.map(|element| element.with_comment(owner.object_label())).into()
 }
 
-fn layout() -> Layout {
-    let source = [Field::Iifname, Field::EtherSaddr];
-    let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
-    let chains = vec![(PREROUTING, vec![rule.drop().comment("another source")])];
-    Layout { table: TABLE, sets: SETS.to_vec(), chains, additions: &[], subnet: |_| None }
+fn table_layout() -> TableLayout {
+    let source = [PacketField::Iifname, PacketField::EtherSaddr];
+    let rule = NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED);
+    let chains = vec![(PREROUTING, vec![rule.drop().with_comment("another source")])];
+    TableLayout { table: TABLE, sets: SETS.to_vec(), chains, additions: &[], subnet: |_| None }
 }
 
 /// The first missing object that attachments of this host depend on.
-pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || !KEPT.living::<Port>().is_empty();
-    Ok(layout().damage(filter.nft()?, &is_needed)?)
+pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
+    let is_needed = || !KEPT.restorable_parts::<CheckedPort>().is_empty();
+    Ok(table_layout().first_deviation(filter.nft_socket()?, &is_needed)?)
 }
 
 /// Drops frames from the port with another source address.
-pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
+pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
     let failed = || "failed to setup spoof-check";
-    let nft = filter.nft().context(failed)?;
-    KEPT.keep(owner, port);
-    let elements = elements(owner, port);
-    let fill = &mut |change: &mut Change<'_>, found: Vec<Option<Element>>| {
+    let nft = filter.nft_socket().context(failed)?;
+    KEPT.add_part(owner, port);
+    let elements = port_elements(owner, port);
+    let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
         if found.iter().flatten().eq(&elements) {
             return Ok(());
         }
         if found.first().is_some_and(Option::is_some) {
             // A deleted port had the same name.
-            for element in nft.find(&SETS, &[])? {
+            for element in nft.find_elements(&SETS, &[])? {
                 if element.key.0.first() == Some(&port.name.as_str().into()) {
-                    change.batch.del_element(&element);
+                    change.batch.delete_element(&element);
                 }
             }
         }
         for element in &elements {
-            change.put(element);
+            change.put_element(element);
         }
         Ok(())
     };
-    filter.tables()?.change(&[layout()], &elements, fill).context(failed)
+    filter.own_tables()?.change_tables(&[table_layout()], &elements, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
-pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
-    let nft = filter.nft()?;
-    let damage = layout().damage(nft, &|| true)?;
-    let elements = elements(owner, port);
-    let is_complete = damage.is_none() && nft.find(&[], &elements)? == elements;
+pub fn check_port(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    port: &CheckedPort,
+) -> Result<()> {
+    let nft = filter.nft_socket()?;
+    let damage = table_layout().first_deviation(nft, &|| true)?;
+    let elements = port_elements(owner, port);
+    let is_complete = damage.is_none() && nft.find_elements(&[], &elements)? == elements;
     if is_complete || !reference_rules(nft, owner)?.is_empty() {
         return Ok(());
     }
     Err(Error::internal(format!("the source MAC of port \"{}\" is not checked", port.name))
-        .with_details(KEPT.remedy(owner, damage.as_deref())))
+        .with_details(KEPT.restore_remedy(owner, damage.as_deref())))
 }
 
-/// The checked ports that may send with this source address: those that [`add`] has registered.
-pub fn ports_with(filter: &PacketFilter, mac: Mac) -> Result<Vec<Port>> {
+/// The checked ports that may send with this source address: those that [`add_port`] has registered.
+pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<CheckedPort>> {
     let mut ports = Vec::new();
-    for element in filter.nft()?.find(&[ALLOWED], &[])? {
+    for element in filter.nft_socket()?.find_elements(&[ALLOWED], &[])? {
         match element.key.0.as_slice() {
-            [Value::IfName(name), Value::Mac(found)] if *found == mac => {
-                ports.push(Port { name: name.clone(), mac });
+            [NftValue::IfName(name), NftValue::Mac(found)] if *found == mac => {
+                ports.push(CheckedPort { name: name.clone(), mac });
             }
             _ => {}
         }
@@ -133,23 +142,28 @@ pub fn ports_with(filter: &PacketFilter, mac: Mac) -> Result<Vec<Port>> {
     Ok(ports)
 }
 
-/// Removes the objects that [`add`] or the reference created for the owner. If the ports are known, the sets need
+/// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are known, the sets need
 /// not be searched.
-pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
-    let wanted: Vec<_> = ports.iter().flat_map(|port| elements(owner, port)).collect();
-    let find = &mut |nft: &Nft, _: &mut Batch| {
-        let mut found = nft.find(&SETS, &wanted)?;
+pub fn delete_ports(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    ports: &[CheckedPort],
+) -> Result<()> {
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
+    let wanted: Vec<_> = ports.iter().flat_map(|port| port_elements(owner, port)).collect();
+    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+        let mut found = nft.find_elements(&SETS, &wanted)?;
         // A later plugin may have changed the address.
         if found.len() < 2 && !wanted.is_empty() {
-            found = nft.find(&SETS, &[])?;
+            found = nft.find_elements(&SETS, &[])?;
         }
-        found.retain(|element| owner.owns(element.comment.as_deref()));
+        found.retain(|element| owner.owns_comment(element.comment.as_deref()));
         Ok(found)
     };
-    let own = layout().hand_on(nft, KEPT, find, &|_| Vec::new());
-    let outcomes = [KEPT.remove(owner), own.map_err(Error::from), del_reference(nft, owner)];
-    all(outcomes).context(|| "failed to teardown spoof-check")
+    let own = table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new());
+    let outcomes =
+        [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
+    join_errors(outcomes).context(|| "failed to teardown spoof-check")
 }
 
 /// The reference's two chains of an attachment, and the comment of its rules.
@@ -159,66 +173,85 @@ fn reference_names(id: &str) -> [String; 3] {
 }
 
 /// The handles of the rules that jump to the reference's chains of an attachment.
-fn reference_rules(nft: &Nft, owner: Owner<'_>) -> netlink::Result<Vec<RuleInfo>> {
+fn reference_rules(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+) -> netlink::NetlinkResult<Vec<RuleInfo>> {
     let [.., own] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
-    nft.rules_of(REFERENCE.chain("PREROUTING"), &|comment| comment == Some(&own))
+    nft.find_rules_by_comment(REFERENCE.named_chain("PREROUTING"), &|comment| comment == Some(&own))
 }
 
 /// Deletes the reference's chains, whose names contain neither the network nor the port.
-fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
+fn delete_reference_chains(nft: &NftSocket, owner: AttachmentId<'_>) -> Result<()> {
     let [port, mac, _] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
-    if !nft.has(REFERENCE.chain(&port))? {
+    if !nft.has_object(REFERENCE.named_chain(&port))? {
         return Ok(());
     }
-    let mut batch = Batch::new();
-    batch.del_rules(REFERENCE, &reference_rules(nft, owner)?);
-    batch.del(REFERENCE.chain(&port)).del(REFERENCE.chain(&mac));
-    Ok(nft.commit(batch)?)
+    let mut batch = NftBatch::new();
+    batch.delete_rules(REFERENCE, &reference_rules(nft, owner)?);
+    batch.delete_object(REFERENCE.named_chain(&port)).delete_object(REFERENCE.named_chain(&mac));
+    Ok(nft.commit_batch(batch)?)
 }
 
 /// Rewrites our layout into the reference's. Counts ports; lost ports are no longer checked.
-fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
-    let convert = |nft: &Nft, batch: &mut Batch| {
-        let mut handed = HandedOver::default();
-        for element in nft.find(&[ALLOWED], &[])? {
-            match create_reference(batch, &element) {
+fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
+    let convert = |nft: &NftSocket, batch: &mut NftBatch| {
+        let mut handed = HandoverCount::default();
+        for element in nft.find_elements(&[ALLOWED], &[])? {
+            match create_reference_chains(batch, &element) {
                 Some(()) => handed.objects += 1,
                 None => handed.nameless += 1,
             }
         }
         Ok(handed)
     };
-    filter.ask(&|nft| layout::hand_over(nft, TABLE, &convert))
+    filter.query_nft(&|nft| layout::hand_over(nft, TABLE, &convert))
 }
 
 /// Adds the reference's chains of a port; `None` if the element does not identify its attachment.
-fn create_reference(batch: &mut Batch, element: &Element) -> Option<()> {
-    let (id, ifname, _) = identity(element.comment.as_deref()?)?;
-    let [Value::IfName(name), Value::Mac(address)] = element.key.0.as_slice() else { return None };
+fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option<()> {
+    let (id, ifname, _) = parse_label(element.comment.as_deref()?)?;
+    let [NftValue::IfName(name), NftValue::Mac(address)] = element.key.0.as_slice() else {
+        return None;
+    };
     let [iface, mac, comment] = reference_names(&format!("{id}-{ifname}"));
-    let prerouting = REFERENCE.chain("PREROUTING").filter(Hook::Prerouting, RAW);
-    let (iface, mac) = (REFERENCE.chain(&iface), REFERENCE.chain(&mac));
-    batch.ensure(REFERENCE).ensure(prerouting).ensure(mac).ensure(iface);
+    let prerouting =
+        REFERENCE.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
+    let (iface, mac) = (REFERENCE.named_chain(&iface), REFERENCE.named_chain(&mac));
+    batch
+        .ensure_object(REFERENCE)
+        .ensure_object(prerouting)
+        .ensure_object(mac)
+        .ensure_object(iface);
     batch.flush_chain(mac).flush_chain(iface);
     for (chain, rule) in [
-        (prerouting, Rule::new().eq(Field::Iifname, name.as_str()).jump(iface.name)),
-        (iface, Rule::new().jump(mac.name)),
-        (mac, Rule::new().eq(Field::EtherSaddr, *address).ret()),
-        (mac, Rule::new().drop()),
+        (
+            prerouting,
+            NftRule::new().match_equal(PacketField::Iifname, name.as_str()).jump_to(iface.name),
+        ),
+        (iface, NftRule::new().jump_to(mac.name)),
+        (mac, NftRule::new().match_equal(PacketField::EtherSaddr, *address).return_to_caller()),
+        (mac, NftRule::new().drop()),
     ] {
-        batch.append_rule(chain, &rule.comment(&comment));
+        batch.append_rule(chain, &rule.with_comment(&comment));
     }
     Some(())
 }
 
 /// Removes the elements of the network's attachments that are not among `valid`. The reference's objects do not
 /// identify their network.
-pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    KEPT.remove_stale(network, valid)?;
-    let is_stale = stale(network, valid);
-    let removed = filter.ask(&|nft| {
-        let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&SETS, &[], &is_stale);
-        layout().hand_on(nft, KEPT, find, &|_| Vec::new())
+pub fn remove_stale_ports(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
+    KEPT.remove_stale_parts(network, valid)?;
+    let is_stale = stale_matcher(network, valid);
+    let removed = filter.query_nft(&|nft| {
+        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+            nft.find_elements_by_comment(&SETS, &[], &is_stale)
+        };
+        table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new())
     });
     removed.context(|| "clean up spoof-check")
 }

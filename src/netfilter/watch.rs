@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::backend::{Family, PacketFilter};
+use super::backend::{IpFamily, PacketFilter};
 use crate::log;
-use crate::netlink::nftables::{self, Nft};
+use crate::netlink::nftables::{self, NftSocket};
 
 /// The poll interval where the kernel sends no events: for the rules of iptables-legacy.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -17,33 +17,33 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Receives the changes made after it was opened.
 #[derive(Debug)]
-pub struct Watch {
-    nft: Option<nftables::Watch>,
+pub struct PacketFilterWatch {
+    nft: Option<nftables::NftablesWatch>,
     /// Whether rules may change without an event: those of iptables-legacy.
     polls: bool,
 }
 
-impl Watch {
+impl PacketFilterWatch {
     /// Watches the calling thread's namespace.
-    pub fn open(filter: &PacketFilter) -> Watch {
-        let mut watch = Watch { nft: None, polls: true };
-        watch.renew(filter);
+    pub fn open(filter: &PacketFilter) -> PacketFilterWatch {
+        let mut watch = PacketFilterWatch { nft: None, polls: true };
+        watch.restart_watch(filter);
         watch
     }
 
     /// Drops the changes received so far, and determines again whether `nf_tables` and iptables-legacy are used.
-    pub fn renew(&mut self, filter: &PacketFilter) {
-        let dropped = self.nft.as_ref().map(|nft| nft.heard(Instant::now()));
+    pub fn restart_watch(&mut self, filter: &PacketFilter) {
+        let dropped = self.nft.as_ref().map(|nft| nft.wait_for_change(Instant::now()));
         if !matches!(dropped, Some(Ok(_))) {
-            self.nft = Nft::watch().inspect_err(|e| log::debug(e)).ok();
+            self.nft = NftSocket::watch_changes().inspect_err(|e| log::debug(e)).ok();
         }
         let has_legacy =
-            |table| Family::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
+            |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
         self.polls = self.nft.is_none() || has_legacy("nat") || has_legacy("filter");
     }
 
     /// A descriptor that is readable after a change; `None` if the kernel has no `nf_tables`.
-    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+    pub fn event_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.nft.as_ref().map(AsFd::as_fd)
     }
 
@@ -53,11 +53,11 @@ impl Watch {
     }
 
     /// Waits for a change, at least for [`PAUSE`]. Returns false if the deadline has passed.
-    pub fn heard(&self, until: Instant) -> bool {
+    pub fn wait_for_change(&self, until: Instant) -> bool {
         thread::sleep(PAUSE);
         let now = Instant::now();
         let end = if self.polls { until.min(now + INTERVAL) } else { until };
-        let heard = self.nft.as_ref().map(|nft| nft.heard(end));
+        let heard = self.nft.as_ref().map(|nft| nft.wait_for_change(end));
         if !matches!(heard, Some(Ok(_))) {
             thread::sleep(end.saturating_duration_since(Instant::now()));
         }

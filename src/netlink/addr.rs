@@ -10,10 +10,10 @@ use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo,
 };
 
-use super::attribute::{attrs, word};
-use super::error::Result;
-use super::request::Request;
-use super::{Family, Netlink};
+use super::attribute::{parse_attributes, read_u32_at};
+use super::error::NetlinkResult;
+use super::request::NetlinkRequest;
+use super::{IpFamily, Netlink};
 
 /// Length of `struct ifaddrmsg`.
 const HEADER_LEN: usize = 8;
@@ -22,7 +22,7 @@ const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addr {
+pub struct LinkAddress {
     /// The address with its prefix length and host bits.
     pub net: IpNet,
     /// The index of the link.
@@ -35,28 +35,28 @@ pub struct Addr {
     pub broadcast: Option<IpAddr>,
     /// The label of IPv4, usually the name of the link.
     pub label: Option<String>,
-    pub lifetime: Lifetime,
+    pub lifetime: AddressLifetime,
 }
 
 /// The remaining lifetimes of an address in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
+pub struct AddressLifetime {
     /// For the source address of new connections.
     pub preferred: u32,
     pub valid: u32,
 }
 
-impl Lifetime {
+impl AddressLifetime {
     /// Both lifetimes are infinite.
-    pub const FOREVER: Lifetime = Lifetime { preferred: u32::MAX, valid: u32::MAX };
+    pub const FOREVER: AddressLifetime = AddressLifetime { preferred: u32::MAX, valid: u32::MAX };
 
     /// Reads `struct ifa_cacheinfo`.
-    fn parse(bytes: &[u8]) -> Option<Lifetime> {
-        Some(Lifetime { preferred: word(bytes, 0)?, valid: word(bytes, 4)? })
+    fn parse(bytes: &[u8]) -> Option<AddressLifetime> {
+        Some(AddressLifetime { preferred: read_u32_at(bytes, 0)?, valid: read_u32_at(bytes, 4)? })
     }
 }
 
-impl Addr {
+impl LinkAddress {
     /// Whether duplicate address detection is in progress, so that the address cannot be used yet.
     pub fn is_tentative(&self) -> bool {
         self.flags & libc::IFA_F_TENTATIVE != 0
@@ -72,33 +72,33 @@ impl Addr {
         self.flags & libc::IFA_F_NOPREFIXROUTE != 0
     }
 
-    pub(super) fn parse(body: &[u8]) -> Option<Addr> {
+    pub(super) fn parse(body: &[u8]) -> Option<LinkAddress> {
         let header = AddressHeader::parse(body).ok()?;
         let mut flags = u32::from(header.flags.bits());
         let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
         let mut lifetime = None;
-        for attr in attrs(body.get(HEADER_LEN..)?) {
+        for attr in parse_attributes(body.get(HEADER_LEN..)?) {
             match attr.kind {
-                libc::IFA_LOCAL => local = attr.ip(),
-                libc::IFA_ADDRESS => address = attr.ip(),
-                libc::IFA_BROADCAST => broadcast = attr.ip(),
-                libc::IFA_LABEL => label = Some(attr.text()),
-                libc::IFA_CACHEINFO => lifetime = Lifetime::parse(attr.value),
-                libc::IFA_FLAGS => flags = attr.u32().unwrap_or(flags),
+                libc::IFA_LOCAL => local = attr.to_ip(),
+                libc::IFA_ADDRESS => address = attr.to_ip(),
+                libc::IFA_BROADCAST => broadcast = attr.to_ip(),
+                libc::IFA_LABEL => label = Some(attr.to_text()),
+                libc::IFA_CACHEINFO => lifetime = AddressLifetime::parse(attr.value),
+                libc::IFA_FLAGS => flags = attr.to_u32().unwrap_or(flags),
                 _ => {}
             }
         }
         // On a point-to-point link there are both, and IFA_ADDRESS is the other end.
         let net = IpNet::new(local.or(address)?, header.prefix_len).ok()?;
-        let lifetime = lifetime.unwrap_or(Lifetime::FOREVER);
+        let lifetime = lifetime.unwrap_or(AddressLifetime::FOREVER);
         let (index, scope) = (header.index, header.scope.into());
-        Some(Addr { net, index, scope, flags, broadcast, label, lifetime })
+        Some(LinkAddress { net, index, scope, flags, broadcast, label, lifetime })
     }
 }
 
 /// Duplicate address detection for an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dad {
+pub enum DuplicateDetection {
     /// As the link's sysctls specify: the address is tentative for a second or two.
     #[default]
     Kernel,
@@ -108,38 +108,41 @@ pub enum Dad {
 
 /// An address to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NewAddr {
+pub struct NewLinkAddress {
     /// The address with its host bits.
     pub net: IpNet,
     /// Duplicate address detection, which IPv4 lacks.
-    pub dad: Dad,
+    pub dad: DuplicateDetection,
     /// Whether the kernel adds a route to the network of the address.
     pub prefix_route: bool,
     /// Whether an IPv4 address has a broadcast address, the last address of its network.
     pub broadcast: bool,
-    pub lifetime: Lifetime,
+    pub lifetime: AddressLifetime,
 }
 
-impl NewAddr {
+impl NewLinkAddress {
     /// An address with the kernel's defaults.
-    pub fn new(net: IpNet) -> NewAddr {
-        let (dad, lifetime) = (Dad::Kernel, Lifetime::FOREVER);
-        NewAddr { net, dad, prefix_route: true, broadcast: true, lifetime }
+    pub fn new(net: IpNet) -> NewLinkAddress {
+        let (dad, lifetime) = (DuplicateDetection::Kernel, AddressLifetime::FOREVER);
+        NewLinkAddress { net, dad, prefix_route: true, broadcast: true, lifetime }
     }
 
-    fn message(self, index: u32) -> AddressMessage {
-        let mut message = message(self.net, index);
+    fn to_message(self, index: u32) -> AddressMessage {
+        let mut message = address_message(self.net, index);
         let attributes = &mut message.attributes;
         if !self.broadcast {
             attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
         }
-        if self.lifetime != Lifetime::FOREVER {
+        if self.lifetime != AddressLifetime::FOREVER {
             let mut info = CacheInfo::default();
             (info.ifa_preferred, info.ifa_valid) = (self.lifetime.preferred, self.lifetime.valid);
             attributes.push(AddressAttribute::CacheInfo(info));
         }
         let mut flags = AddressFlags::empty();
-        flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());
+        flags.set(
+            AddressFlags::Nodad,
+            self.dad == DuplicateDetection::Off && self.net.addr().is_ipv6(),
+        );
         flags.set(AddressFlags::Noprefixroute, !self.prefix_route);
         if !flags.is_empty() {
             attributes.push(AddressAttribute::Flags(flags));
@@ -149,7 +152,7 @@ impl NewAddr {
 }
 
 /// A message with the address and, for IPv4, the broadcast address.
-fn message(net: IpNet, index: u32) -> AddressMessage {
+fn address_message(net: IpNet, index: u32) -> AddressMessage {
     let mut message = match net {
         IpNet::V4(net) => {
             AddressMessageBuilder::<Ipv4Addr>::new().address(net.addr(), net.prefix_len()).build()
@@ -164,38 +167,43 @@ fn message(net: IpNet, index: u32) -> AddressMessage {
 
 impl Netlink {
     /// The addresses of one link.
-    pub fn dump_addrs(&self, index: u32) -> Result<Vec<Addr>> {
-        self.dump_family(index, None)
+    pub fn dump_addresses(&self, index: u32) -> NetlinkResult<Vec<LinkAddress>> {
+        self.dump_family_addresses(index, None)
     }
 
     /// The addresses of all links.
-    pub fn dump_all_addrs(&self) -> Result<Vec<Addr>> {
-        self.dump_family(ALL_LINKS, None)
+    pub fn dump_all_addresses(&self) -> NetlinkResult<Vec<LinkAddress>> {
+        self.dump_family_addresses(ALL_LINKS, None)
     }
 
-    pub(super) fn dump_family(&self, index: u32, family: Option<Family>) -> Result<Vec<Addr>> {
+    pub(super) fn dump_family_addresses(
+        &self,
+        index: u32,
+        family: Option<IpFamily>,
+    ) -> NetlinkResult<Vec<LinkAddress>> {
         let mut message = AddressMessage::default();
         message.header.index = index;
-        message.header.family = Family::number(family).into();
-        let request = Request::route(RTM_GETADDR, &message);
-        let target = &self.label(index);
-        let mut addrs = self.socket.list(&request, "list addresses of", target, Addr::parse)?;
+        message.header.family = IpFamily::af_number(family).into();
+        let request = NetlinkRequest::new_route(RTM_GETADDR, &message);
+        let target = &self.link_label(index);
+        let mut addrs =
+            self.socket.request_list(&request, "list addresses of", target, LinkAddress::parse)?;
         // Kernels before 4.20 ignore the filter.
         addrs.retain(|addr| index == ALL_LINKS || addr.index == index);
         Ok(addrs)
     }
 
     /// Adds an address to a link.
-    pub fn add_addr(&self, index: u32, addr: &NewAddr) -> Result<()> {
-        let request = Request::route(RTM_NEWADDR, &addr.message(index));
-        let target = format_args!("{} to {}", addr.net, self.label(index));
-        self.socket.change(&request, NLM_F_CREATE | NLM_F_EXCL, "add address", &target)
+    pub fn add_address(&self, index: u32, addr: &NewLinkAddress) -> NetlinkResult<()> {
+        let request = NetlinkRequest::new_route(RTM_NEWADDR, &addr.to_message(index));
+        let target = format_args!("{} to {}", addr.net, self.link_label(index));
+        self.socket.request_change(&request, NLM_F_CREATE | NLM_F_EXCL, "add address", &target)
     }
 
     /// Deletes an address of a link; `false` if the link does not have the address.
-    pub fn del_addr(&self, index: u32, net: IpNet) -> Result<bool> {
-        let request = Request::route(RTM_DELADDR, &message(net, index));
-        let target = format_args!("{net} from {}", self.label(index));
-        self.socket.delete(&request, "delete address", &target)
+    pub fn delete_address(&self, index: u32, net: IpNet) -> NetlinkResult<bool> {
+        let request = NetlinkRequest::new_route(RTM_DELADDR, &address_message(net, index));
+        let target = format_args!("{net} from {}", self.link_label(index));
+        self.socket.request_deletion(&request, "delete address", &target)
     }
 }

@@ -10,17 +10,17 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::Netlink;
-use super::attribute::{Attr, attrs};
-use super::error::Result;
-use super::link::{IFINFOMSG, message};
-use super::request::Request;
+use super::attribute::{ReplyAttribute, parse_attributes};
+use super::error::NetlinkResult;
+use super::link::{IFINFOMSG, link_message};
+use super::request::NetlinkRequest;
 
 /// `IFLA_BRIDGE_VLAN_INFO`, missing in libc.
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
 
 /// The tags of a VLAN's frames at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tagging {
+pub enum VlanTagging {
     /// Frames are tagged in both directions.
     Tagged,
     /// Frames leave untagged. Untagged incoming frames belong to another VLAN, or to none.
@@ -31,42 +31,42 @@ pub enum Tagging {
 
 /// VLANs of a port with the same tagging.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortVlans {
+pub struct PortVlanRange {
     /// The VLAN ids, 1 to 4094.
     pub ids: RangeInclusive<u16>,
-    pub tagging: Tagging,
+    pub tagging: VlanTagging,
 }
 
 /// A port and its VLANs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VlanPort {
+pub struct BridgePortVlans {
     /// The index of the port.
     pub index: u32,
     /// The index of the bridge; `None` for a bridge, which is a port of itself.
     pub master: Option<u32>,
-    pub vlans: Vec<PortVlans>,
+    pub vlans: Vec<PortVlanRange>,
 }
 
-impl PortVlans {
+impl PortVlanRange {
     /// A single native VLAN.
-    pub fn native(id: u16) -> PortVlans {
-        PortVlans { ids: id..=id, tagging: Tagging::Native }
+    pub fn native_vlan(id: u16) -> PortVlanRange {
+        PortVlanRange { ids: id..=id, tagging: VlanTagging::Native }
     }
 }
 
-impl VlanPort {
+impl BridgePortVlans {
     /// The tagging of this VLAN; `None` if the port does not belong to it.
-    pub fn tagging(&self, id: u16) -> Option<Tagging> {
+    pub fn tagging_of_vlan(&self, id: u16) -> Option<VlanTagging> {
         self.vlans.iter().find(|vlans| vlans.ids.contains(&id)).map(|vlans| vlans.tagging)
     }
 
-    pub(super) fn parse(body: &[u8]) -> Option<VlanPort> {
+    pub(super) fn parse(body: &[u8]) -> Option<BridgePortVlans> {
         let index = LinkHeader::parse(body).ok()?.index;
-        let mut port = VlanPort { index, ..VlanPort::default() };
-        for attr in attrs(body.get(IFINFOMSG..)?) {
+        let mut port = BridgePortVlans { index, ..BridgePortVlans::default() };
+        for attr in parse_attributes(body.get(IFINFOMSG..)?) {
             match attr.kind {
-                libc::IFLA_MASTER => port.master = attr.u32().filter(|index| *index != 0),
-                libc::IFLA_AF_SPEC => port.vlans = vlans(attr),
+                libc::IFLA_MASTER => port.master = attr.to_u32().filter(|index| *index != 0),
+                libc::IFLA_AF_SPEC => port.vlans = parse_vlans(attr),
                 _ => {}
             }
         }
@@ -75,10 +75,10 @@ impl VlanPort {
 }
 
 /// The VLANs of a reply, where a range has two entries.
-fn vlans(spec: Attr<'_>) -> Vec<PortVlans> {
+fn parse_vlans(spec: ReplyAttribute<'_>) -> Vec<PortVlanRange> {
     let mut vlans = Vec::new();
     let mut begin = None;
-    for attr in spec.nested().filter(|attr| attr.kind == IFLA_BRIDGE_VLAN_INFO) {
+    for attr in spec.nested_attributes().filter(|attr| attr.kind == IFLA_BRIDGE_VLAN_INFO) {
         let Ok(BridgeVlanInfo { flags, vid }) = BridgeVlanInfo::try_from(attr.value) else {
             continue;
         };
@@ -87,31 +87,31 @@ fn vlans(spec: Attr<'_>) -> Vec<PortVlans> {
             continue;
         }
         let tagging = if flags.contains(Flags::Pvid) {
-            Tagging::Native
+            VlanTagging::Native
         } else if flags.contains(Flags::Untagged) {
-            Tagging::Untagged
+            VlanTagging::Untagged
         } else {
-            Tagging::Tagged
+            VlanTagging::Tagged
         };
-        vlans.push(PortVlans { ids: begin.take().unwrap_or(vid)..=vid, tagging });
+        vlans.push(PortVlanRange { ids: begin.take().unwrap_or(vid)..=vid, tagging });
     }
     vlans
 }
 
-fn request(kind: u16, port: u32, attribute: LinkAttribute) -> Request {
-    let mut message = message(port, vec![attribute]);
+fn bridge_request(kind: u16, port: u32, attribute: LinkAttribute) -> NetlinkRequest {
+    let mut message = link_message(port, vec![attribute]);
     message.header.interface_family = AddressFamily::Bridge;
-    Request::route(kind, &message)
+    NetlinkRequest::new_route(kind, &message)
 }
 
 /// A request with one entry for each VLAN, or two for the ends of a range.
-fn vlan_request(kind: u16, port: u32, vlans: &[PortVlans]) -> Request {
+fn vlan_request(kind: u16, port: u32, vlans: &[PortVlanRange]) -> NetlinkRequest {
     let mut spec = Vec::new();
-    for PortVlans { ids, tagging } in vlans {
+    for PortVlanRange { ids, tagging } in vlans {
         let flags = match tagging {
-            Tagging::Tagged => Flags::empty(),
-            Tagging::Untagged => Flags::Untagged,
-            Tagging::Native => Flags::Untagged | Flags::Pvid,
+            VlanTagging::Tagged => Flags::empty(),
+            VlanTagging::Untagged => Flags::Untagged,
+            VlanTagging::Native => Flags::Untagged | Flags::Pvid,
         };
         let mut entry =
             |flags, vid| spec.push(AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid }));
@@ -122,26 +122,26 @@ fn vlan_request(kind: u16, port: u32, vlans: &[PortVlans]) -> Request {
             entry(flags | Flags::RangeEnd, *ids.end());
         }
     }
-    request(kind, port, LinkAttribute::AfSpecBridge(spec))
+    bridge_request(kind, port, LinkAttribute::AfSpecBridge(spec))
 }
 
 impl Netlink {
     /// Adds the port with this index to VLANs, by one message.
-    pub fn add_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
+    pub fn add_port_vlans(&self, port: u32, vlans: &[PortVlanRange]) -> NetlinkResult<()> {
         let request = vlan_request(RTM_SETLINK, port, vlans);
-        self.socket.change(&request, 0, "set VLANs of", &self.label(port))
+        self.socket.request_change(&request, 0, "set VLANs of", &self.link_label(port))
     }
 
     /// Removes the port from VLANs; VLANs without the port are ignored.
-    pub fn del_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
+    pub fn delete_port_vlans(&self, port: u32, vlans: &[PortVlanRange]) -> NetlinkResult<()> {
         let request = vlan_request(RTM_DELLINK, port, vlans);
-        self.socket.change(&request, 0, "remove VLANs of", &self.label(port))
+        self.socket.request_change(&request, 0, "remove VLANs of", &self.link_label(port))
     }
 
     /// The VLANs of the ports of all bridges: old kernels have no request for a single port.
-    pub fn dump_port_vlans(&self) -> Result<Vec<VlanPort>> {
+    pub fn dump_port_vlans(&self) -> NetlinkResult<Vec<BridgePortVlans>> {
         let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::BrvlanCompressed]);
-        let request = request(RTM_GETLINK, 0, mask);
-        self.socket.list(&request, "list", &"VLANs of bridges", VlanPort::parse)
+        let request = bridge_request(RTM_GETLINK, 0, mask);
+        self.socket.request_list(&request, "list", &"VLANs of bridges", BridgePortVlans::parse)
     }
 }

@@ -5,13 +5,15 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-use super::Family;
-use super::attribute::{Attr, Attributes, attrs, find, ip};
-use super::error::{Failure, Result};
-use super::nftables::L4;
+use super::IpFamily;
+use super::attribute::{
+    AttributeBuilder, ReplyAttribute, find_attribute, ip_from_bytes, parse_attributes,
+};
+use super::error::{NetlinkResult, RequestFailure};
+use super::nftables::TransportProtocol;
 use super::nftables::uapi::constants;
-use super::request::{NFGENMSG, Request};
-use super::socket::Socket;
+use super::request::{NFGENMSG, NetlinkRequest};
+use super::socket::NetlinkSocket;
 
 // From `linux/netfilter/nfnetlink_conntrack.h`, the bits of filters from the kernel's `nf_internals.h`.
 constants! { u16:
@@ -30,54 +32,56 @@ constants! { u32: CTA_FILTER_FLAG_CTA_IP_SRC = 1 << 0, CTA_FILTER_FLAG_CTA_PROTO
 
 /// A selection of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flows {
+pub enum FlowSelection {
     /// All UDP of a family.
-    All(Family),
+    All(IpFamily),
     /// UDP with replies from this address, regardless of the original destination.
     AnsweredBy(IpAddr),
 }
 
-impl Flows {
-    fn request(self, kind: u16) -> Request {
+impl FlowSelection {
+    fn to_request(self, kind: u16) -> NetlinkRequest {
         let family = match self {
-            Flows::All(family) => family,
-            Flows::AnsweredBy(addr) => Family::of(addr),
+            FlowSelection::All(family) => family,
+            FlowSelection::AnsweredBy(addr) => IpFamily::of_address(addr),
         };
         // NFPROTO_IPV4 and NFPROTO_IPV6 have the numbers of AF_INET and AF_INET6.
-        Request::netfilter(kind, Family::number(Some(family)))
+        NetlinkRequest::new_netfilter(kind, IpFamily::af_number(Some(family)))
     }
 
-    fn matches(self, flow: &Flow) -> bool {
+    fn matches_flow(self, flow: &TrackedFlow) -> bool {
         match self {
-            Flows::All(family) => Family::of(flow.daddr) == family,
-            Flows::AnsweredBy(addr) => flow.server == addr,
+            FlowSelection::All(family) => IpFamily::of_address(flow.daddr) == family,
+            FlowSelection::AnsweredBy(addr) => flow.server == addr,
         }
     }
 
     /// Has the kernel (5.8) send matching connections only; older kernels ignore the filter.
-    fn write_filter(self, body: &mut Attributes) {
-        body.nest(CTA_TUPLE_ORIG, |tuple| {
-            tuple.nest(CTA_TUPLE_PROTO, |proto| proto.u8(CTA_PROTO_NUM, L4::Udp.number()))
+    fn write_filter(self, body: &mut AttributeBuilder) {
+        body.put_nested(CTA_TUPLE_ORIG, |tuple| {
+            tuple.put_nested(CTA_TUPLE_PROTO, |proto| {
+                proto.put_u8(CTA_PROTO_NUM, TransportProtocol::Udp.protocol_number())
+            })
         });
         let mut reply = 0;
-        if let Flows::AnsweredBy(addr) = self {
+        if let FlowSelection::AnsweredBy(addr) = self {
             reply = CTA_FILTER_FLAG_CTA_IP_SRC;
             let kind = if addr.is_ipv4() { CTA_IP_V4_SRC } else { CTA_IP_V6_SRC };
-            body.nest(CTA_TUPLE_REPLY, |tuple| {
-                tuple.nest(CTA_TUPLE_IP, |list| list.ip(kind, addr))
+            body.put_nested(CTA_TUPLE_REPLY, |tuple| {
+                tuple.put_nested(CTA_TUPLE_IP, |list| list.put_ip(kind, addr))
             });
         }
-        body.nest(CTA_FILTER, |list| {
+        body.put_nested(CTA_FILTER, |list| {
             // Unlike the rest of netfilter, in host byte order.
-            list.u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG_CTA_PROTO_NUM)
-                .u32(CTA_FILTER_REPLY_FLAGS, reply)
+            list.put_u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG_CTA_PROTO_NUM)
+                .put_u32(CTA_FILTER_REPLY_FLAGS, reply)
         });
     }
 }
 
 /// A tracked connection of UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct TrackedFlow {
     /// The original destination, before any translation.
     pub daddr: IpAddr,
     /// The original destination port.
@@ -88,41 +92,45 @@ pub struct Flow {
 
 /// A socket for the connection tracking of one network namespace.
 #[derive(Debug)]
-pub struct Conntrack {
-    socket: Socket,
+pub struct ConntrackSocket {
+    socket: NetlinkSocket,
 }
 
-impl Conntrack {
+impl ConntrackSocket {
     /// A socket in the calling thread's namespace.
-    pub fn open() -> Result<Conntrack> {
-        Ok(Conntrack { socket: Socket::open(NETLINK_NETFILTER)? })
+    pub fn open() -> NetlinkResult<ConntrackSocket> {
+        Ok(ConntrackSocket { socket: NetlinkSocket::open(NETLINK_NETFILTER)? })
     }
 
     /// Deletes the connections for which `which` returns true, in one walk, and returns their number.
     /// A kernel without connection tracking has none.
-    pub fn forget(&self, flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) -> Result<usize> {
-        let entries = self.list(flows).map_err(|f| f.context("list", &"UDP flows"))?;
+    pub fn delete_flows(
+        &self,
+        flows: FlowSelection,
+        which: &mut dyn FnMut(&TrackedFlow) -> bool,
+    ) -> NetlinkResult<usize> {
+        let entries = self.dump_entries(flows).map_err(|f| f.into_error("list", &"UDP flows"))?;
         let mut deleted = 0;
         for entry in entries {
-            let Some((flow, id)) = read(&entry) else { continue };
-            if !flows.matches(&flow) || !which(&flow) {
+            let Some((flow, id)) = parse_flow(&entry) else { continue };
+            if !flows.matches_flow(&flow) || !which(&flow) {
                 continue;
             }
-            let mut request = flows.request(DELETE);
-            request.body.raw(id.as_bytes());
+            let mut request = flows.to_request(DELETE);
+            request.body.put_raw(id.as_bytes());
             let target = format_args!("UDP flow to {} port {}", flow.daddr, flow.dport);
-            deleted += usize::from(self.socket.delete(&request, "delete", &target)?);
+            deleted += usize::from(self.socket.request_deletion(&request, "delete", &target)?);
         }
         Ok(deleted)
     }
 
-    fn list(&self, flows: Flows) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut filtered = flows.request(GET);
+    fn dump_entries(&self, flows: FlowSelection) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
+        let mut filtered = flows.to_request(GET);
         flows.write_filter(&mut filtered.body);
         // Without the filter, a refusal means that the kernel lacks the subsystem.
-        for request in [filtered, flows.request(GET)] {
-            match self.socket.dump(&request) {
-                Err(Failure {
+        for request in [filtered, flows.to_request(GET)] {
+            match self.socket.request_dump(&request) {
+                Err(RequestFailure {
                     errno: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT,
                     ..
                 }) => {}
@@ -134,35 +142,43 @@ impl Conntrack {
 }
 
 /// The flow in `entry`, if it is UDP, and the attributes that identify it.
-pub(super) fn read(entry: &[u8]) -> Option<(Flow, Attributes)> {
+pub(super) fn parse_flow(entry: &[u8]) -> Option<(TrackedFlow, AttributeBuilder)> {
     let entry = entry.get(NFGENMSG..)?;
-    let (sent, answered) = (find(entry, CTA_TUPLE_ORIG)?, find(entry, CTA_TUPLE_REPLY)?);
-    if inside(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])? != [L4::Udp.number()] {
+    let (sent, answered) =
+        (find_attribute(entry, CTA_TUPLE_ORIG)?, find_attribute(entry, CTA_TUPLE_REPLY)?);
+    if nested_value(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])?
+        != [TransportProtocol::Udp.protocol_number()]
+    {
         return None;
     }
-    let dport = inside(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
-    let flow = Flow {
-        daddr: ip(inside(sent, CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST])?)?,
+    let dport = nested_value(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
+    let flow = TrackedFlow {
+        daddr: ip_from_bytes(nested_value(sent, CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST])?)?,
         dport: u16::from_be_bytes(dport.try_into().ok()?),
-        server: ip(inside(answered, CTA_TUPLE_IP, &[CTA_IP_V4_SRC, CTA_IP_V6_SRC])?)?,
+        server: ip_from_bytes(nested_value(
+            answered,
+            CTA_TUPLE_IP,
+            &[CTA_IP_V4_SRC, CTA_IP_V6_SRC],
+        )?)?,
     };
-    let mut id = Attributes::new();
-    id.nest(CTA_TUPLE_ORIG, |inner| inner.raw(sent.value));
-    for attr in attrs(entry).filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
-        id.bytes(attr.kind, attr.value);
+    let mut id = AttributeBuilder::new();
+    id.put_nested(CTA_TUPLE_ORIG, |inner| inner.put_raw(sent.value));
+    for attr in parse_attributes(entry).filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
+        id.put_bytes(attr.kind, attr.value);
     }
     Some((flow, id))
 }
 
-fn inside<'a>(tuple: Attr<'a>, outer: u16, kinds: &[u16]) -> Option<&'a [u8]> {
-    let inner = tuple.find(outer)?.nested().find(|attr| kinds.contains(&attr.kind))?;
+fn nested_value<'a>(tuple: ReplyAttribute<'a>, outer: u16, kinds: &[u16]) -> Option<&'a [u8]> {
+    let inner =
+        tuple.find_nested(outer)?.nested_attributes().find(|attr| kinds.contains(&attr.kind))?;
     Some(inner.value)
 }
 
 #[cfg(test)]
-impl Conntrack {
+impl ConntrackSocket {
     /// How many entries the kernel sends.
-    pub(super) fn kernel_filtered(&self, flows: Flows) -> usize {
-        self.list(flows).unwrap().len()
+    pub(super) fn count_dumped_entries(&self, flows: FlowSelection) -> usize {
+        self.dump_entries(flows).unwrap().len()
     }
 }

@@ -13,21 +13,21 @@ use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_
 /// Keeps a file open until some time after the drop of this value, which must follow the closing of the
 /// file's descriptor.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct DeferredClose {
     _ring: OwnedFd,
 }
 
-impl Keeper {
+impl DeferredClose {
     /// `None` if `io_uring` is not available.
     #[expect(unsafe_code, reason = "rustix has these calls as the kernel has them")]
-    pub(super) fn of(file: &impl AsFd) -> Option<Keeper> {
+    pub(super) fn register_file(file: &impl AsFd) -> Option<DeferredClose> {
         let (mut params, files) = (io_uring_params::default(), [file.as_fd().as_raw_fd()]);
         // SAFETY: the parameters are not shared, and request a ring without options.
         let ring = unsafe { io_uring_setup(1, &mut params) }.ok()?;
         let files = files.as_ptr().cast();
         // SAFETY: the operation reads one descriptor, which the caller keeps open during the call.
         unsafe { io_uring_register(&ring, IoringRegisterOp::RegisterFiles, files, 1) }.ok()?;
-        Some(Keeper { _ring: ring })
+        Some(DeferredClose { _ring: ring })
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_file_is_closed_after_its_keeper() {
         let (mut reader, writer) = pipe().unwrap();
-        let keeper = Keeper::of(&writer).expect("this kernel has io_uring");
+        let keeper = DeferredClose::register_file(&writer).expect("this kernel has io_uring");
         drop(writer);
         let before = Instant::now();
         let closing = std::thread::spawn(move || {

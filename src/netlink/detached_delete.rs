@@ -21,10 +21,10 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 use rtnetlink::packet_core::NLM_F_ACK;
 
 use super::Netlink;
-use super::attribute::word;
-use super::error::Failure;
-use super::request::{Message, Request};
-use super::socket::{Socket, request_span};
+use super::attribute::read_u32_at;
+use super::error::RequestFailure;
+use super::request::{KernelMessage, NetlinkRequest};
+use super::socket::{NetlinkSocket, request_span};
 
 /// The bit of `SIGCHLD` in the masks of `/proc/<pid>/status`.
 const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);
@@ -37,7 +37,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// Declares that this process ends after the current call, so that it can leave children behind. A process that goes on
 /// would have to reap them.
-pub fn process_ends() {
+pub fn set_process_ends() {
     ENDS.store(true, Ordering::Relaxed);
 }
 
@@ -47,12 +47,12 @@ impl Netlink {
     pub(super) fn delete_detached(
         &self,
         index: u32,
-        request: &Request,
-    ) -> Option<Result<(), Failure>> {
-        if !ENDS.load(Ordering::Relaxed) || !orphans_are_reaped() {
+        request: &NetlinkRequest,
+    ) -> Option<Result<(), RequestFailure>> {
+        if !ENDS.load(Ordering::Relaxed) || !are_orphans_reaped() {
             return None;
         }
-        Deletion::start(self, index, request)?.outcome()
+        DetachedDeletion::start_child(self, index, request)?.wait_for_outcome()
     }
 }
 
@@ -60,21 +60,21 @@ impl Netlink {
 /// receives it by signalfd(2), as systemd does; for one that ignores it the kernel reaps. All others are in doubt: every
 /// Go program has a handler, but waits for its own children only, and the kernel shows no signal as blocked while a
 /// process waits for it in sigtimedwait(2), as tini does. `/proc` may be that of another pid namespace.
-fn orphans_are_reaped() -> bool {
+fn are_orphans_reaped() -> bool {
     let own = process::id().to_string();
     getppid() > Pid::from_raw(1)
         && fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == own.as_str())
-        && status_of_init().is_ok_and(|status| blocks_or_ignores(&status))
+        && read_init_status().is_ok_and(|status| blocks_or_ignores_sigchld(&status))
 }
 
 /// The first part of `/proc/1/status`, by one read.
-fn status_of_init() -> io::Result<String> {
+fn read_init_status() -> io::Result<String> {
     let mut status = vec![0; 4096];
     let length = File::open("/proc/1/status")?.read(&mut status)?;
     Ok(String::from_utf8_lossy(&status[..length]).into_owned())
 }
 
-fn blocks_or_ignores(status: &str) -> bool {
+fn blocks_or_ignores_sigchld(status: &str) -> bool {
     let mut masks = status.lines().filter_map(|line| {
         let mask = line.strip_prefix("SigBlk:").or(line.strip_prefix("SigIgn:"))?;
         u64::from_str_radix(mask.trim(), 16).ok()
@@ -84,56 +84,65 @@ fn blocks_or_ignores(status: &str) -> bool {
 
 /// A request that a child makes.
 #[derive(Debug)]
-struct Deletion {
+struct DetachedDeletion {
     child: Pid,
-    socket: Socket,
+    socket: NetlinkSocket,
     sequence: u32,
     index: u32,
 }
 
-impl Deletion {
+impl DetachedDeletion {
     /// `None` if there is no socket or no child.
     #[expect(unsafe_code, reason = "fork(2), and what the child may call")]
-    fn start(netlink: &Netlink, index: u32, request: &Request) -> Option<Deletion> {
-        let socket = netlink.listen(RTNLGRP_LINK).ok()?;
-        let (sequence, mut wire) = (socket.sequence(1), Vec::new());
-        request.write(None, NLM_F_ACK, sequence, &mut wire);
+    fn start_child(
+        netlink: &Netlink,
+        index: u32,
+        request: &NetlinkRequest,
+    ) -> Option<DetachedDeletion> {
+        let socket = netlink.listen_to_group(RTNLGRP_LINK).ok()?;
+        let (sequence, mut wire) = (socket.reserve_sequence(1), Vec::new());
+        request.encode_into(None, NLM_F_ACK, sequence, &mut wire);
         let _span = request_span(&wire);
         // SAFETY: the child only makes system calls, and returns from none of its functions.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => request_and_exit(socket.as_fd().as_raw_fd(), &wire),
-            Ok(ForkResult::Parent { child }) => Some(Deletion { child, socket, sequence, index }),
+            Ok(ForkResult::Parent { child }) => {
+                Some(DetachedDeletion { child, socket, sequence, index })
+            }
             Err(_) => None,
         }
     }
 
     /// Waits for the announcement or the kernel's reply; `None` if the child has ended without.
-    fn outcome(&self) -> Option<Result<(), Failure>> {
+    fn wait_for_outcome(&self) -> Option<Result<(), RequestFailure>> {
         let mut has_ended = false;
         loop {
-            match self.socket.receive() {
+            match self.socket.receive_datagram() {
                 Ok(Some(messages)) => {
-                    let mut outcomes = messages.iter().filter_map(|message| self.read(message));
+                    let mut outcomes =
+                        messages.iter().filter_map(|message| self.outcome_of_message(message));
                     if let Some(outcome) = outcomes.next() {
                         return Some(outcome);
                     }
                 }
                 Ok(None) if has_ended => return None,
-                Ok(None) => has_ended = !self.socket.wait(SILENCE).ok()? && !self.is_running(),
+                Ok(None) => {
+                    has_ended = !self.socket.wait_for_datagram(SILENCE).ok()? && !self.is_running()
+                }
                 // Of a flood of events some are lost: then the reply decides.
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => {}
+                Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => {}
                 Err(_) => return None,
             }
         }
     }
 
-    fn read(&self, message: &Message) -> Option<Result<(), Failure>> {
+    fn outcome_of_message(&self, message: &KernelMessage) -> Option<Result<(), RequestFailure>> {
         if message.sequence == self.sequence && message.is_final() {
             return Some(message.failure().map_or(Ok(()), Err));
         }
         // A bridge announces with its own family that a link is no port any more.
         let is_link = message.body.first() == Some(&0);
-        let is_this = word(&message.body, 4) == Some(self.index);
+        let is_this = read_u32_at(&message.body, 4) == Some(self.index);
         (message.kind == RTM_DELLINK && is_link && is_this).then_some(Ok(()))
     }
 
@@ -170,18 +179,18 @@ mod tests {
 
     use super::*;
     use crate::netlink::{LinkChange, LinkKind, NewLink, VethPeer};
-    use crate::netns::{Netns, isolate};
+    use crate::netns::{Netns, isolate_test_thread};
 
-    fn deletion_of(index: u32) -> Request {
+    fn deletion_of(index: u32) -> NetlinkRequest {
         let header = [[0; 4], index.to_ne_bytes(), [0; 4], [0; 4]].concat();
-        Request::new(RTM_DELLINK, &header)
+        NetlinkRequest::new(RTM_DELLINK, &header)
     }
 
-    fn start(netlink: &Netlink, index: u32) -> Deletion {
-        Deletion::start(netlink, index, &deletion_of(index)).unwrap()
+    fn start(netlink: &Netlink, index: u32) -> DetachedDeletion {
+        DetachedDeletion::start_child(netlink, index, &deletion_of(index)).unwrap()
     }
 
-    fn reap(deletion: &Deletion) {
+    fn reap(deletion: &DetachedDeletion) {
         waitpid(deletion.child, None).unwrap();
     }
 
@@ -195,39 +204,39 @@ mod tests {
         let catatonit = status("fffffffe3ffbfa07", none, none);
         let shell_with_trap = status(none, "0000000000010000", none);
         for reaps in [systemd, catatonit, shell_with_trap] {
-            assert!(blocks_or_ignores(&reaps), "{reaps}");
+            assert!(blocks_or_ignores_sigchld(&reaps), "{reaps}");
         }
         let go = status(none, none, "fffffffd7fc1feff");
         let sleep = status(none, none, none);
         for in_doubt in [go, sleep, "SigBlk:\tx\n".to_owned(), String::new()] {
-            assert!(!blocks_or_ignores(&in_doubt), "{in_doubt}");
+            assert!(!blocks_or_ignores_sigchld(&in_doubt), "{in_doubt}");
         }
     }
 
     /// Prints the medians of the times until the link is gone, and until the request returns.
     #[test]
     fn the_link_is_gone_from_both_namespaces_at_the_return() {
-        isolate();
-        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+        isolate_test_thread();
+        let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let inside = Netlink::open_in(&container).unwrap();
         let kind = LinkKind::Bridge { vlan_filtering: None };
-        let bridge = host.create_link(&NewLink::new("br0", kind).up()).unwrap();
+        let bridge = host.add_and_read_link(&NewLink::new("br0", kind).set_up()).unwrap();
         let (mut times, mut running) = ([const { Vec::new() }; 2], Vec::new());
         for round in 0..200 {
-            let peer = VethPeer::new("eth0").netns(container.as_fd());
-            let pair = NewLink::new("veth0", LinkKind::Veth { peer }).master(bridge.index);
-            let index = host.create_link(&pair).unwrap().index;
-            host.set_link(index, LinkChange::new().up()).unwrap();
+            let peer = VethPeer::new("eth0").with_netns(container.as_fd());
+            let pair = NewLink::new("veth0", LinkKind::Veth { peer }).with_master(bridge.index);
+            let index = host.add_and_read_link(&pair).unwrap().index;
+            host.change_link(index, LinkChange::new().set_up()).unwrap();
             let end = inside.require_link("eth0").unwrap().index;
-            inside.set_link(end, LinkChange::new().up()).unwrap();
+            inside.change_link(end, LinkChange::new().set_up()).unwrap();
             let from_inside = round % 2 == 1;
             let (netlink, index) = if from_inside { (&inside, end) } else { (&host, index) };
             let begin = Instant::now();
             let deletion = start(netlink, index);
-            assert_eq!(deletion.outcome(), Some(Ok(())));
+            assert_eq!(deletion.wait_for_outcome(), Some(Ok(())));
             times[0].push(begin.elapsed());
-            assert_eq!(host.link("veth0"), Ok(None), "{round}");
-            assert_eq!(inside.link("eth0"), Ok(None), "{round}");
+            assert_eq!(host.find_link("veth0"), Ok(None), "{round}");
+            assert_eq!(inside.find_link("eth0"), Ok(None), "{round}");
             // The last hundred use the same names again at once.
             if round < 100 {
                 reap(&deletion);
@@ -246,38 +255,38 @@ mod tests {
 
     #[test]
     fn a_refusal_is_the_outcome() {
-        isolate();
+        isolate_test_thread();
         let host = Netlink::open().unwrap();
         for (index, errno) in [(99, Errno::ENODEV), (1, Errno::EOPNOTSUPP)] {
             let deletion = start(&host, index);
-            let failure = deletion.outcome().unwrap().unwrap_err();
-            assert_eq!(failure.refusal(), Some(errno));
+            let failure = deletion.wait_for_outcome().unwrap().unwrap_err();
+            assert_eq!(failure.refusal_errno(), Some(errno));
             reap(&deletion);
         }
     }
 
     #[test]
     fn without_announcement_and_reply_the_end_of_the_child_decides() {
-        isolate();
+        isolate_test_thread();
         let host = Netlink::open().unwrap();
         let peer = || LinkKind::Veth { peer: VethPeer::new("peer") };
-        let flooded = host.create_link(&NewLink::new("veth", peer())).unwrap().index;
+        let flooded = host.add_and_read_link(&NewLink::new("veth", peer())).unwrap().index;
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let deletion = Deletion {
+        let deletion = DetachedDeletion {
             child: Pid::from_raw(child.id().cast_signed()),
-            socket: host.listen(RTNLGRP_LINK).unwrap(),
+            socket: host.listen_to_group(RTNLGRP_LINK).unwrap(),
             sequence: 1,
             index: flooded,
         };
         // More events than fit in the queue, so that the announcement is lost.
         for _ in 0..2000 {
-            host.set_link(flooded, LinkChange::new().mtu(1400)).unwrap();
-            host.set_link(flooded, LinkChange::new().mtu(1500)).unwrap();
+            host.change_link(flooded, LinkChange::new().set_mtu(1400)).unwrap();
+            host.change_link(flooded, LinkChange::new().set_mtu(1500)).unwrap();
         }
-        host.del_link("veth").unwrap();
+        host.delete_link("veth").unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(deletion.outcome(), None);
-        assert_eq!(host.del_link_by_index(flooded), Ok(false));
+        assert_eq!(deletion.wait_for_outcome(), None);
+        assert_eq!(host.delete_link_by_index(flooded), Ok(false));
     }
 }

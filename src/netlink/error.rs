@@ -5,21 +5,21 @@ use std::io;
 
 use nix::errno::Errno;
 
-use crate::error::{Code, errno_text};
+use crate::error::{ErrorCode, errno_text};
 
 /// A `Result` of this layer.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub type NetlinkResult<T, E = NetlinkError> = Result<T, E>;
 
 /// A failed request, or a link in an unexpected state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Error {
+pub enum NetlinkError {
     /// The kernel refused a request, or did not reply.
     Request {
         /// The attempt: `add link`.
         op: &'static str,
         /// The object: `"eth0"`.
         target: String,
-        failure: Failure,
+        failure: RequestFailure,
         /// Advice for the administrator.
         remedy: Option<String>,
     },
@@ -31,11 +31,11 @@ pub enum Error {
     Dad(String),
 }
 
-impl Error {
+impl NetlinkError {
     /// The error number of a refusal by the kernel.
     pub fn errno(&self) -> Option<Errno> {
         match self {
-            Error::Request { failure, .. } => failure.refusal(),
+            NetlinkError::Request { failure, .. } => failure.refusal_errno(),
             _ => None,
         }
     }
@@ -47,7 +47,7 @@ impl Error {
 
     /// Whether the object to be read, changed or deleted is absent.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::NoLink(_))
+        matches!(self, NetlinkError::NoLink(_))
             || matches!(
                 self.errno(),
                 Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL)
@@ -56,13 +56,20 @@ impl Error {
 
     /// Whether the kernel did not reply, so that the outcome of the request is unknown.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, Error::Request { failure: Failure { unanswered: true, .. }, .. })
+        matches!(
+            self,
+            NetlinkError::Request { failure: RequestFailure { unanswered: true, .. }, .. }
+        )
     }
 
     /// Adds advice to a refusal.
     #[must_use]
-    pub(super) fn with_remedy(mut self, text: String) -> Error {
-        if let Error::Request { remedy, failure: Failure { unanswered: false, .. }, .. } = &mut self
+    pub(super) fn with_remedy(mut self, text: String) -> NetlinkError {
+        if let NetlinkError::Request {
+            remedy,
+            failure: RequestFailure { unanswered: false, .. },
+            ..
+        } = &mut self
         {
             *remedy = Some(text);
         }
@@ -70,23 +77,23 @@ impl Error {
     }
 
     #[must_use]
-    pub(super) fn with_missing_module(self, module: &str) -> Error {
+    pub(super) fn with_missing_module(self, module: &str) -> NetlinkError {
         self.with_remedy(format!("load the kernel module {module:?} on the node"))
     }
 }
 
 /// Replaces the error of an absent object by `absent`.
-pub(super) fn unless_absent<T>(result: Result<T>, absent: T) -> Result<T> {
+pub(super) fn unless_absent<T>(result: NetlinkResult<T>, absent: T) -> NetlinkResult<T> {
     match result {
         Err(error) if error.is_not_found() => Ok(absent),
         other => other,
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for NetlinkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Request { op, target, failure, .. } => {
+            NetlinkError::Request { op, target, failure, .. } => {
                 write!(f, "{op} {target}: ")?;
                 if failure.unanswered {
                     f.write_str("no answer from the kernel: ")?;
@@ -95,36 +102,36 @@ impl fmt::Display for Error {
                 }
                 f.write_str(&errno_text(failure.errno))
             }
-            Error::Netns(error) => f.write_str(error.msg()),
+            NetlinkError::Netns(error) => f.write_str(error.message()),
             // containerd looks for "not found" in the error of a DEL.
-            Error::NoLink(name) => write!(f, "link {name} not found"),
-            Error::Dad(text) => f.write_str(text),
+            NetlinkError::NoLink(name) => write!(f, "link {name} not found"),
+            NetlinkError::Dad(text) => f.write_str(text),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for NetlinkError {}
 
-impl From<crate::netns::Error> for Error {
-    fn from(error: crate::netns::Error) -> Self {
-        Error::Netns(error.into())
+impl From<crate::netns::NetnsError> for NetlinkError {
+    fn from(error: crate::netns::NetnsError) -> Self {
+        NetlinkError::Netns(error.into())
     }
 }
 
-impl From<Error> for crate::error::Error {
-    fn from(error: Error) -> Self {
+impl From<NetlinkError> for crate::error::Error {
+    fn from(error: NetlinkError) -> Self {
         let top = crate::error::Error::internal(error.to_string());
         let is_full = error.errno() == Some(Errno::EXFULL);
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
-            Error::Request { remedy: Some(remedy), .. } => top.with_details(remedy),
+            NetlinkError::Request { remedy: Some(remedy), .. } => top.with_details(remedy),
             _ if lacks_permission => {
                 top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
             _ if is_full => top.with_details(
                 "a bridge has at most 1023 ports: make a network with another name in the key \"bridge\"",
             ),
-            Error::Netns(error) => error.with_code(Code::INVALID_NETNS),
+            NetlinkError::Netns(error) => error.with_code(ErrorCode::INVALID_NETNS),
             _ => top,
         }
     }
@@ -132,7 +139,7 @@ impl From<Error> for crate::error::Error {
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct RequestFailure {
     pub(super) errno: Errno,
     /// The kernel's message, if there is one.
     pub(super) kernel: Option<String>,
@@ -140,31 +147,31 @@ pub struct Failure {
     pub(super) unanswered: bool,
 }
 
-impl Failure {
-    pub(super) fn unanswered(errno: Errno) -> Failure {
-        Failure { unanswered: true, ..errno.into() }
+impl RequestFailure {
+    pub(super) fn new_unanswered(errno: Errno) -> RequestFailure {
+        RequestFailure { unanswered: true, ..errno.into() }
     }
 
     /// The error number, if it is the kernel's reply.
-    pub(super) fn refusal(&self) -> Option<Errno> {
+    pub(super) fn refusal_errno(&self) -> Option<Errno> {
         (!self.unanswered).then_some(self.errno)
     }
 
     /// Names the attempt and the object.
-    pub(super) fn context(self, op: &'static str, target: &dyn fmt::Display) -> Error {
-        Error::Request { op, target: target.to_string(), failure: self, remedy: None }
+    pub(super) fn into_error(self, op: &'static str, target: &dyn fmt::Display) -> NetlinkError {
+        NetlinkError::Request { op, target: target.to_string(), failure: self, remedy: None }
     }
 }
 
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Failure {
-        Failure { errno, kernel: None, unanswered: false }
+impl From<Errno> for RequestFailure {
+    fn from(errno: Errno) -> RequestFailure {
+        RequestFailure { errno, kernel: None, unanswered: false }
     }
 }
 
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::from(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+impl From<io::Error> for RequestFailure {
+    fn from(error: io::Error) -> RequestFailure {
+        RequestFailure::from(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     }
 }
 
@@ -172,9 +179,9 @@ impl From<io::Error> for Failure {
 mod tests {
     use super::*;
 
-    fn refused(errno: Errno, kernel: Option<&str>) -> Error {
-        Failure { kernel: kernel.map(str::to_owned), ..errno.into() }
-            .context("add route", &"10.1.0.0/16")
+    fn refused(errno: Errno, kernel: Option<&str>) -> NetlinkError {
+        RequestFailure { kernel: kernel.map(str::to_owned), ..errno.into() }
+            .into_error("add route", &"10.1.0.0/16")
     }
 
     #[test]
@@ -189,7 +196,7 @@ mod tests {
     #[test]
     fn a_missing_capability_has_a_remedy() {
         let top = crate::error::Error::from(refused(Errno::EPERM, None));
-        assert_eq!(top.code(), Code::INTERNAL);
+        assert_eq!(top.code(), ErrorCode::INTERNAL);
         assert_eq!(top.details(), "cnibox needs CAP_NET_ADMIN in this network namespace");
     }
 
@@ -198,7 +205,7 @@ mod tests {
         for errno in [Errno::ENODEV, Errno::ESRCH, Errno::ENOENT, Errno::EADDRNOTAVAIL] {
             assert!(refused(errno, None).is_not_found(), "{errno}");
         }
-        assert!(Error::NoLink(r#""eth9""#.to_owned()).is_not_found());
+        assert!(NetlinkError::NoLink(r#""eth9""#.to_owned()).is_not_found());
         assert!(refused(Errno::EEXIST, None).is_exists());
     }
 }

@@ -13,17 +13,17 @@ use nix::libc::{
 };
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
-use super::attribute::word;
-use super::error::{Error, Failure, Result};
-use super::link::{Link, OperState};
-use super::request::Message;
+use super::attribute::read_u32_at;
+use super::error::{NetlinkError, NetlinkResult, RequestFailure};
+use super::link::{Link, OperationalState};
+use super::request::KernelMessage;
 use super::route::RouteFilter;
-use super::socket::Socket;
-use super::{Addr, Family, Netlink};
+use super::socket::NetlinkSocket;
+use super::{IpFamily, LinkAddress, Netlink};
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum WaitOutcome {
     /// The condition holds.
     Reached(Link),
     /// Timeout; the link's last known state.
@@ -33,11 +33,11 @@ pub enum Waited {
 /// Receives events of losses in a namespace: links deleted or changed, addresses and routes deleted,
 /// parameters such as forwarding changed.
 #[derive(Debug)]
-pub struct Changes(Socket);
+pub struct LossEvents(NetlinkSocket);
 
-impl Changes {
+impl LossEvents {
     /// Receives the events of the calling thread's namespace from now on.
-    pub fn listen() -> Result<Changes> {
+    pub fn listen_for_losses() -> NetlinkResult<LossEvents> {
         let groups = [
             RTNLGRP_LINK,
             RTNLGRP_IPV4_IFADDR,
@@ -47,19 +47,19 @@ impl Changes {
             RTNLGRP_IPV4_NETCONF,
             RTNLGRP_IPV6_NETCONF,
         ];
-        Socket::listen(NETLINK_ROUTE, &groups).map(Changes)
+        NetlinkSocket::listen_to_groups(NETLINK_ROUTE, &groups).map(LossEvents)
     }
 
     /// Discards the queued changes; `true` if one of them was a loss, or if some did not fit in the
     /// receive buffer.
-    pub fn heard(&self) -> Result<bool> {
+    pub fn drain_events(&self) -> NetlinkResult<bool> {
         let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
-        let heard = self.0.heard(&|event| losses.contains(&event.kind));
-        heard.map_err(|f| f.context("watch", &"links and routes"))
+        let heard = self.0.drain_events(&|event| losses.contains(&event.kind));
+        heard.map_err(|f| f.into_error("watch", &"links and routes"))
     }
 }
 
-impl AsFd for Changes {
+impl AsFd for LossEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -67,52 +67,53 @@ impl AsFd for Changes {
 
 /// A multicast group and the link of interest.
 #[derive(Clone, Copy)]
-struct Topic {
+struct EventTopic {
     group: u32,
     index: u32,
 }
 
-impl Topic {
+impl EventTopic {
     /// Whether an event requires another look.
-    fn concerns(self, event: &Message) -> bool {
+    fn matches_event(self, event: &KernelMessage) -> bool {
         self.group == RTNLGRP_IPV6_ROUTE
             // ifinfomsg and ifaddrmsg have the index of the link at the same offset.
-            || word(&event.body, 4) == Some(self.index)
+            || read_u32_at(&event.body, 4) == Some(self.index)
     }
 }
 
 impl Netlink {
     /// Waits until `done` returns true for a link, at most `limit`.
-    pub fn wait_link(
+    pub fn wait_for_link(
         &self,
         index: u32,
         limit: Duration,
         done: impl Fn(&Link) -> bool,
-    ) -> Result<Waited> {
+    ) -> NetlinkResult<WaitOutcome> {
         let mut last = None;
-        let reached = self.watch(Topic { group: RTNLGRP_LINK, index }, limit, || {
-            let link = self.require_link_by_index(index)?;
-            let reached = done(&link);
-            last = Some(link);
-            Ok(reached)
-        })?;
+        let reached =
+            self.wait_for_topic(EventTopic { group: RTNLGRP_LINK, index }, limit, || {
+                let link = self.require_link_by_index(index)?;
+                let reached = done(&link);
+                last = Some(link);
+                Ok(reached)
+            })?;
         match last {
-            Some(link) if reached => Ok(Waited::Reached(link)),
-            Some(link) => Ok(Waited::TimedOut(link)),
-            None => Err(Error::NoLink(index.to_string())),
+            Some(link) if reached => Ok(WaitOutcome::Reached(link)),
+            Some(link) => Ok(WaitOutcome::TimedOut(link)),
+            None => Err(NetlinkError::NoLink(index.to_string())),
         }
     }
 
     /// Waits until no IPv6 address of a link is tentative. Fails after `limit`, unless the link is not
     /// up, where detection cannot end.
-    pub fn settle_addrs(&self, index: u32, limit: Duration) -> Result<()> {
-        let topic = Topic { group: RTNLGRP_IPV6_IFADDR, index };
-        if self.watch(topic, limit, || self.addrs_settled(index))? {
+    pub fn wait_for_addresses(&self, index: u32, limit: Duration) -> NetlinkResult<()> {
+        let topic = EventTopic { group: RTNLGRP_IPV6_IFADDR, index };
+        if self.wait_for_topic(topic, limit, || self.are_addresses_settled(index))? {
             return Ok(());
         }
         let link = self.require_link_by_index(index)?;
-        if link.oper_state == OperState::Up {
-            return Err(Error::Dad(format!(
+        if link.oper_state == OperationalState::Up {
+            return Err(NetlinkError::Dad(format!(
                 "link {} still has tentative addresses after {} seconds",
                 link.name,
                 limit.as_secs()
@@ -124,62 +125,71 @@ impl Netlink {
     /// Waits until packets to these IPv6 addresses of this namespace are delivered; `false` after
     /// `limit`. Without duplicate address detection an address is usable at once, but the kernel adds
     /// the local route in a work queue.
-    pub fn settle_local(&self, addrs: &[Ipv6Addr], limit: Duration) -> Result<bool> {
-        let topic = Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
-        self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local((*addr).into()))))
+    pub fn wait_for_local_addresses(
+        &self,
+        addrs: &[Ipv6Addr],
+        limit: Duration,
+    ) -> NetlinkResult<bool> {
+        let topic = EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
+        self.wait_for_topic(topic, limit, || {
+            Ok(addrs.iter().all(|addr| self.is_local_address((*addr).into())))
+        })
     }
 
     /// Waits until there are routes to all of `wanted` among the routes that match `filter`; `false`
     /// after `limit`.
-    pub fn settle_routes(
+    pub fn wait_for_routes(
         &self,
         filter: &RouteFilter,
         wanted: &[IpNet],
         limit: Duration,
-    ) -> Result<bool> {
-        self.watch(Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 }, limit, || {
+    ) -> NetlinkResult<bool> {
+        self.wait_for_topic(EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 }, limit, || {
             let routes = self.dump_routes(filter)?;
             Ok(wanted.iter().all(|dst| routes.iter().any(|route| route.dst == *dst)))
         })
     }
 
-    fn addrs_settled(&self, index: u32) -> Result<bool> {
-        let addrs = self.dump_family(index, Some(Family::V6))?;
+    fn are_addresses_settled(&self, index: u32) -> NetlinkResult<bool> {
+        let addrs = self.dump_family_addresses(index, Some(IpFamily::V6))?;
         if let Some(failed) = addrs.iter().find(|addr| addr.is_dad_failed()) {
             let link = self.require_link_by_index(index)?.name;
             let addr = failed.net.addr();
-            return Err(Error::Dad(format!("link {link} has address {addr} in DADFAILED state")));
+            return Err(NetlinkError::Dad(format!(
+                "link {link} has address {addr} in DADFAILED state"
+            )));
         }
-        Ok(!addrs.iter().any(Addr::is_tentative))
+        Ok(!addrs.iter().any(LinkAddress::is_tentative))
     }
 
     /// A socket for the events of a multicast group of this namespace.
-    pub(super) fn listen(&self, group: u32) -> Result<Socket> {
-        let listen = || Socket::listen(NETLINK_ROUTE, &[group]);
-        self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run(listen)?)
+    pub(super) fn listen_to_group(&self, group: u32) -> NetlinkResult<NetlinkSocket> {
+        let listen = || NetlinkSocket::listen_to_groups(NETLINK_ROUTE, &[group]);
+        self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run_inside(listen)?)
     }
 
     /// Calls `look` now and after events of the topic until it returns true; `false` after `limit`.
-    fn watch(
+    fn wait_for_topic(
         &self,
-        topic: Topic,
+        topic: EventTopic,
         limit: Duration,
-        mut look: impl FnMut() -> Result<bool>,
-    ) -> Result<bool> {
+        mut look: impl FnMut() -> NetlinkResult<bool>,
+    ) -> NetlinkResult<bool> {
         let deadline = Instant::now() + limit;
         if look()? {
             return Ok(true);
         }
-        let events = self.listen(topic.group)?;
+        let events = self.listen_to_group(topic.group)?;
         while !look()? {
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let failed = |f: Failure| f.context("watch", &self.label(topic.index));
+                let failed =
+                    |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
                 // The time is checked here as well, because events may arrive without a pause.
-                if left.is_zero() || !events.wait(left).map_err(failed)? {
+                if left.is_zero() || !events.wait_for_datagram(left).map_err(failed)? {
                     return Ok(false);
                 }
-                if events.heard(&|event| topic.concerns(event)).map_err(failed)? {
+                if events.drain_events(&|event| topic.matches_event(event)).map_err(failed)? {
                     break;
                 }
             }

@@ -3,10 +3,10 @@
 use nix::libc::{NDA_MASTER, RTM_GETNEIGH};
 use rtnetlink::packet_route::AddressFamily;
 
-use super::attribute::{attrs, word};
-use super::error::Result;
-use super::request::Request;
-use super::{Mac, Netlink};
+use super::attribute::{parse_attributes, read_u32_at};
+use super::error::NetlinkResult;
+use super::request::NetlinkRequest;
+use super::{MacAddress, Netlink};
 
 // Missing in libc.
 const NDA_LLADDR: u16 = 2;
@@ -20,25 +20,30 @@ const IFINDEX_AT: usize = 4;
 pub struct FdbEntry {
     /// The index of the port, or of the bridge for the host.
     pub port: u32,
-    pub mac: Mac,
+    pub mac: MacAddress,
 }
 
 impl FdbEntry {
     fn parse(body: &[u8]) -> Option<FdbEntry> {
-        let port = word(body, IFINDEX_AT)?;
-        let mac = attrs(body.get(NDMSG..)?).find(|attr| attr.kind == NDA_LLADDR)?;
-        Some(FdbEntry { port, mac: Mac::from_bytes(mac.value)? })
+        let port = read_u32_at(body, IFINDEX_AT)?;
+        let mac = parse_attributes(body.get(NDMSG..)?).find(|attr| attr.kind == NDA_LLADDR)?;
+        Some(FdbEntry { port, mac: MacAddress::from_bytes(mac.value)? })
     }
 }
 
 impl Netlink {
     /// The forwarding database of the bridge with this index. A MAC has an entry for each VLAN.
-    pub fn dump_fdb(&self, bridge: u32) -> Result<Vec<FdbEntry>> {
+    pub fn dump_fdb(&self, bridge: u32) -> NetlinkResult<Vec<FdbEntry>> {
         let mut header = [0; NDMSG];
         header[0] = AddressFamily::Bridge.into();
-        let mut request = Request::new(RTM_GETNEIGH, &header);
-        request.body.u32(NDA_MASTER, bridge);
-        let target = self.label(bridge);
-        self.socket.list(&request, "list the forwarding database of", &target, FdbEntry::parse)
+        let mut request = NetlinkRequest::new(RTM_GETNEIGH, &header);
+        request.body.put_u32(NDA_MASTER, bridge);
+        let target = self.link_label(bridge);
+        self.socket.request_list(
+            &request,
+            "list the forwarding database of",
+            &target,
+            FdbEntry::parse,
+        )
     }
 }

@@ -3,32 +3,42 @@
 use std::hint::black_box;
 
 use super::conntrack;
-use super::nftables::read::{chain_info, elements, rule_info};
-use super::nftables::{Table, Type, expression};
-use super::request::Answers;
-use super::traffic::{FilterInfo, QdiscInfo};
-use super::{Addr, Link, Route, Rule, VlanPort, socket};
+use super::nftables::read::{parse_chain, parse_elements, parse_rule};
+use super::nftables::{NftTable, ValueType, expression};
+use super::request::NetlinkReply;
+use super::traffic::{QdiscInfo, TrafficFilterInfo};
+use super::{BridgePortVlans, KernelRoute, Link, LinkAddress, PolicyRule, socket};
 
-const KEYS: [Type; 4] = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::IfName];
+const KEYS: [ValueType; 4] =
+    [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService, ValueType::IfName];
 
 /// Reads `bytes` as a datagram, and as the body of a message of each kind.
-pub fn answers(bytes: &[u8]) {
-    let messages = socket::split(bytes);
+pub fn parse_replies(bytes: &[u8]) {
+    let messages = socket::split_messages(bytes);
     let mut bodies = vec![bytes.to_vec()];
     bodies.extend(messages.iter().map(|message| message.body.clone()));
-    drop(black_box(Answers::collect(messages)));
+    drop(black_box(NetlinkReply::from_messages(messages)));
     for body in &bodies {
-        black_box((Link::parse(body), Addr::parse(body), Route::parse(body), Rule::parse(body)));
-        black_box((VlanPort::parse(body), QdiscInfo::read(body), FilterInfo::read(body)));
-        black_box((chain_info(body), rule_info(body), expression::rule(body)));
-        black_box(conntrack::read(body));
+        black_box((
+            Link::parse(body),
+            LinkAddress::parse(body),
+            KernelRoute::parse(body),
+            PolicyRule::parse(body),
+        ));
+        black_box((
+            BridgePortVlans::parse(body),
+            QdiscInfo::parse_body(body),
+            TrafficFilterInfo::parse_body(body),
+        ));
+        black_box((parse_chain(body), parse_rule(body), expression::parse_foreign_rule(body)));
+        black_box(conntrack::parse_flow(body));
     }
-    let table = Table::inet("t");
+    let table = NftTable::new_inet("t");
     for set in [
-        table.set("s", &KEYS),
-        table.map("m", &KEYS, &KEYS[..1]),
-        table.map("n", &KEYS[3..], &[Type::Mark]),
+        table.named_set("s", &KEYS),
+        table.value_map("m", &KEYS, &KEYS[..1]),
+        table.value_map("n", &KEYS[3..], &[ValueType::Mark]),
     ] {
-        black_box(elements(set, &bodies));
+        black_box(parse_elements(set, &bodies));
     }
 }

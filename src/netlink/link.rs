@@ -12,14 +12,14 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::Netlink;
-use super::attribute::{Attr, attrs, find, word};
-use super::error::{Error, Failure, Result, unless_absent};
+use super::attribute::{ReplyAttribute, find_attribute, parse_attributes, read_u32_at};
+use super::error::{NetlinkError, NetlinkResult, RequestFailure, unless_absent};
 use super::link_info::{
-    self, BRIDGE, BridgeInfo, BridgePort, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE,
-    IpvlanMode, MacvlanInfo, TunInfo,
+    self, BRIDGE, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE,
+    IpvlanMode, MacvlanInfo, TunTapInfo,
 };
-use super::mac::Mac;
-use super::request::Request;
+use super::mac::MacAddress;
+use super::request::NetlinkRequest;
 
 /// The parameters of IPv6 in `AF_INET6` of `IFLA_AF_SPEC`: an array of `u32`, from `linux/if_link.h`.
 const IFLA_INET6_CONF: u16 = 2;
@@ -45,18 +45,18 @@ pub struct Link {
     /// The interface index, unique in its namespace.
     pub index: u32,
     pub name: String,
-    /// Alternative names, which [`Netlink::link`] accepts as well.
+    /// Alternative names, which [`Netlink::find_link`] accepts as well.
     pub alt_names: Vec<String>,
     /// `IFLA_IFALIAS`: free text, empty if there is none.
     pub alias: String,
     /// The kind, such as `bridge` or `veth`; hardware and `lo` have none.
     pub kind: Option<String>,
     /// The Ethernet address; tunnels have none.
-    pub mac: Option<Mac>,
+    pub mac: Option<MacAddress>,
     /// The hardware's original Ethernet address.
-    pub permanent_mac: Option<Mac>,
+    pub permanent_mac: Option<MacAddress>,
     /// The device of the interface; virtual links have none, and kernels before 5.14 do not report it.
-    pub parent: Option<Parent>,
+    pub parent: Option<ParentDevice>,
     /// In bytes.
     pub mtu: u32,
     /// `IFF_UP`: administratively up, with or without carrier.
@@ -68,7 +68,7 @@ pub struct Link {
     /// `IFF_ALLMULTI`: receives all multicast packets.
     pub allmulti: bool,
     /// The operational state by RFC 2863.
-    pub oper_state: OperState,
+    pub oper_state: OperationalState,
     /// `IFF_PROMISC`: promiscuous mode by an administrator, not by a bridge.
     pub promisc: bool,
     /// The number of users of promiscuous mode.
@@ -83,12 +83,12 @@ pub struct Link {
     pub accept_ra: Option<u32>,
     pub bridge: Option<BridgeInfo>,
     /// The settings of a port of a bridge.
-    pub port: Option<BridgePort>,
+    pub port: Option<BridgePortInfo>,
     pub macvlan: Option<MacvlanInfo>,
     pub ipvlan: Option<IpvlanMode>,
     /// The id of a VLAN.
     pub vlan: Option<u16>,
-    pub tun: Option<TunInfo>,
+    pub tun: Option<TunTapInfo>,
     /// The length of the transmit queue in packets.
     pub txqlen: u32,
     /// The routing table of a VRF.
@@ -97,7 +97,7 @@ pub struct Link {
 
 /// A device on a bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parent {
+pub struct ParentDevice {
     /// The bus: `pci`, `virtio`, `auxiliary`.
     pub bus: String,
     /// The name on the bus: `0000:3d:00.1`.
@@ -106,7 +106,7 @@ pub struct Parent {
 
 /// The operational state of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OperState {
+pub enum OperationalState {
     /// The driver does not report it, as that of `lo`.
     #[default]
     Unknown,
@@ -122,23 +122,23 @@ pub enum OperState {
 }
 
 /// The operational states by their numbers (`IF_OPER_*`), with their names in sysfs.
-const OPER_STATES: [(OperState, &str); 7] = [
-    (OperState::Unknown, "unknown"),
-    (OperState::NotPresent, "not-present"),
-    (OperState::Down, "down"),
-    (OperState::LowerLayerDown, "lower-layer-down"),
-    (OperState::Testing, "testing"),
-    (OperState::Dormant, "dormant"),
-    (OperState::Up, "up"),
+const OPER_STATES: [(OperationalState, &str); 7] = [
+    (OperationalState::Unknown, "unknown"),
+    (OperationalState::NotPresent, "not-present"),
+    (OperationalState::Down, "down"),
+    (OperationalState::LowerLayerDown, "lower-layer-down"),
+    (OperationalState::Testing, "testing"),
+    (OperationalState::Dormant, "dormant"),
+    (OperationalState::Up, "up"),
 ];
 
-impl From<u8> for OperState {
-    fn from(state: u8) -> OperState {
-        OPER_STATES.get(usize::from(state)).map_or(OperState::Unknown, |(state, _)| *state)
+impl From<u8> for OperationalState {
+    fn from(state: u8) -> OperationalState {
+        OPER_STATES.get(usize::from(state)).map_or(OperationalState::Unknown, |(state, _)| *state)
     }
 }
 
-impl fmt::Display for OperState {
+impl fmt::Display for OperationalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(OPER_STATES[*self as usize].1)
     }
@@ -156,216 +156,237 @@ impl Link {
             promisc: header.flags.contains(LinkFlags::Promisc),
             ..Link::default()
         };
-        for attr in attrs(body.get(IFINFOMSG..)?) {
-            link.read(attr);
+        for attr in parse_attributes(body.get(IFINFOMSG..)?) {
+            link.read_attribute(attr);
         }
         Some(link)
     }
 
-    fn read(&mut self, attr: Attr<'_>) {
+    fn read_attribute(&mut self, attr: ReplyAttribute<'_>) {
         match attr.kind {
-            libc::IFLA_IFNAME => self.name = attr.text(),
-            libc::IFLA_PROP_LIST => self.alt_names = attr.nested().map(Attr::text).collect(),
-            libc::IFLA_IFALIAS => self.alias = attr.text(),
-            libc::IFLA_PERM_ADDRESS => self.permanent_mac = Mac::from_bytes(attr.value),
+            libc::IFLA_IFNAME => self.name = attr.to_text(),
+            libc::IFLA_PROP_LIST => {
+                self.alt_names = attr.nested_attributes().map(ReplyAttribute::to_text).collect()
+            }
+            libc::IFLA_IFALIAS => self.alias = attr.to_text(),
+            libc::IFLA_PERM_ADDRESS => self.permanent_mac = MacAddress::from_bytes(attr.value),
             libc::IFLA_PARENT_DEV_NAME => {
-                self.parent.get_or_insert_default().name = attr.text();
+                self.parent.get_or_insert_default().name = attr.to_text();
             }
             libc::IFLA_PARENT_DEV_BUS_NAME => {
-                self.parent.get_or_insert_default().bus = attr.text();
+                self.parent.get_or_insert_default().bus = attr.to_text();
             }
-            libc::IFLA_ADDRESS => self.mac = Mac::from_bytes(attr.value),
-            libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
-            libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
-            libc::IFLA_OPERSTATE => self.oper_state = attr.u8().unwrap_or_default().into(),
-            libc::IFLA_CARRIER => self.carrier = attr.u8() == Some(1),
-            libc::IFLA_PROMISCUITY => self.promiscuity = attr.u32().unwrap_or_default(),
-            libc::IFLA_MASTER => self.master = attr.u32().filter(|index| *index != 0),
-            libc::IFLA_LINK => self.link = attr.u32().filter(|index| *index != 0),
-            libc::IFLA_LINK_NETNSID => self.link_netnsid = attr.i32(),
-            libc::IFLA_AF_SPEC => self.accept_ra = accept_ra(attr),
-            libc::IFLA_LINKINFO => self.read_info(attr),
+            libc::IFLA_ADDRESS => self.mac = MacAddress::from_bytes(attr.value),
+            libc::IFLA_MTU => self.mtu = attr.to_u32().unwrap_or_default(),
+            libc::IFLA_TXQLEN => self.txqlen = attr.to_u32().unwrap_or_default(),
+            libc::IFLA_OPERSTATE => self.oper_state = attr.to_u8().unwrap_or_default().into(),
+            libc::IFLA_CARRIER => self.carrier = attr.to_u8() == Some(1),
+            libc::IFLA_PROMISCUITY => self.promiscuity = attr.to_u32().unwrap_or_default(),
+            libc::IFLA_MASTER => self.master = attr.to_u32().filter(|index| *index != 0),
+            libc::IFLA_LINK => self.link = attr.to_u32().filter(|index| *index != 0),
+            libc::IFLA_LINK_NETNSID => self.link_netnsid = attr.to_i32(),
+            libc::IFLA_AF_SPEC => self.accept_ra = parse_accept_ra(attr),
+            libc::IFLA_LINKINFO => self.read_link_info(attr),
             _ => {}
         }
     }
 
-    fn read_info(&mut self, info: Attr<'_>) {
-        self.kind = info.find(libc::IFLA_INFO_KIND).map(Attr::text);
-        if let Some(data) = info.find(libc::IFLA_INFO_DATA) {
+    fn read_link_info(&mut self, info: ReplyAttribute<'_>) {
+        self.kind = info.find_nested(libc::IFLA_INFO_KIND).map(ReplyAttribute::to_text);
+        if let Some(data) = info.find_nested(libc::IFLA_INFO_DATA) {
             match self.kind.as_deref() {
-                Some(BRIDGE) => self.bridge = Some(link_info::bridge(data)),
-                Some("macvlan") => self.macvlan = Some(link_info::macvlan(data)),
+                Some(BRIDGE) => self.bridge = Some(link_info::parse_bridge(data)),
+                Some("macvlan") => self.macvlan = Some(link_info::parse_macvlan(data)),
                 Some("ipvlan") => {
-                    let mode = data.find(IFLA_IPVLAN_MODE).and_then(Attr::u16);
+                    let mode = data.find_nested(IFLA_IPVLAN_MODE).and_then(ReplyAttribute::to_u16);
                     self.ipvlan = mode.and_then(IpvlanMode::from_wire);
                 }
-                Some("tun") => self.tun = Some(link_info::tun(data)),
-                Some("vrf") => self.vrf_table = data.find(IFLA_VRF_TABLE).and_then(Attr::u32),
-                Some("vlan") => self.vlan = data.find(IFLA_VLAN_ID).and_then(Attr::u16),
+                Some("tun") => self.tun = Some(link_info::parse_tun_tap(data)),
+                Some("vrf") => {
+                    self.vrf_table =
+                        data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32)
+                }
+                Some("vlan") => {
+                    self.vlan = data.find_nested(IFLA_VLAN_ID).and_then(ReplyAttribute::to_u16)
+                }
                 _ => {}
             }
         }
-        if info.find(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.text() == BRIDGE) {
-            self.port = info.find(libc::IFLA_INFO_SLAVE_DATA).map(link_info::port);
+        if info.find_nested(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.to_text() == BRIDGE)
+        {
+            self.port =
+                info.find_nested(libc::IFLA_INFO_SLAVE_DATA).map(link_info::parse_bridge_port);
         }
     }
 }
 
-fn accept_ra(spec: Attr<'_>) -> Option<u32> {
-    let of_ipv6 = spec.nested().find(|attr| i32::from(attr.kind) == libc::AF_INET6)?;
-    word(of_ipv6.find(IFLA_INET6_CONF)?.value, 4 * DEVCONF_ACCEPT_RA)
+fn parse_accept_ra(spec: ReplyAttribute<'_>) -> Option<u32> {
+    let of_ipv6 = spec.nested_attributes().find(|attr| i32::from(attr.kind) == libc::AF_INET6)?;
+    read_u32_at(of_ipv6.find_nested(IFLA_INET6_CONF)?.value, 4 * DEVCONF_ACCEPT_RA)
 }
 
 /// A link in a request, and in errors.
 #[derive(Clone, Copy)]
-enum Which<'a> {
+enum LinkSelector<'a> {
     Name(&'a str),
     Index(u32),
 }
 
-impl Which<'_> {
-    fn message(self) -> LinkMessage {
+impl LinkSelector<'_> {
+    fn to_message(self) -> LinkMessage {
         match self {
-            Which::Index(index) => message(index, Vec::new()),
-            Which::Name(name) if name.len() < libc::IFNAMSIZ => {
-                message(0, vec![LinkAttribute::IfName(name.to_owned())])
+            LinkSelector::Index(index) => link_message(index, Vec::new()),
+            LinkSelector::Name(name) if name.len() < libc::IFNAMSIZ => {
+                link_message(0, vec![LinkAttribute::IfName(name.to_owned())])
             }
             // A longer name is an alternative name.
-            Which::Name(name) => {
+            LinkSelector::Name(name) => {
                 let name = DefaultNla::new(libc::IFLA_ALT_IFNAME, [name.as_bytes(), &[0]].concat());
-                message(0, vec![LinkAttribute::Other(name)])
+                link_message(0, vec![LinkAttribute::Other(name)])
             }
         }
     }
 }
 
-impl fmt::Display for Which<'_> {
+impl fmt::Display for LinkSelector<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Which::Name(name) => write!(f, "{name:?}"),
-            Which::Index(index) => index.fmt(f),
+            LinkSelector::Name(name) => write!(f, "{name:?}"),
+            LinkSelector::Index(index) => index.fmt(f),
         }
     }
 }
 
 impl Netlink {
     /// The link with this name or alternative name.
-    pub fn link(&self, name: &str) -> Result<Option<Link>> {
-        self.look_up(Which::Name(name))
+    pub fn find_link(&self, name: &str) -> NetlinkResult<Option<Link>> {
+        self.look_up_link(LinkSelector::Name(name))
     }
 
     /// The link with this name; an error if there is none.
-    pub fn require_link(&self, name: &str) -> Result<Link> {
-        self.link(name)?.ok_or_else(|| Error::NoLink(Which::Name(name).to_string()))
+    pub fn require_link(&self, name: &str) -> NetlinkResult<Link> {
+        self.find_link(name)?
+            .ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
     }
 
     /// The link with this index.
-    pub fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
-        self.look_up(Which::Index(index))
+    pub fn find_link_by_index(&self, index: u32) -> NetlinkResult<Option<Link>> {
+        self.look_up_link(LinkSelector::Index(index))
     }
 
     /// The link with this index; an error if there is none.
-    pub fn require_link_by_index(&self, index: u32) -> Result<Link> {
-        self.link_by_index(index)?.ok_or_else(|| Error::NoLink(index.to_string()))
+    pub fn require_link_by_index(&self, index: u32) -> NetlinkResult<Link> {
+        self.find_link_by_index(index)?.ok_or_else(|| NetlinkError::NoLink(index.to_string()))
     }
 
     /// Fails unless this process has `CAP_NET_ADMIN` in the user namespace of this network namespace:
     /// the kernel checks the capability before it looks up the link, which does not exist.
-    pub fn require_admin(&self) -> Result<()> {
-        self.delete(Which::Index(NO_LINK)).map(drop)
+    pub fn require_net_admin(&self) -> NetlinkResult<()> {
+        self.delete_selected_link(LinkSelector::Index(NO_LINK)).map(drop)
     }
 
     /// All links of the namespace.
-    pub fn dump_links(&self) -> Result<Vec<Link>> {
-        self.socket.list(&without_statistics(message(0, Vec::new())), "list", &"links", Link::parse)
+    pub fn dump_links(&self) -> NetlinkResult<Vec<Link>> {
+        self.socket.request_list(
+            &lookup_request(link_message(0, Vec::new())),
+            "list",
+            &"links",
+            Link::parse,
+        )
     }
 
     /// Deletes the link with this name; `false` if there was none.
-    pub fn del_link(&self, name: &str) -> Result<bool> {
-        self.delete(Which::Name(name))
+    pub fn delete_link(&self, name: &str) -> NetlinkResult<bool> {
+        self.delete_selected_link(LinkSelector::Name(name))
     }
 
     /// Deletes the link with this index; `false` if there was none. When it returns, the link, and the other end of a
     /// pair, are gone from their namespaces.
-    pub fn del_link_by_index(&self, index: u32) -> Result<bool> {
-        let which = Which::Index(index);
-        match self.delete_detached(index, &deletion(which)) {
+    pub fn delete_link_by_index(&self, index: u32) -> NetlinkResult<bool> {
+        let which = LinkSelector::Index(index);
+        match self.delete_detached(index, &deletion_request(which)) {
             Some(outcome) => {
                 let deleted = outcome.map(|()| true);
-                unless_absent(deleted.map_err(|failure| failure.context(DELETE, &which)), false)
+                unless_absent(deleted.map_err(|failure| failure.into_error(DELETE, &which)), false)
             }
-            None => self.delete(which),
+            None => self.delete_selected_link(which),
         }
     }
 
-    fn delete(&self, which: Which<'_>) -> Result<bool> {
-        self.socket.delete(&deletion(which), DELETE, &which)
+    fn delete_selected_link(&self, which: LinkSelector<'_>) -> NetlinkResult<bool> {
+        self.socket.request_deletion(&deletion_request(which), DELETE, &which)
     }
 
-    fn look_up(&self, which: Which<'_>) -> Result<Option<Link>> {
-        let failed = |failure: Failure| failure.context("look up link", &which);
-        match self.socket.one(&without_statistics(which.message())) {
+    fn look_up_link(&self, which: LinkSelector<'_>) -> NetlinkResult<Option<Link>> {
+        let failed = |failure: RequestFailure| failure.into_error("look up link", &which);
+        match self.socket.request_object(&lookup_request(which.to_message())) {
             Ok(body) => Link::parse(&body).map(Some).ok_or_else(|| failed(Errno::EBADMSG.into())),
-            Err(failure) if failure.refusal() == Some(Errno::ENODEV) => Ok(None),
+            Err(failure) if failure.refusal_errno() == Some(Errno::ENODEV) => Ok(None),
             Err(failure) => Err(failed(failure)),
         }
     }
 
     /// The id of the namespace `netns` in this socket's namespace, if one was assigned. The kernel
     /// assigns an id when it first reports a link whose other end is in `netns`, and never changes it.
-    pub fn nsid(&self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
-        Ok(self.nsids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
+    pub fn namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
+        Ok(self.query_namespace_ids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
     }
 
     /// The id of the namespace `nsid` in the namespace `target`, both by their ids in this namespace;
     /// `None` before Linux 5.0.
-    pub fn nsid_in(&self, target: i32, nsid: i32) -> Result<Option<i32>> {
+    pub fn namespace_id_in(&self, target: i32, nsid: i32) -> NetlinkResult<Option<i32>> {
         let attributes = vec![NsidAttribute::Id(nsid), NsidAttribute::TargetNsid(target)];
-        let (found, translated) = self.nsids(attributes)?;
+        let (found, translated) = self.query_namespace_ids(attributes)?;
         // Older kernels ignore the target, and reply for this namespace.
         Ok(found.filter(|_| translated == Some(nsid)))
     }
 
     /// `NETNSA_NSID` and `NETNSA_CURRENT_NSID` of the reply.
-    fn nsids(&self, attributes: Vec<NsidAttribute>) -> Result<(Option<i32>, Option<i32>)> {
+    fn query_namespace_ids(
+        &self,
+        attributes: Vec<NsidAttribute>,
+    ) -> NetlinkResult<(Option<i32>, Option<i32>)> {
         let mut message = NsidMessage::default();
         message.attributes = attributes;
-        let body = match self.socket.one(&Request::route(RTM_GETNSID, &message)) {
-            // The namespace with this id no longer exists.
-            Err(failure) if matches!(failure.refusal(), Some(Errno::ENOENT | Errno::EINVAL)) => {
-                return Ok((None, None));
-            }
-            reply => reply.map_err(|failure| failure.context("look up", &"namespace id"))?,
-        };
+        let body =
+            match self.socket.request_object(&NetlinkRequest::new_route(RTM_GETNSID, &message)) {
+                // The namespace with this id no longer exists.
+                Err(failure)
+                    if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) =>
+                {
+                    return Ok((None, None));
+                }
+                reply => reply.map_err(|failure| failure.into_error("look up", &"namespace id"))?,
+            };
         let attributes = body.get(RTGENMSG..).unwrap_or_default();
         // A negative id means that none was assigned.
-        let id = |kind| find(attributes, kind)?.i32().filter(|id| *id >= 0);
+        let id = |kind| find_attribute(attributes, kind)?.to_i32().filter(|id| *id >= 0);
         Ok((id(NETNSA_NSID), id(NETNSA_CURRENT_NSID)))
     }
 
     /// The name of a link in errors: it is looked up when the error is formatted.
-    pub(super) fn label(&self, index: u32) -> Label<'_> {
-        Label(self, index)
+    pub(super) fn link_label(&self, index: u32) -> LinkLabel<'_> {
+        LinkLabel(self, index)
     }
 }
 
-pub(super) struct Label<'a>(&'a Netlink, u32);
+pub(super) struct LinkLabel<'a>(&'a Netlink, u32);
 
-impl fmt::Display for Label<'_> {
+impl fmt::Display for LinkLabel<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.link_by_index(self.1) {
+        match self.0.find_link_by_index(self.1) {
             Ok(Some(link)) => write!(f, "{:?}", link.name),
             _ => write!(f, "link {}", self.1),
         }
     }
 }
 
-fn deletion(which: Which<'_>) -> Request {
-    Request::route(RTM_DELLINK, &which.message())
+fn deletion_request(which: LinkSelector<'_>) -> NetlinkRequest {
+    NetlinkRequest::new_route(RTM_DELLINK, &which.to_message())
 }
 
 /// A message about the link with this index; 0 for none.
-pub(super) fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
+pub(super) fn link_message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes = attributes;
@@ -373,9 +394,9 @@ pub(super) fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage
 }
 
 /// A lookup without the statistics, which are unused and more than half of a reply.
-fn without_statistics(mut message: LinkMessage) -> Request {
+fn lookup_request(mut message: LinkMessage) -> NetlinkRequest {
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-    Request::route(RTM_GETLINK, &message)
+    NetlinkRequest::new_route(RTM_GETLINK, &message)
 }
 
 #[cfg(test)]
@@ -414,7 +435,8 @@ mod tests {
 
     #[test]
     fn states_have_the_kernels_names() {
-        let names: Vec<String> = (0..=7).map(|state| OperState::from(state).to_string()).collect();
+        let names: Vec<String> =
+            (0..=7).map(|state| OperationalState::from(state).to_string()).collect();
         let expected =
             "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
         assert!(names.iter().map(String::as_str).eq(expected), "{names:?}");

@@ -10,11 +10,11 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::Netlink;
-use super::attribute::Attributes;
-use super::error::Result;
-use super::link::message;
-use super::mac::Mac;
-use super::request::Request;
+use super::attribute::AttributeBuilder;
+use super::error::NetlinkResult;
+use super::link::link_message;
+use super::mac::MacAddress;
+use super::request::NetlinkRequest;
 
 /// From `linux/rtnetlink.h`; libc lacks it.
 const RTM_DELLINKPROP: u16 = 109;
@@ -30,24 +30,24 @@ const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 
 /// A setting that is either on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switch {
+pub enum OnOffSetting {
     On,
     Off,
 }
 
-impl From<bool> for Switch {
-    fn from(on: bool) -> Switch {
-        if on { Switch::On } else { Switch::Off }
+impl From<bool> for OnOffSetting {
+    fn from(on: bool) -> OnOffSetting {
+        if on { OnOffSetting::On } else { OnOffSetting::Off }
     }
 }
 
-impl From<Switch> for bool {
-    fn from(switch: Switch) -> bool {
-        switch == Switch::On
+impl From<OnOffSetting> for bool {
+    fn from(switch: OnOffSetting) -> bool {
+        switch == OnOffSetting::On
     }
 }
 
-/// Changes to a link for one [`Netlink::set_link`].
+/// Changes to a link for one [`Netlink::change_link`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct LinkChange {
@@ -63,117 +63,120 @@ impl LinkChange {
     }
 
     /// Of a bridge: its ports belong to VLANs from now on.
-    pub fn vlan_filtering() -> LinkChange {
-        LinkChange::bridge(InfoBridge::VlanFiltering(true))
+    pub fn enable_vlan_filtering() -> LinkChange {
+        LinkChange::bridge_option(InfoBridge::VlanFiltering(true))
     }
 
     /// Of a bridge: its ports do not learn the source addresses of link-local frames. Ignored before
     /// Linux 4.20.
     pub fn no_link_local_learning() -> LinkChange {
         let value = BridgeBooleanOptionFlags::NoLinkLocalLearn;
-        LinkChange::bridge(InfoBridge::MultiBoolOpt(BridgeBooleanOptions { value, mask: value }))
+        LinkChange::bridge_option(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
+            value,
+            mask: value,
+        }))
     }
 
-    fn bridge(option: InfoBridge) -> LinkChange {
+    fn bridge_option(option: InfoBridge) -> LinkChange {
         let data = LinkInfo::Data(InfoData::Bridge(vec![option]));
         let info = vec![LinkInfo::Kind(InfoKind::Bridge), data];
-        LinkChange::new().attribute(LinkAttribute::LinkInfo(info))
+        LinkChange::new().push_attribute(LinkAttribute::LinkInfo(info))
     }
 
-    fn attribute(mut self, attribute: LinkAttribute) -> Self {
+    fn push_attribute(mut self, attribute: LinkAttribute) -> Self {
         self.message.attributes.push(attribute);
         self
     }
 
-    fn flag(mut self, flag: LinkFlags, switch: Switch) -> Self {
+    fn set_flag(mut self, flag: LinkFlags, switch: OnOffSetting) -> Self {
         self.message.header.change_mask |= flag;
         self.message.header.flags.set(flag, switch.into());
         self
     }
 
-    pub fn up(self) -> Self {
-        self.flag(LinkFlags::Up, Switch::On)
+    pub fn set_up(self) -> Self {
+        self.set_flag(LinkFlags::Up, OnOffSetting::On)
     }
 
-    pub fn down(self) -> Self {
-        self.flag(LinkFlags::Up, Switch::Off)
+    pub fn set_down(self) -> Self {
+        self.set_flag(LinkFlags::Up, OnOffSetting::Off)
     }
 
     /// Renames the link; most kernels refuse that while the link is up.
-    pub fn name(self, name: impl Into<String>) -> Self {
-        self.attribute(LinkAttribute::IfName(name.into()))
+    pub fn set_name(self, name: impl Into<String>) -> Self {
+        self.push_attribute(LinkAttribute::IfName(name.into()))
     }
 
     /// Sets the alias, at most 255 bytes; an empty text removes it.
-    pub fn alias(self, text: &str) -> Self {
+    pub fn set_alias(self, text: &str) -> Self {
         // `IfAlias` has a terminating NUL, which would be an empty alias instead of none.
         let alias = DefaultNla::new(libc::IFLA_IFALIAS, text.as_bytes().to_vec());
-        self.attribute(LinkAttribute::Other(alias))
+        self.push_attribute(LinkAttribute::Other(alias))
     }
 
-    pub fn mtu(self, mtu: u32) -> Self {
-        self.attribute(LinkAttribute::Mtu(mtu))
+    pub fn set_mtu(self, mtu: u32) -> Self {
+        self.push_attribute(LinkAttribute::Mtu(mtu))
     }
 
     /// Sets the Ethernet address.
-    pub fn mac(self, mac: Mac) -> Self {
-        self.attribute(LinkAttribute::Address(mac.0.to_vec()))
+    pub fn set_mac(self, mac: MacAddress) -> Self {
+        self.push_attribute(LinkAttribute::Address(mac.0.to_vec()))
     }
 
     /// Adds the link to a bridge, bond or VRF.
-    pub fn master(mut self, index: u32) -> Self {
+    pub fn set_master(mut self, index: u32) -> Self {
         self.master = Some(index);
         self
     }
 
     /// Removes the link from its bridge, bond or VRF.
-    pub fn no_master(self) -> Self {
-        self.master(0)
+    pub fn clear_master(self) -> Self {
+        self.set_master(0)
     }
 
     /// Promiscuous mode.
-    pub fn promisc(self, switch: Switch) -> Self {
-        self.flag(LinkFlags::Promisc, switch)
+    pub fn set_promisc(self, switch: OnOffSetting) -> Self {
+        self.set_flag(LinkFlags::Promisc, switch)
     }
 
     /// Whether the link receives all multicast packets.
-    pub fn allmulti(self, switch: Switch) -> Self {
-        self.flag(LinkFlags::Allmulti, switch)
+    pub fn set_allmulti(self, switch: OnOffSetting) -> Self {
+        self.set_flag(LinkFlags::Allmulti, switch)
     }
 
     /// Whether the kernel announces the link's IPv4 addresses when it comes up: `arp_notify` below
     /// `/proc/sys/net/ipv4/conf`. Must precede the message that sets the link up, because the kernel
     /// applies flags before this parameter.
-    pub fn arp_notify(self, switch: Switch) -> Self {
-        let mut spec = Attributes::new();
-        spec.nest(AF_INET, |inet| {
+    pub fn set_arp_notify(self, switch: OnOffSetting) -> Self {
+        let mut spec = AttributeBuilder::new();
+        spec.put_nested(AF_INET, |inet| {
             let on = u32::from(bool::from(switch));
-            inet.nest(IFLA_INET_CONF, |conf| conf.u32(IPV4_DEVCONF_ARP_NOTIFY, on))
+            inet.put_nested(IFLA_INET_CONF, |conf| conf.put_u32(IPV4_DEVCONF_ARP_NOTIFY, on))
         });
         let spec = DefaultNla::new(libc::IFLA_AF_SPEC | NLA_F_NESTED, spec.as_bytes().to_vec());
-        self.attribute(LinkAttribute::Other(spec))
+        self.push_attribute(LinkAttribute::Other(spec))
     }
 
     /// Sets the length of the transmit queue.
-    pub fn txqlen(self, packets: u32) -> Self {
-        self.attribute(LinkAttribute::TxQueueLen(packets))
+    pub fn set_txqlen(self, packets: u32) -> Self {
+        self.push_attribute(LinkAttribute::TxQueueLen(packets))
     }
 
     /// Moves the link into another namespace, where it is down and may get another index. All other
     /// changes, such as a name, are applied in the other namespace; when one of them fails, the link is
     /// already there.
-    pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
-        self.attribute(LinkAttribute::NetNsFd(netns.as_raw_fd()))
+    pub fn move_to_netns(self, netns: BorrowedFd<'_>) -> Self {
+        self.push_attribute(LinkAttribute::NetNsFd(netns.as_raw_fd()))
     }
 
     /// Of a port of a bridge: whether frames may leave through the port on which they arrived.
-    pub fn hairpin(mut self, switch: Switch) -> Self {
+    pub fn set_hairpin(mut self, switch: OnOffSetting) -> Self {
         self.port.push(InfoBridgePort::HairpinMode(switch.into()));
         self
     }
 
     /// Of a port of a bridge: whether frames are exchanged only with ports that are not isolated.
-    pub fn isolated(mut self, switch: Switch) -> Self {
+    pub fn set_isolated(mut self, switch: OnOffSetting) -> Self {
         self.port.push(InfoBridgePort::Isolated(switch.into()));
         self
     }
@@ -181,7 +184,7 @@ impl LinkChange {
     /// The messages to send, in order. Settings of a port need a message of their own when the
     /// link becomes that port by the same change: the kernel looks up the bridge before it
     /// enslaves the link, and would silently ignore them.
-    fn messages(self, index: u32) -> Vec<LinkMessage> {
+    fn into_messages(self, index: u32) -> Vec<LinkMessage> {
         let mut messages = Vec::with_capacity(1);
         let mut last = self.message;
         last.header.index = index;
@@ -189,7 +192,7 @@ impl LinkChange {
             if self.port.is_empty() {
                 last.attributes.push(master);
             } else {
-                messages.push(message(index, vec![master]));
+                messages.push(link_message(index, vec![master]));
             }
         }
         if !self.port.is_empty() {
@@ -204,20 +207,20 @@ impl LinkChange {
 
 impl Netlink {
     /// Changes the link with this index.
-    pub fn set_link(&self, index: u32, change: LinkChange) -> Result<()> {
+    pub fn change_link(&self, index: u32, change: LinkChange) -> NetlinkResult<()> {
         // RTM_NEWLINK, because RTM_SETLINK ignores the settings of a port.
-        change.messages(index).iter().try_for_each(|message| {
-            let request = Request::route(RTM_NEWLINK, message);
-            self.socket.change(&request, 0, "change", &self.label(index))
+        change.into_messages(index).iter().try_for_each(|message| {
+            let request = NetlinkRequest::new_route(RTM_NEWLINK, message);
+            self.socket.request_change(&request, 0, "change", &self.link_label(index))
         })
     }
 
     /// Deletes alternative names of the link with this index.
-    pub fn del_alt_names(&self, index: u32, names: &[String]) -> Result<()> {
+    pub fn delete_alt_names(&self, index: u32, names: &[String]) -> NetlinkResult<()> {
         let names = names.iter().cloned().map(Prop::AltIfName).collect();
-        let message = message(index, vec![LinkAttribute::PropList(names)]);
-        let request = Request::route(RTM_DELLINKPROP, &message);
+        let message = link_message(index, vec![LinkAttribute::PropList(names)]);
+        let request = NetlinkRequest::new_route(RTM_DELLINKPROP, &message);
         let op = "take the alternative names of";
-        self.socket.change(&request, 0, op, &self.label(index))
+        self.socket.request_change(&request, 0, op, &self.link_label(index))
     }
 }

@@ -1,6 +1,6 @@
 //! Links: settings that belong to the kind of a link, `IFLA_LINKINFO`.
 
-use super::attribute::{Attr, word};
+use super::attribute::{ReplyAttribute, read_u32_at};
 
 /// The kind of a bridge, and of its ports.
 pub(super) const BRIDGE: &str = "bridge";
@@ -43,7 +43,7 @@ pub struct BridgeInfo {
 
 /// The settings of a port of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BridgePort {
+pub struct BridgePortInfo {
     /// Whether frames may leave through the port on which they arrived.
     pub hairpin: bool,
     /// Whether frames are exchanged only with ports that are not isolated.
@@ -61,7 +61,7 @@ pub struct MacvlanInfo {
 
 /// The settings of a tun or tap device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TunInfo {
+pub struct TunTapInfo {
     /// Ethernet frames rather than IP packets.
     pub tap: bool,
     /// The user who may open the device.
@@ -141,37 +141,44 @@ impl IpvlanMode {
     }
 }
 
-fn flag(data: Attr<'_>, kind: u16) -> bool {
-    data.find(kind).and_then(Attr::u8) == Some(1)
+fn is_flag_set(data: ReplyAttribute<'_>, kind: u16) -> bool {
+    data.find_nested(kind).and_then(ReplyAttribute::to_u8) == Some(1)
 }
 
-pub(super) fn bridge(data: Attr<'_>) -> BridgeInfo {
-    let options = data.find(IFLA_BR_MULTI_BOOLOPT).and_then(|options| word(options.value, 0));
+pub(super) fn parse_bridge(data: ReplyAttribute<'_>) -> BridgeInfo {
+    let options =
+        data.find_nested(IFLA_BR_MULTI_BOOLOPT).and_then(|options| read_u32_at(options.value, 0));
     BridgeInfo {
-        vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING),
-        default_pvid: data.find(IFLA_BR_VLAN_DEFAULT_PVID).and_then(Attr::u16).unwrap_or_default(),
+        vlan_filtering: is_flag_set(data, IFLA_BR_VLAN_FILTERING),
+        default_pvid: data
+            .find_nested(IFLA_BR_VLAN_DEFAULT_PVID)
+            .and_then(ReplyAttribute::to_u16)
+            .unwrap_or_default(),
         learns_link_local: options.map(|values| values & NO_LL_LEARN == 0),
     }
 }
 
-pub(super) fn port(data: Attr<'_>) -> BridgePort {
-    BridgePort { hairpin: flag(data, IFLA_BRPORT_MODE), isolated: flag(data, IFLA_BRPORT_ISOLATED) }
+pub(super) fn parse_bridge_port(data: ReplyAttribute<'_>) -> BridgePortInfo {
+    BridgePortInfo {
+        hairpin: is_flag_set(data, IFLA_BRPORT_MODE),
+        isolated: is_flag_set(data, IFLA_BRPORT_ISOLATED),
+    }
 }
 
-pub(super) fn macvlan(data: Attr<'_>) -> MacvlanInfo {
-    let number = |kind| data.find(kind).and_then(Attr::u32);
+pub(super) fn parse_macvlan(data: ReplyAttribute<'_>) -> MacvlanInfo {
+    let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32);
     MacvlanInfo {
         mode: number(IFLA_MACVLAN_MODE).and_then(MacvlanMode::from_wire),
         bc_queue_len: number(IFLA_MACVLAN_BC_QUEUE_LEN).unwrap_or_default(),
     }
 }
 
-pub(super) fn tun(data: Attr<'_>) -> TunInfo {
-    TunInfo {
-        tap: data.find(IFLA_TUN_TYPE).and_then(Attr::u8) == Some(IFF_TAP),
-        owner: data.find(IFLA_TUN_OWNER).and_then(Attr::u32),
-        group: data.find(IFLA_TUN_GROUP).and_then(Attr::u32),
-        persist: flag(data, IFLA_TUN_PERSIST),
-        multi_queue: flag(data, IFLA_TUN_MULTI_QUEUE),
+pub(super) fn parse_tun_tap(data: ReplyAttribute<'_>) -> TunTapInfo {
+    TunTapInfo {
+        tap: data.find_nested(IFLA_TUN_TYPE).and_then(ReplyAttribute::to_u8) == Some(IFF_TAP),
+        owner: data.find_nested(IFLA_TUN_OWNER).and_then(ReplyAttribute::to_u32),
+        group: data.find_nested(IFLA_TUN_GROUP).and_then(ReplyAttribute::to_u32),
+        persist: is_flag_set(data, IFLA_TUN_PERSIST),
+        multi_queue: is_flag_set(data, IFLA_TUN_MULTI_QUEUE),
     }
 }

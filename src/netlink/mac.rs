@@ -11,32 +11,32 @@ use crate::error::Error;
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
-pub struct Mac(pub [u8; 6]);
+pub struct MacAddress(pub [u8; 6]);
 
-impl Mac {
+impl MacAddress {
     /// A random address for a single interface, marked as locally administered.
-    pub fn random_local() -> Mac {
+    pub fn random_local() -> MacAddress {
         // The standard library keys its hasher with the kernel's random numbers.
         let random = RandomState::new().build_hasher().finish().to_le_bytes();
         let mut octets = [0; 6];
         octets.copy_from_slice(&random[..6]);
         // Bit 0 of the first octet means multicast, bit 1 means locally administered.
         octets[0] = octets[0] & !0b01 | 0b10;
-        Mac(octets)
+        MacAddress(octets)
     }
 
-    /// As [`Mac::random_local`], for a port of a bridge: a high address, because a bridge without an
+    /// As [`MacAddress::random_local`], for a port of a bridge: a high address, because a bridge without an
     /// assigned address takes the lowest one of its ports. udev would replace an address that the kernel chose.
-    pub fn random_port() -> Mac {
-        let Mac(mut octets) = Mac::random_local();
+    pub fn random_for_bridge_port() -> MacAddress {
+        let MacAddress(mut octets) = MacAddress::random_local();
         octets[0] = 0xfe;
-        Mac(octets)
+        MacAddress(octets)
     }
 
     /// The address of an interface, from a configuration or a request. Code 7 for a text that is no MAC address, and
     /// for multicast and zero, which the kernel refuses.
-    pub fn of_interface(text: &str) -> crate::error::Result<Mac> {
-        let mac: Mac = text.parse().map_err(|why: String| {
+    pub fn parse_unicast(text: &str) -> crate::error::Result<MacAddress> {
+        let mac: MacAddress = text.parse().map_err(|why: String| {
             Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01")
         })?;
         if mac.0 == [0; 6] {
@@ -53,12 +53,12 @@ impl Mac {
     }
 
     /// `None` for an address of another length, as that of a tunnel.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Mac> {
-        bytes.try_into().ok().map(Mac)
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<MacAddress> {
+        bytes.try_into().ok().map(MacAddress)
     }
 }
 
-impl fmt::Display for Mac {
+impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [first, rest @ ..] = self.0;
         write!(f, "{first:02x}")?;
@@ -66,22 +66,22 @@ impl fmt::Display for Mac {
     }
 }
 
-impl FromStr for Mac {
+impl FromStr for MacAddress {
     type Err = String;
 
     /// Accepts `00:00:5e:00:53:01`, `00-00-5E-00-53-01` and `0000.5e00.5301`.
-    fn from_str(text: &str) -> Result<Mac, String> {
+    fn from_str(text: &str) -> Result<MacAddress, String> {
         let octets = match text.as_bytes().get(2) {
-            Some(b':') => groups(text, ':', 2),
-            Some(b'-') => groups(text, '-', 2),
-            _ => groups(text, '.', 4),
+            Some(b':') => parse_groups(text, ':', 2),
+            Some(b'-') => parse_groups(text, '-', 2),
+            _ => parse_groups(text, '.', 4),
         };
-        octets.map(Mac).ok_or_else(|| format!("address {text}: invalid MAC address"))
+        octets.map(MacAddress).ok_or_else(|| format!("address {text}: invalid MAC address"))
     }
 }
 
 /// Six octets from groups of `width` hexadecimal digits.
-fn groups(text: &str, separator: char, width: usize) -> Option<[u8; 6]> {
+fn parse_groups(text: &str, separator: char, width: usize) -> Option<[u8; 6]> {
     let mut digits = Vec::with_capacity(12);
     for group in text.split(separator) {
         if group.len() != width {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn three_notations_are_accepted() {
-        let mac = Mac([0, 0, 0x5e, 0, 0x53, 0xab]);
+        let mac = MacAddress([0, 0, 0x5e, 0, 0x53, 0xab]);
         for text in ["00:00:5e:00:53:ab", "00-00-5E-00-53-AB", "0000.5e00.53Ab"] {
             assert_eq!(text.parse(), Ok(mac), "{text}");
         }
@@ -124,27 +124,30 @@ mod tests {
             "€€:€€",
             "00:00:5e:00:53:01:00:00",
         ] {
-            let error = text.parse::<Mac>().unwrap_err();
+            let error = text.parse::<MacAddress>().unwrap_err();
             assert_eq!(error, format!("address {text}: invalid MAC address"));
         }
     }
 
     #[test]
     fn an_interface_has_a_unicast_address() {
-        assert_eq!(Mac::of_interface("02:00:00:00:00:01"), Ok(Mac([2, 0, 0, 0, 0, 1])));
+        assert_eq!(
+            MacAddress::parse_unicast("02:00:00:00:00:01"),
+            Ok(MacAddress([2, 0, 0, 0, 0, 1]))
+        );
         for (text, msg, details) in [
             ("e7:d1:44:8d:65:b0", "multicast", "write e6:d1:44:8d:65:b0"),
             ("00:00:00:00:00:00", "not a unicast address", "write another address"),
             ("e7:d1", "address e7:d1: invalid MAC address", "six bytes"),
         ] {
-            let error = Mac::of_interface(text).unwrap_err();
-            assert!(error.msg().ends_with(msg) && error.details().contains(details), "{error}");
+            let error = MacAddress::parse_unicast(text).unwrap_err();
+            assert!(error.message().ends_with(msg) && error.details().contains(details), "{error}");
         }
     }
 
     #[test]
     fn random_addresses_are_local_and_unicast() {
-        let (one, two) = (Mac::random_local(), Mac::random_local());
+        let (one, two) = (MacAddress::random_local(), MacAddress::random_local());
         assert_ne!(one, two);
         assert_eq!(one.0[0] & 0b11, 0b10);
     }

@@ -1,8 +1,8 @@
 //! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
 //! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
-//! outside this folder handles messages: lookups return [`Link`], [`Addr`] and [`Route`], changes
-//! take [`NewLink`], [`LinkChange`], [`NewAddr`] and [`Route`].
+//! outside this folder handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes
+//! take [`NewLink`], [`LinkChange`], [`NewLinkAddress`] and [`KernelRoute`].
 //!
 //! Methods: `x` looks up, `require_x` fails if the object is absent, `add_x` fails if it exists, `del_x`
 //! returns whether it existed, `dump_x` lists.
@@ -53,71 +53,71 @@ use std::net::IpAddr;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use serde::{Deserialize, Serialize};
 
-pub use self::addr::{Addr, Dad, NewAddr};
-pub use self::attribute::ip;
-pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
-pub use self::detached_delete::process_ends;
-pub use self::error::{Error, Result};
-pub use self::events::{Changes, Waited};
-pub use self::link::{Link, OperState, Parent};
-pub use self::link_change::{LinkChange, Switch};
+pub use self::addr::{DuplicateDetection, LinkAddress, NewLinkAddress};
+pub use self::attribute::ip_from_bytes;
+pub use self::bridge_vlan::{BridgePortVlans, PortVlanRange, VlanTagging};
+pub use self::detached_delete::set_process_ends;
+pub use self::error::{NetlinkError, NetlinkResult};
+pub use self::events::{LossEvents, WaitOutcome};
+pub use self::link::{Link, OperationalState, ParentDevice};
+pub use self::link_change::{LinkChange, OnOffSetting};
 pub use self::link_info::{IpvlanMode, MacvlanMode};
-pub use self::mac::Mac;
+pub use self::mac::MacAddress;
 pub use self::new_link::{LinkKind, NewLink, VethPeer};
-pub use self::route::{NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
-pub use self::rule::Rule;
-use self::socket::Socket;
+pub use self::route::{KernelRoute, MultipathHop, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+pub use self::rule::PolicyRule;
+use self::socket::NetlinkSocket;
 use crate::netns::{self, Netns};
 
 /// A netlink socket in one network namespace.
 #[derive(Debug)]
 pub struct Netlink {
-    socket: Socket,
+    socket: NetlinkSocket,
     /// The namespace, if it is not that of the thread which has the socket.
     elsewhere: Option<Netns>,
 }
 
 impl Netlink {
     /// A socket in the calling thread's namespace.
-    pub fn open() -> Result<Netlink> {
-        Ok(Netlink { socket: Socket::open(NETLINK_ROUTE)?, elsewhere: None })
+    pub fn open() -> NetlinkResult<Netlink> {
+        Ok(Netlink { socket: NetlinkSocket::open(NETLINK_ROUTE)?, elsewhere: None })
     }
 
     /// A socket in `ns`.
-    pub fn open_in(ns: &Netns) -> Result<Netlink> {
-        let socket = ns.run(|| Socket::open(NETLINK_ROUTE))??;
+    pub fn open_in(ns: &Netns) -> NetlinkResult<Netlink> {
+        let socket = ns.run_inside(|| NetlinkSocket::open(NETLINK_ROUTE))??;
         Ok(Netlink { socket, elsewhere: Some(ns.clone()) })
     }
 
     /// The [identity](netns::current_id) of the calling thread's namespace, in which the socket was [opened](Netlink::open).
     pub fn netns_id(&self) -> Option<u64> {
-        netns::id_by(&self.socket)
+        netns::id_by_socket(&self.socket)
     }
 }
 
 /// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Family {
+pub enum IpFamily {
     /// IPv4.
     V4,
     /// IPv6.
     V6,
 }
 
-impl Family {
-    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+impl IpFamily {
+    pub const BOTH: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
     /// The family of an address.
-    pub fn of(addr: IpAddr) -> Family {
-        if addr.is_ipv4() { Family::V4 } else { Family::V6 }
+    pub fn of_address(addr: IpAddr) -> IpFamily {
+        if addr.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 }
     }
 
     /// `AF_UNSPEC`, `AF_INET` or `AF_INET6`, as fixed headers have it.
-    fn number(family: Option<Family>) -> u8 {
+    fn af_number(family: Option<IpFamily>) -> u8 {
         match family {
             None => 0,
-            Some(Family::V4) => 2,
-            Some(Family::V6) => 10,
+            Some(IpFamily::V4) => 2,
+            Some(IpFamily::V6) => 10,
         }
     }
 }

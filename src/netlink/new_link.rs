@@ -12,11 +12,11 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::Netlink;
-use super::error::{Error, Failure, Result};
-use super::link::{Link, message};
+use super::error::{NetlinkError, NetlinkResult, RequestFailure};
+use super::link::{Link, link_message};
 use super::link_info::{IpvlanMode, MacvlanMode};
-use super::mac::Mac;
-use super::request::Request;
+use super::mac::MacAddress;
+use super::request::NetlinkRequest;
 
 /// The kind of a new link, with the settings of that kind.
 #[derive(Clone, Debug)]
@@ -71,30 +71,30 @@ pub struct VethPeer<'a> {
 impl<'a> VethPeer<'a> {
     /// A peer in the namespace of the first end.
     pub fn new(name: impl Into<String>) -> VethPeer<'a> {
-        let message = message(0, vec![LinkAttribute::IfName(name.into())]);
+        let message = link_message(0, vec![LinkAttribute::IfName(name.into())]);
         VethPeer { message, netns: None }
     }
 
     /// Creates the peer in another namespace.
-    pub fn netns(mut self, netns: BorrowedFd<'a>) -> Self {
+    pub fn with_netns(mut self, netns: BorrowedFd<'a>) -> Self {
         self.netns = Some(netns);
         self
     }
 
     /// The Ethernet address; random by default.
-    pub fn mac(mut self, mac: impl Into<Option<Mac>>) -> Self {
+    pub fn with_mac(mut self, mac: impl Into<Option<MacAddress>>) -> Self {
         let mac = mac.into().map(|mac| LinkAttribute::Address(mac.0.to_vec()));
         self.message.attributes.extend(mac);
         self
     }
 
     /// The MTU in bytes; 0 for the kernel's default.
-    pub fn mtu(mut self, mtu: u32) -> Self {
+    pub fn with_mtu(mut self, mtu: u32) -> Self {
         self.message.attributes.extend((mtu > 0).then_some(LinkAttribute::Mtu(mtu)));
         self
     }
 
-    fn message(&self) -> LinkMessage {
+    fn to_message(&self) -> LinkMessage {
         let mut message = self.message.clone();
         let netns = self.netns.map(|netns| LinkAttribute::NetNsFd(netns.as_raw_fd()));
         message.attributes.extend(netns);
@@ -120,72 +120,73 @@ impl<'a> NewLink<'a> {
     }
 
     /// Creates the link in another namespace. Before Linux 6.15 the name must be free in this namespace
-    /// as well, unless the link is given an [`index`](NewLink::index).
-    pub fn netns(self, netns: BorrowedFd<'a>) -> Self {
-        NewLink { common: self.common.netns(netns), ..self }
+    /// as well, unless the link is given an [`index`](NewLink::with_index).
+    pub fn with_netns(self, netns: BorrowedFd<'a>) -> Self {
+        NewLink { common: self.common.with_netns(netns), ..self }
     }
 
     /// The Ethernet address; random by default.
-    pub fn mac(self, mac: impl Into<Option<Mac>>) -> Self {
-        NewLink { common: self.common.mac(mac), ..self }
+    pub fn with_mac(self, mac: impl Into<Option<MacAddress>>) -> Self {
+        NewLink { common: self.common.with_mac(mac), ..self }
     }
 
     /// The MTU in bytes; 0 for the kernel's default.
-    pub fn mtu(self, mtu: u32) -> Self {
-        NewLink { common: self.common.mtu(mtu), ..self }
+    pub fn with_mtu(self, mtu: u32) -> Self {
+        NewLink { common: self.common.with_mtu(mtu), ..self }
     }
 
     /// The index, which must be free in the link's namespace and in this one; 0 for the kernel's choice.
     /// An index in use fails with `EBUSY` or `EEXIST`.
-    pub fn index(mut self, index: u32) -> Self {
+    pub fn with_index(mut self, index: u32) -> Self {
         self.common.message.header.index = index;
         self
     }
 
     /// Adds the link to a bridge, bond or VRF.
-    pub fn master(mut self, index: u32) -> Self {
+    pub fn with_master(mut self, index: u32) -> Self {
         self.common.message.attributes.push(LinkAttribute::Controller(index));
         self
     }
 
-    pub fn up(self) -> Self {
-        self.flag(LinkFlags::Up)
+    pub fn set_up(self) -> Self {
+        self.set_flag(LinkFlags::Up)
     }
 
     /// Sets promiscuous mode.
-    pub fn promisc(self) -> Self {
-        self.flag(LinkFlags::Promisc)
+    pub fn set_promisc(self) -> Self {
+        self.set_flag(LinkFlags::Promisc)
     }
 
-    fn flag(mut self, flag: LinkFlags) -> Self {
+    fn set_flag(mut self, flag: LinkFlags) -> Self {
         self.common.message.header.flags |= flag;
         self.common.message.header.change_mask |= flag;
         self
     }
 
     /// The length of the transmit queue.
-    pub fn txqlen(mut self, packets: u32) -> Self {
+    pub fn with_txqlen(mut self, packets: u32) -> Self {
         self.common.message.attributes.push(LinkAttribute::TxQueueLen(packets));
         self
     }
 
-    fn request(&self) -> Request {
-        let mut message = self.common.message();
+    fn to_request(&self) -> NetlinkRequest {
+        let mut message = self.common.to_message();
         if let LinkKind::Macvlan { link, .. }
         | LinkKind::Ipvlan { link, .. }
         | LinkKind::Vlan { link, .. } = self.kind
         {
             message.attributes.push(LinkAttribute::Link(link));
         }
-        let (kind, data) = self.kind.info();
+        let (kind, data) = self.kind.kind_and_data();
         let info = std::iter::once(LinkInfo::Kind(kind)).chain(data.map(LinkInfo::Data));
         message.attributes.push(LinkAttribute::LinkInfo(info.collect()));
-        Request::route(RTM_NEWLINK, &message)
+        NetlinkRequest::new_route(RTM_NEWLINK, &message)
     }
 
-    fn refused(&self, failure: Failure) -> Error {
+    fn refusal_error(&self, failure: RequestFailure) -> NetlinkError {
         let lacks_driver = failure.errno == Errno::EOPNOTSUPP;
-        let error = failure.context("add link", &format_args!("{:?} ({})", self.name, self.kind));
+        let error =
+            failure.into_error("add link", &format_args!("{:?} ({})", self.name, self.kind));
         match self.kind {
             _ if !lacks_driver => error,
             LinkKind::Bridge { vlan_filtering: Some(true) } => error.with_remedy(
@@ -199,14 +200,14 @@ impl<'a> NewLink<'a> {
 
 impl LinkKind<'_> {
     /// `IFLA_INFO_KIND` and `IFLA_INFO_DATA`.
-    fn info(&self) -> (InfoKind, Option<InfoData>) {
+    fn kind_and_data(&self) -> (InfoKind, Option<InfoData>) {
         match self {
             LinkKind::Bridge { vlan_filtering } => {
                 let data = |on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)]);
                 (InfoKind::Bridge, vlan_filtering.map(data))
             }
             LinkKind::Veth { peer } => {
-                (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.message()))))
+                (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.to_message()))))
             }
             LinkKind::Dummy => (InfoKind::Dummy, None),
             LinkKind::Ifb => (InfoKind::Ifb, None),
@@ -233,27 +234,28 @@ impl LinkKind<'_> {
 
 impl fmt::Display for LinkKind<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.info().0.fmt(f)
+        self.kind_and_data().0.fmt(f)
     }
 }
 
 impl Netlink {
     /// Creates a link; with a veth, both ends.
-    pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
-        let created = self.socket.ack(&link.request(), NLM_F_CREATE | NLM_F_EXCL);
-        created.map_err(|failure| link.refused(failure))
+    pub fn add_link(&self, link: &NewLink<'_>) -> NetlinkResult<()> {
+        let created = self.socket.request_ack(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);
+        created.map_err(|failure| link.refusal_error(failure))
     }
 
     /// As [`Netlink::add_link`] for a link in this namespace. Returns the link as the kernel describes
     /// it in the reply, before it joins its master; kernels before 6.2 need a second request.
-    pub fn create_link(&self, link: &NewLink<'_>) -> Result<Link> {
-        let created = self.socket.ack_and_echo(&link.request(), NLM_F_CREATE | NLM_F_EXCL);
-        let echo = created.map_err(|failure| link.refused(failure))?;
+    pub fn add_and_read_link(&self, link: &NewLink<'_>) -> NetlinkResult<Link> {
+        let created =
+            self.socket.request_ack_and_echo(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);
+        let echo = created.map_err(|failure| link.refusal_error(failure))?;
         match echo.and_then(|body| Link::parse(&body)) {
             Some(created) => Ok(created),
             None => self.require_link(&link.name).inspect_err(|_| {
                 // The caller does not know that the link exists.
-                drop(self.del_link(&link.name));
+                drop(self.delete_link(&link.name));
             }),
         }
     }

@@ -6,8 +6,8 @@ use rtnetlink::packet_core::{
     NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
 };
 
-use super::attribute::{Attr, Attributes, find, word};
-use super::error::{Failure, Result};
+use super::attribute::{AttributeBuilder, ReplyAttribute, find_attribute, read_u32_at};
+use super::error::{NetlinkResult, RequestFailure};
 
 /// Attempts at a dump that changes while the kernel sends it.
 pub(super) const DUMP_ATTEMPTS: usize = 5;
@@ -23,33 +23,39 @@ pub(super) const NFGENMSG: usize = 4;
 
 /// A request before it has flags and a sequence number.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
+pub(super) struct NetlinkRequest {
     /// As in `RTM_NEWLINK`.
     pub(super) kind: u16,
     /// The fixed header of this type, and attributes.
-    pub(super) body: Attributes,
+    pub(super) body: AttributeBuilder,
 }
 
-impl Request {
-    pub(super) fn new(kind: u16, header: &[u8]) -> Request {
-        Request { kind, body: Attributes::after(header) }
+impl NetlinkRequest {
+    pub(super) fn new(kind: u16, header: &[u8]) -> NetlinkRequest {
+        NetlinkRequest { kind, body: AttributeBuilder::after_header(header) }
     }
 
     /// A request with a message of rtnetlink. Its `RouteNetlinkMessage` would do the same, but the executable would
     /// contain the code for all messages.
-    pub(super) fn route(kind: u16, message: &dyn Emitable) -> Request {
+    pub(super) fn new_route(kind: u16, message: &dyn Emitable) -> NetlinkRequest {
         let mut body = vec![0; message.buffer_len()];
         message.emit(&mut body);
-        Request { kind, body: Attributes::after(body) }
+        NetlinkRequest { kind, body: AttributeBuilder::after_header(body) }
     }
 
     /// A request to a netfilter subsystem; `family` is `NFPROTO_*`.
-    pub(super) fn netfilter(kind: u16, family: u8) -> Request {
-        Request::new(kind, &[family, 0, 0, 0])
+    pub(super) fn new_netfilter(kind: u16, family: u8) -> NetlinkRequest {
+        NetlinkRequest::new(kind, &[family, 0, 0, 0])
     }
 
     /// Appends the message to `wire`, with `kind` for the type if there is one.
-    pub(super) fn write(&self, kind: Option<u16>, flags: u16, sequence: u32, wire: &mut Vec<u8>) {
+    pub(super) fn encode_into(
+        &self,
+        kind: Option<u16>,
+        flags: u16,
+        sequence: u32,
+        wire: &mut Vec<u8>,
+    ) {
         let body = self.body.as_bytes();
         let length = u32::try_from(NLMSG_HDRLEN + body.len()).unwrap_or(u32::MAX);
         wire.extend_from_slice(&length.to_ne_bytes());
@@ -63,14 +69,14 @@ impl Request {
 
 /// A message from the kernel.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
+pub(super) struct KernelMessage {
     pub(super) kind: u16,
     pub(super) flags: u16,
     pub(super) sequence: u32,
     pub(super) body: Vec<u8>,
 }
 
-impl Message {
+impl KernelMessage {
     /// Whether this is an acknowledgement, a refusal or the end of a list.
     pub(super) fn is_final(&self) -> bool {
         matches!(self.kind, NLMSG_ERROR | NLMSG_DONE)
@@ -78,20 +84,20 @@ impl Message {
 
     /// The failure in a final message. An acknowledgement is an error with the number 0, and the end
     /// of a list may be empty.
-    pub(super) fn failure(&self) -> Option<Failure> {
+    pub(super) fn failure(&self) -> Option<RequestFailure> {
         let code = match self.body.first_chunk() {
             Some(code) => i32::from_ne_bytes(*code),
             None if self.kind == NLMSG_DONE => 0,
             None => -(Errno::EBADMSG as i32),
         };
-        let sentence = self.ext_ack(NLMSGERR_ATTR_MSG).map(Attr::text);
+        let sentence = self.ext_ack_attribute(NLMSGERR_ATTR_MSG).map(ReplyAttribute::to_text);
         let errno = Errno::from_raw(code.saturating_neg());
-        (code != 0).then_some(Failure { kernel: sentence, ..errno.into() })
+        (code != 0).then_some(RequestFailure { kernel: sentence, ..errno.into() })
     }
 
     /// An attribute at the end of a final message: in a refusal behind the request's header and,
     /// unless the kernel omits it, the request's body.
-    pub(super) fn ext_ack(&self, kind: u16) -> Option<Attr<'_>> {
+    pub(super) fn ext_ack_attribute(&self, kind: u16) -> Option<ReplyAttribute<'_>> {
         let rest = self.body.get(4..)?;
         let skip = if self.kind == NLMSG_DONE {
             0
@@ -100,23 +106,25 @@ impl Message {
         } else if self.flags & NLM_F_CAPPED != 0 {
             NLMSG_HDRLEN
         } else {
-            (word(rest, 0)? as usize).next_multiple_of(4)
+            (read_u32_at(rest, 0)? as usize).next_multiple_of(4)
         };
-        find(rest.get(skip..)?, kind)
+        find_attribute(rest.get(skip..)?, kind)
     }
 }
 
 /// The reply to one request.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(super) struct NetlinkReply {
     pub(super) bodies: Vec<Vec<u8>>,
     /// Whether the list changed while the kernel sent it.
     pub(super) interrupted: bool,
 }
 
-impl Answers {
-    pub(super) fn collect(messages: Vec<Message>) -> Result<Answers, Failure> {
-        let mut answers = Answers::default();
+impl NetlinkReply {
+    pub(super) fn from_messages(
+        messages: Vec<KernelMessage>,
+    ) -> NetlinkResult<NetlinkReply, RequestFailure> {
+        let mut answers = NetlinkReply::default();
         for message in messages {
             answers.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
             if message.is_final() {
@@ -130,9 +138,9 @@ impl Answers {
 }
 
 /// Repeats an interrupted dump, and returns the last attempt.
-pub(super) fn until_consistent(
-    attempt: &mut dyn FnMut() -> Result<Answers, Failure>,
-) -> Result<Answers, Failure> {
+pub(super) fn repeat_until_consistent(
+    attempt: &mut dyn FnMut() -> NetlinkResult<NetlinkReply, RequestFailure>,
+) -> NetlinkResult<NetlinkReply, RequestFailure> {
     let mut answers = attempt()?;
     for _ in 1..DUMP_ATTEMPTS {
         if !answers.interrupted {
@@ -148,7 +156,7 @@ mod tests {
     use super::*;
 
     /// A refused request of 20 bytes: its header, perhaps its body, and a sentence.
-    fn refused(flags: u16, body: &[u8]) -> Message {
+    fn refused(flags: u16, body: &[u8]) -> KernelMessage {
         let mut bytes = vec![20, 0, 0, 0];
         bytes.resize(NLMSG_HDRLEN, 0);
         bytes.extend(body);
@@ -156,12 +164,12 @@ mod tests {
         refusal(flags, &bytes)
     }
 
-    fn refusal(flags: u16, header: &[u8]) -> Message {
+    fn refusal(flags: u16, header: &[u8]) -> KernelMessage {
         let body = [&(-1_i32).to_ne_bytes(), header].concat();
-        Message { kind: NLMSG_ERROR, flags, sequence: 1, body }
+        KernelMessage { kind: NLMSG_ERROR, flags, sequence: 1, body }
     }
 
-    fn sentence(message: &Message) -> Option<String> {
+    fn sentence(message: &KernelMessage) -> Option<String> {
         message.failure().unwrap().kernel
     }
 
@@ -178,9 +186,9 @@ mod tests {
     fn an_interrupted_dump_is_attempted_at_most_five_times() {
         for (interruptions, attempts) in [(0, 1), (1, 2), (4, 5), (99, 5)] {
             let mut made = 0;
-            let answers = until_consistent(&mut || {
+            let answers = repeat_until_consistent(&mut || {
                 made += 1;
-                Ok(Answers { interrupted: made <= interruptions, ..Answers::default() })
+                Ok(NetlinkReply { interrupted: made <= interruptions, ..NetlinkReply::default() })
             });
             assert_eq!(made, attempts);
             assert_eq!(answers.unwrap().interrupted, interruptions >= attempts);
@@ -189,10 +197,11 @@ mod tests {
 
     #[test]
     fn an_interruption_in_any_message_is_detected() {
-        let part = |flags: u16| Message { kind: 16, flags, sequence: 1, body: vec![] };
-        let quiet = Answers::collect(vec![part(0), part(0)]).unwrap();
+        let part = |flags: u16| KernelMessage { kind: 16, flags, sequence: 1, body: vec![] };
+        let quiet = NetlinkReply::from_messages(vec![part(0), part(0)]).unwrap();
         assert!(!quiet.interrupted);
-        let changed = Answers::collect(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();
+        let changed =
+            NetlinkReply::from_messages(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();
         assert!(changed.interrupted);
         assert_eq!(changed.bodies.len(), 3);
     }

@@ -13,10 +13,10 @@ use rtnetlink::packet_route::route::{
     RouteVia,
 };
 
-use super::attribute::{Attr, attrs, ip, word};
-use super::error::{Result, unless_absent};
-use super::request::Request;
-use super::{Family, Netlink};
+use super::attribute::{ReplyAttribute, ip_from_bytes, parse_attributes, read_u32_at};
+use super::error::{NetlinkResult, unless_absent};
+use super::request::NetlinkRequest;
+use super::{IpFamily, Netlink};
 
 /// The routing table of packets that match no other rule.
 pub const RT_TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -33,7 +33,7 @@ const TYPE_AT: usize = 7;
 
 /// A unicast route. `None` is the kernel's default, or an attribute that the kernel did not report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Route {
+pub struct KernelRoute {
     /// The destination; host bits are ignored.
     pub dst: IpNet,
     /// The gateway; `None` for a destination on the link.
@@ -56,14 +56,14 @@ pub struct Route {
     pub protocol: Option<u8>,
     /// Whether the gateway is on the link regardless of its address.
     pub onlink: bool,
-    /// The next hops of a multipath route, instead of [`gw`](Route::gw) and [`oif`](Route::oif).
+    /// The next hops of a multipath route, instead of [`gw`](KernelRoute::gw) and [`oif`](KernelRoute::oif).
     #[serde(default)]
-    pub nexthops: Vec<NextHop>,
+    pub nexthops: Vec<MultipathHop>,
 }
 
 /// A next hop of a multipath route.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct NextHop {
+pub struct MultipathHop {
     pub gw: Option<IpAddr>,
     /// The index of the outgoing link.
     pub oif: Option<u32>,
@@ -74,8 +74,8 @@ pub struct NextHop {
 /// How to add a route when there are others to the same destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum RouteMode {
-    /// Fail with [`is_exists`](super::Error::is_exists) if one has the same metric.
+pub enum RouteAddMode {
+    /// Fail with [`is_exists`](super::NetlinkError::is_exists) if one has the same metric.
     Exclusive = NLM_F_EXCL,
     /// Insert before a route with another gateway; fail only for an identical route.
     Create = 0,
@@ -88,49 +88,49 @@ pub enum RouteMode {
 /// A selection of routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteFilter {
-    pub family: Option<Family>,
+    pub family: Option<IpFamily>,
     pub table: Option<u32>,
     /// The index of the outgoing link.
     pub oif: Option<u32>,
 }
 
 impl RouteFilter {
-    pub(super) fn message(self) -> RouteMessage {
+    pub(super) fn to_message(self) -> RouteMessage {
         let mut message = RouteMessage::default();
-        message.header.address_family = Family::number(self.family).into();
+        message.header.address_family = IpFamily::af_number(self.family).into();
         message.attributes.extend(self.table.map(RouteAttribute::Table));
         message.attributes.extend(self.oif.map(RouteAttribute::Oif));
         message
     }
 
     /// Kernels before 4.20 ignore the filter, and a multipath route has no link of its own.
-    fn matches(self, route: &Route) -> bool {
+    fn matches_route(self, route: &KernelRoute) -> bool {
         let leaves_by =
             |oif| route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif));
-        self.family.is_none_or(|family| family == Family::of(route.dst.addr()))
+        self.family.is_none_or(|family| family == IpFamily::of_address(route.dst.addr()))
             && self.table.is_none_or(|table| Some(table) == route.table)
             && self.oif.is_none_or(leaves_by)
     }
 }
 
-impl Route {
+impl KernelRoute {
     /// A route with only a destination.
-    pub fn new(dst: IpNet) -> Route {
-        Route { dst, ..Route::default() }
+    pub fn new(dst: IpNet) -> KernelRoute {
+        KernelRoute { dst, ..KernelRoute::default() }
     }
 
     /// A message to delete the route: the attributes by which the kernel finds it.
-    fn del_message(&self) -> RouteMessage {
+    fn deletion_message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
         let (dst, header, attributes) =
             (self.dst.trunc(), &mut message.header, &mut message.attributes);
-        let family = Family::of(dst.addr());
-        header.address_family = Family::number(Some(family)).into();
+        let family = IpFamily::of_address(dst.addr());
+        header.address_family = IpFamily::af_number(Some(family)).into();
         header.destination_prefix_length = dst.prefix_len();
         header.scope = self.scope.unwrap_or(libc::RT_SCOPE_NOWHERE).into();
         header.protocol = self.protocol.unwrap_or_default().into();
         attributes.push(RouteAttribute::Destination(dst.addr().into()));
-        attributes.extend(self.gw.map(|gw| gateway(family, gw)));
+        attributes.extend(self.gw.map(|gw| gateway_attribute(family, gw)));
         attributes.extend(self.oif.map(RouteAttribute::Oif));
         attributes.extend(self.src.map(|src| RouteAttribute::PrefSource(src.into())));
         attributes.extend(self.priority.map(RouteAttribute::Priority));
@@ -140,14 +140,14 @@ impl Route {
             Err(_) => attributes.push(RouteAttribute::Table(table)),
         }
         if !self.nexthops.is_empty() {
-            let hops = self.nexthops.iter().map(|hop| hop.message(family)).collect();
+            let hops = self.nexthops.iter().map(|hop| hop.to_message(family)).collect();
             attributes.push(RouteAttribute::MultiPath(hops));
         }
         message
     }
 
-    fn new_message(&self) -> RouteMessage {
-        let mut message = self.del_message();
+    fn addition_message(&self) -> RouteMessage {
+        let mut message = self.deletion_message();
         let header = &mut message.header;
         header.kind = RouteType::Unicast;
         header.protocol = self.protocol.unwrap_or(libc::RTPROT_BOOT).into();
@@ -161,9 +161,9 @@ impl Route {
         message
     }
 
-    pub(super) fn parse(body: &[u8]) -> Option<Route> {
+    pub(super) fn parse(body: &[u8]) -> Option<KernelRoute> {
         let header = RouteHeader::parse(body).ok()?;
-        let mut route = Route::new(match header.address_family {
+        let mut route = KernelRoute::new(match header.address_family {
             AddressFamily::Inet => Ipv4Net::default().into(),
             AddressFamily::Inet6 => Ipv6Net::default().into(),
             _ => return None,
@@ -172,77 +172,77 @@ impl Route {
         route.scope = Some(header.scope.into());
         route.protocol = Some(header.protocol.into());
         route.onlink = header.flags.contains(RouteFlags::Onlink);
-        for attr in attrs(body.get(HEADER_LEN..)?) {
-            route.read(attr, header.destination_prefix_length);
+        for attr in parse_attributes(body.get(HEADER_LEN..)?) {
+            route.read_attribute(attr, header.destination_prefix_length);
         }
         Some(route)
     }
 
-    fn read(&mut self, attr: Attr<'_>, prefix_len: u8) {
+    fn read_attribute(&mut self, attr: ReplyAttribute<'_>, prefix_len: u8) {
         match attr.kind {
             libc::RTA_DST => {
-                let dst = attr.ip().and_then(|addr| IpNet::new(addr, prefix_len).ok());
+                let dst = attr.to_ip().and_then(|addr| IpNet::new(addr, prefix_len).ok());
                 self.dst = dst.unwrap_or(self.dst);
             }
             libc::RTA_GATEWAY | RTA_VIA => self.gw = read_gateway(attr),
-            libc::RTA_OIF => self.oif = attr.u32(),
-            libc::RTA_PREFSRC => self.src = attr.ip(),
-            libc::RTA_TABLE => self.table = attr.u32().or(self.table),
-            libc::RTA_PRIORITY => self.priority = attr.u32(),
+            libc::RTA_OIF => self.oif = attr.to_u32(),
+            libc::RTA_PREFSRC => self.src = attr.to_ip(),
+            libc::RTA_TABLE => self.table = attr.to_u32().or(self.table),
+            libc::RTA_PRIORITY => self.priority = attr.to_u32(),
             libc::RTA_METRICS => {
-                let metric = |kind| attr.find(kind).and_then(Attr::u32);
+                let metric = |kind| attr.find_nested(kind).and_then(ReplyAttribute::to_u32);
                 (self.mtu, self.advmss) = (metric(RTAX_MTU), metric(RTAX_ADVMSS));
             }
-            libc::RTA_MULTIPATH => self.nexthops = nexthops(attr.value),
+            libc::RTA_MULTIPATH => self.nexthops = parse_next_hops(attr.value),
             _ => {}
         }
     }
 }
 
-impl NextHop {
-    fn message(&self, family: Family) -> RouteNextHop {
+impl MultipathHop {
+    fn to_message(&self, family: IpFamily) -> RouteNextHop {
         let mut hop = RouteNextHop::default();
         // The kernel's weights begin with 0.
         hop.hops = u8::try_from(self.weight.saturating_sub(1)).unwrap_or(u8::MAX);
         hop.interface_index = self.oif.unwrap_or_default();
-        hop.attributes.extend(self.gw.map(|gw| gateway(family, gw)));
+        hop.attributes.extend(self.gw.map(|gw| gateway_attribute(family, gw)));
         hop
     }
 }
 
 /// A gateway of the other family has an attribute of its own.
-fn gateway(family: Family, gw: IpAddr) -> RouteAttribute {
+fn gateway_attribute(family: IpFamily, gw: IpAddr) -> RouteAttribute {
     match (family, gw) {
-        (Family::V4, IpAddr::V6(gw)) => RouteAttribute::Via(RouteVia::Inet6(gw)),
+        (IpFamily::V4, IpAddr::V6(gw)) => RouteAttribute::Via(RouteVia::Inet6(gw)),
         _ => RouteAttribute::Gateway(gw.into()),
     }
 }
 
-fn read_gateway(attr: Attr<'_>) -> Option<IpAddr> {
+fn read_gateway(attr: ReplyAttribute<'_>) -> Option<IpAddr> {
     match attr.kind {
         // `struct rtvia`: the family, then the address.
-        RTA_VIA => ip(attr.value.get(2..)?),
-        _ => attr.ip(),
+        RTA_VIA => ip_from_bytes(attr.value.get(2..)?),
+        _ => attr.to_ip(),
     }
 }
 
 /// Reads a list of `struct rtnexthop`, each with its length in front and attributes behind.
-fn nexthops(mut bytes: &[u8]) -> Vec<NextHop> {
+fn parse_next_hops(mut bytes: &[u8]) -> Vec<MultipathHop> {
     let mut hops = Vec::new();
     while let [l0, l1, _flags, hops_less_one, ..] = *bytes {
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
-        let (Some(oif), Some(inner)) = (word(bytes, 4), bytes.get(8..length)) else { break };
-        let gw = attrs(inner)
+        let (Some(oif), Some(inner)) = (read_u32_at(bytes, 4), bytes.get(8..length)) else { break };
+        let gw = parse_attributes(inner)
             .find(|attr| matches!(attr.kind, libc::RTA_GATEWAY | RTA_VIA))
             .and_then(read_gateway);
         let weight = u16::from(hops_less_one) + 1;
-        hops.push(NextHop { gw, oif: (oif != 0).then_some(oif), weight });
+        hops.push(MultipathHop { gw, oif: (oif != 0).then_some(oif), weight });
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     hops
 }
 
-impl fmt::Display for Route {
+impl fmt::Display for KernelRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.dst)?;
         if let Some(gw) = self.gw {
@@ -257,27 +257,31 @@ impl fmt::Display for Route {
 
 impl Netlink {
     /// Whether packets to `addr` are for this host.
-    pub fn is_local(&self, addr: IpAddr) -> bool {
+    pub fn is_local_address(&self, addr: IpAddr) -> bool {
         // Without any route the kernel replies with an error.
         self.socket
-            .one(&lookup(addr, None, RouteFlags::empty()))
+            .request_object(&lookup_request(addr, None, RouteFlags::empty()))
             .is_ok_and(|body| body.get(TYPE_AT) == Some(&libc::RTN_LOCAL))
     }
 
-    pub fn add_route(&self, route: &Route, mode: RouteMode) -> Result<()> {
-        let request = Request::route(RTM_NEWROUTE, &route.new_message());
-        self.socket.change(&request, NLM_F_CREATE | mode as u16, "add route", route)
+    pub fn add_route(&self, route: &KernelRoute, mode: RouteAddMode) -> NetlinkResult<()> {
+        let request = NetlinkRequest::new_route(RTM_NEWROUTE, &route.addition_message());
+        self.socket.request_change(&request, NLM_F_CREATE | mode as u16, "add route", route)
     }
 
     /// Deletes the first route that matches all fields of `route`; `false` if there was none.
-    pub fn del_route(&self, route: &Route) -> Result<bool> {
-        let request = Request::route(RTM_DELROUTE, &route.del_message());
-        self.socket.delete(&request, "delete route", route)
+    pub fn delete_route(&self, route: &KernelRoute) -> NetlinkResult<bool> {
+        let request = NetlinkRequest::new_route(RTM_DELROUTE, &route.deletion_message());
+        self.socket.request_deletion(&request, "delete route", route)
     }
 
     /// The route that a packet to `addr` would take, from `source` if that is an address of this host;
     /// `None` if there is none.
-    pub fn route_to(&self, addr: IpAddr, source: Option<IpAddr>) -> Result<Option<Route>> {
+    pub fn find_route_to(
+        &self,
+        addr: IpAddr,
+        source: Option<IpAddr>,
+    ) -> NetlinkResult<Option<KernelRoute>> {
         self.look_up_route(addr, source, RouteFlags::empty())
     }
 
@@ -286,45 +290,45 @@ impl Netlink {
         addr: IpAddr,
         source: Option<IpAddr>,
         flags: RouteFlags,
-    ) -> Result<Option<Route>> {
-        match self.socket.one(&lookup(addr, source, flags)) {
-            Ok(body) => Ok(Route::parse(&body)),
-            Err(failure) => match failure.refusal() {
+    ) -> NetlinkResult<Option<KernelRoute>> {
+        match self.socket.request_object(&lookup_request(addr, source, flags)) {
+            Ok(body) => Ok(KernelRoute::parse(&body)),
+            Err(failure) => match failure.refusal_errno() {
                 Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL) => {
                     Ok(None)
                 }
-                _ => Err(failure.context("look up the route to", &addr)),
+                _ => Err(failure.into_error("look up the route to", &addr)),
             },
         }
     }
 
     /// The route of the routing tables that packets to `addr` take, with its own destination; `None` if there is none.
-    pub fn matching_route(&self, addr: IpAddr) -> Result<Option<Route>> {
+    pub fn find_matching_route(&self, addr: IpAddr) -> NetlinkResult<Option<KernelRoute>> {
         self.look_up_route(addr, None, RouteFlags::FibMatch)
     }
 
     /// The routes that match `filter`.
-    pub fn dump_routes(&self, filter: &RouteFilter) -> Result<Vec<Route>> {
-        let request = Request::route(RTM_GETROUTE, &filter.message());
-        let found = self.socket.list(&request, "list", &"routes", Route::parse);
+    pub fn dump_routes(&self, filter: &RouteFilter) -> NetlinkResult<Vec<KernelRoute>> {
+        let request = NetlinkRequest::new_route(RTM_GETROUTE, &filter.to_message());
+        let found = self.socket.request_list(&request, "list", &"routes", KernelRoute::parse);
         // A table that was never used does not exist; neither does a link that was deleted.
         let mut routes = unless_absent(found, Vec::new())?;
-        routes.retain(|route| filter.matches(route));
+        routes.retain(|route| filter.matches_route(route));
         Ok(routes)
     }
 }
 
 /// A request for the route of a packet.
-fn lookup(addr: IpAddr, source: Option<IpAddr>, flags: RouteFlags) -> Request {
+fn lookup_request(addr: IpAddr, source: Option<IpAddr>, flags: RouteFlags) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     let header = &mut message.header;
     header.flags = flags;
-    header.address_family = Family::number(Some(Family::of(addr))).into();
+    header.address_family = IpFamily::af_number(Some(IpFamily::of_address(addr))).into();
     header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
     message.attributes.push(RouteAttribute::Destination(addr.into()));
     if let Some(source) = source {
         header.source_prefix_length = header.destination_prefix_length;
         message.attributes.push(RouteAttribute::Source(source.into()));
     }
-    Request::route(RTM_GETROUTE, &message)
+    NetlinkRequest::new_route(RTM_GETROUTE, &message)
 }

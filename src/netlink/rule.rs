@@ -9,11 +9,11 @@ use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 
-use super::attribute::{Attr, attrs};
-use super::error::Result;
-use super::request::Request;
+use super::attribute::{ReplyAttribute, parse_attributes};
+use super::error::NetlinkResult;
+use super::request::NetlinkRequest;
 use super::route::RT_TABLE_MAIN;
-use super::{Family, Netlink};
+use super::{IpFamily, Netlink};
 
 /// Length of `struct fib_rule_hdr`.
 const HEADER_LEN: usize = 12;
@@ -31,9 +31,9 @@ const FRA_PROTOCOL: u16 = 21;
 
 /// A rule that sends packets to a routing table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct PolicyRule {
     /// The family of the packets.
-    pub family: Family,
+    pub family: IpFamily,
     /// The source of the packets; `None` for any.
     pub src: Option<IpNet>,
     pub table: u32,
@@ -43,16 +43,16 @@ pub struct Rule {
     pub plain: bool,
 }
 
-impl Rule {
+impl PolicyRule {
     /// A lookup in `table` for packets from this address.
-    pub fn from_host(addr: IpAddr, table: u32) -> Rule {
+    pub fn from_host(addr: IpAddr, table: u32) -> PolicyRule {
         let src = Some(IpNet::from(addr));
-        Rule { family: Family::of(addr), src, table, priority: None, plain: true }
+        PolicyRule { family: IpFamily::of_address(addr), src, table, priority: None, plain: true }
     }
 
-    fn message(&self) -> RuleMessage {
+    fn to_message(&self) -> RuleMessage {
         let mut message = RuleMessage::default();
-        message.header.family = Family::number(Some(self.family)).into();
+        message.header.family = IpFamily::af_number(Some(self.family)).into();
         message.header.action = RuleAction::ToTable;
         let attributes = &mut message.attributes;
         if let Some(src) = self.src {
@@ -67,11 +67,11 @@ impl Rule {
         message
     }
 
-    pub(super) fn parse(body: &[u8]) -> Option<Rule> {
+    pub(super) fn parse(body: &[u8]) -> Option<PolicyRule> {
         let header = RuleHeader::parse(body).ok()?;
         let family = match header.family {
-            AddressFamily::Inet => Family::V4,
-            AddressFamily::Inet6 => Family::V6,
+            AddressFamily::Inet => IpFamily::V4,
+            AddressFamily::Inet6 => IpFamily::V6,
             // The kernel lists the rules of multicast routing as well.
             _ => return None,
         };
@@ -80,23 +80,23 @@ impl Rule {
             && header.tos == 0
             && header.flags.bits() & FIB_RULE_INVERT == 0;
         let table = header.table.into();
-        let mut rule = Rule { family, src: None, table, priority: None, plain };
-        for attr in attrs(body.get(HEADER_LEN..)?) {
-            rule.read(attr, header.src_len);
+        let mut rule = PolicyRule { family, src: None, table, priority: None, plain };
+        for attr in parse_attributes(body.get(HEADER_LEN..)?) {
+            rule.read_attribute(attr, header.src_len);
         }
         Some(rule)
     }
 
-    fn read(&mut self, attr: Attr<'_>, src_len: u8) {
+    fn read_attribute(&mut self, attr: ReplyAttribute<'_>, src_len: u8) {
         match attr.kind {
-            FRA_SRC => self.src = attr.ip().and_then(|ip| IpNet::new(ip, src_len).ok()),
-            FRA_PRIORITY => self.priority = attr.u32(),
-            FRA_TABLE => self.table = attr.u32().unwrap_or(self.table),
+            FRA_SRC => self.src = attr.to_ip().and_then(|ip| IpNet::new(ip, src_len).ok()),
+            FRA_PRIORITY => self.priority = attr.to_u32(),
+            FRA_TABLE => self.table = attr.to_u32().unwrap_or(self.table),
             // Always present; -1 suppresses nothing.
             FRA_SUPPRESS_PREFIXLEN | FRA_SUPPRESS_IFGROUP => {
-                self.plain &= attr.u32() == Some(u32::MAX);
+                self.plain &= attr.to_u32() == Some(u32::MAX);
             }
-            FRA_L3MDEV => self.plain &= attr.u8() == Some(0),
+            FRA_L3MDEV => self.plain &= attr.to_u8() == Some(0),
             FRA_PROTOCOL | FRA_PAD => {}
             // Every other attribute is a condition.
             _ => self.plain = false,
@@ -104,7 +104,7 @@ impl Rule {
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for PolicyRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("from ")?;
         match self.src {
@@ -121,19 +121,23 @@ impl fmt::Display for Rule {
 
 impl Netlink {
     /// The rules of both families, each family in the order of evaluation.
-    pub fn dump_rules(&self) -> Result<Vec<Rule>> {
-        let request = Request::route(RTM_GETRULE, &RuleMessage::default());
-        self.socket.list(&request, "list", &"rules", Rule::parse)
+    pub fn dump_rules(&self) -> NetlinkResult<Vec<PolicyRule>> {
+        let request = NetlinkRequest::new_route(RTM_GETRULE, &RuleMessage::default());
+        self.socket.request_list(&request, "list", &"rules", PolicyRule::parse)
     }
 
-    /// Adds a rule; fails with [`is_exists`](super::Error::is_exists) if the rule exists.
-    pub fn add_rule(&self, rule: &Rule) -> Result<()> {
-        let request = Request::route(RTM_NEWRULE, &rule.message());
-        self.socket.change(&request, NLM_F_CREATE | NLM_F_EXCL, "add rule", rule)
+    /// Adds a rule; fails with [`is_exists`](super::NetlinkError::is_exists) if the rule exists.
+    pub fn add_rule(&self, rule: &PolicyRule) -> NetlinkResult<()> {
+        let request = NetlinkRequest::new_route(RTM_NEWRULE, &rule.to_message());
+        self.socket.request_change(&request, NLM_F_CREATE | NLM_F_EXCL, "add rule", rule)
     }
 
     /// Deletes the first rule that matches all fields of `rule`; `false` if there was none.
-    pub fn del_rule(&self, rule: &Rule) -> Result<bool> {
-        self.socket.delete(&Request::route(RTM_DELRULE, &rule.message()), "delete rule", rule)
+    pub fn delete_rule(&self, rule: &PolicyRule) -> NetlinkResult<bool> {
+        self.socket.request_deletion(
+            &NetlinkRequest::new_route(RTM_DELRULE, &rule.to_message()),
+            "delete rule",
+            rule,
+        )
     }
 }

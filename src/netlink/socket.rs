@@ -19,9 +19,9 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, NetlinkBuffer};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{self, SocketAddr};
 
-use super::deferred_close::Keeper;
-use super::error::{Failure, Result, unless_absent};
-use super::request::{Answers, Message, Request, until_consistent};
+use super::deferred_close::DeferredClose;
+use super::error::{NetlinkResult, RequestFailure, unless_absent};
+use super::request::{KernelMessage, NetlinkReply, NetlinkRequest, repeat_until_consistent};
 use crate::log;
 use crate::netns;
 use crate::trace;
@@ -42,33 +42,33 @@ const FAILURES: usize = 3;
 
 /// A socket in one network namespace.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct NetlinkSocket {
     inner: sys::Socket,
     /// Dropped after the socket, which then is closed in the background.
-    keeper: Option<Keeper>,
+    keeper: Option<DeferredClose>,
     protocol: isize,
     sequence: Cell<u32>,
 }
 
-impl AsFd for Socket {
+impl AsFd for NetlinkSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
 }
 
-impl Drop for Socket {
+impl Drop for NetlinkSocket {
     fn drop(&mut self) {
         if self.protocol == NETLINK_NETFILTER {
-            self.keeper = Keeper::of(&self.inner);
+            self.keeper = DeferredClose::register_file(&self.inner);
         }
     }
 }
 
-impl Socket {
+impl NetlinkSocket {
     /// A socket in the calling thread's namespace.
-    pub(super) fn open(protocol: isize) -> Result<Socket> {
-        netns::at_home()?;
-        let opening = |cause| Failure::from(cause).context("open", &"netlink socket");
+    pub(super) fn open(protocol: isize) -> NetlinkResult<NetlinkSocket> {
+        netns::require_home_netns()?;
+        let opening = |cause| RequestFailure::from(cause).into_error("open", &"netlink socket");
         let inner = sys::Socket::new(protocol).map_err(opening)?;
         // Refusals with a message and without a copy of the request. Kernels before 4.12 lack this.
         drop((inner.set_ext_ack(true), inner.set_cap_ack(true)));
@@ -79,22 +79,26 @@ impl Socket {
             // Filters of dumps are applied. Kernels before 4.20 lack this.
             drop(inner.set_netlink_get_strict_chk(true));
         }
-        Ok(Socket { inner, keeper: None, protocol, sequence: Cell::new(1) })
+        Ok(NetlinkSocket { inner, keeper: None, protocol, sequence: Cell::new(1) })
     }
 
     /// A socket for the events of multicast groups of the calling thread's namespace.
-    pub(super) fn listen(protocol: isize, groups: &[u32]) -> Result<Socket> {
-        let mut socket = Socket::open(protocol)?;
+    pub(super) fn listen_to_groups(
+        protocol: isize,
+        groups: &[u32],
+    ) -> NetlinkResult<NetlinkSocket> {
+        let mut socket = NetlinkSocket::open(protocol)?;
         // A socket without a port receives no events.
         let bound = socket.inner.bind_auto().map(drop);
         let join = |group: &u32| socket.inner.add_membership(*group);
         let joined = bound.and_then(|()| groups.iter().try_for_each(join));
-        joined.map_err(|cause| Failure::from(cause).context("watch", &"netlink events"))?;
+        joined
+            .map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
         Ok(socket)
     }
 
     /// Reserves `count` sequence numbers and returns the first one.
-    pub(super) fn sequence(&self, count: u32) -> u32 {
+    pub(super) fn reserve_sequence(&self, count: u32) -> u32 {
         let first = self.sequence.get();
         // 0 is the sequence number of events.
         self.sequence.set(first.checked_add(count).unwrap_or(1));
@@ -102,30 +106,40 @@ impl Socket {
     }
 
     /// A request that is answered by success or failure only.
-    pub(super) fn ack(&self, request: &Request, flags: u16) -> Result<(), Failure> {
-        self.exchange(request, NLM_F_ACK | flags).map(drop)
+    pub(super) fn request_ack(
+        &self,
+        request: &NetlinkRequest,
+        flags: u16,
+    ) -> NetlinkResult<(), RequestFailure> {
+        self.exchange_one(request, NLM_F_ACK | flags).map(drop)
     }
 
-    /// As [`Socket::ack`]; returns the kernel's description of the new object, if there is one.
-    pub(super) fn ack_and_echo(
+    /// As [`NetlinkSocket::request_ack`]; returns the kernel's description of the new object, if there is one.
+    pub(super) fn request_ack_and_echo(
         &self,
-        request: &Request,
+        request: &NetlinkRequest,
         flags: u16,
-    ) -> Result<Option<Vec<u8>>, Failure> {
-        let answers = self.exchange(request, NLM_F_ACK | NLM_F_ECHO | flags)?;
+    ) -> NetlinkResult<Option<Vec<u8>>, RequestFailure> {
+        let answers = self.exchange_one(request, NLM_F_ACK | NLM_F_ECHO | flags)?;
         Ok(answers.bodies.into_iter().next())
     }
 
     /// A request for one object.
-    pub(super) fn one(&self, request: &Request) -> Result<Vec<u8>, Failure> {
-        let answers = self.exchange(request, 0)?;
-        answers.bodies.into_iter().next().ok_or(Failure::from(Errno::ENODATA))
+    pub(super) fn request_object(
+        &self,
+        request: &NetlinkRequest,
+    ) -> NetlinkResult<Vec<u8>, RequestFailure> {
+        let answers = self.exchange_one(request, 0)?;
+        answers.bodies.into_iter().next().ok_or(RequestFailure::from(Errno::ENODATA))
     }
 
     /// A request for a list. An interrupted dump is repeated a few times; then the last attempt
     /// is used.
-    pub(super) fn dump(&self, request: &Request) -> Result<Vec<Vec<u8>>, Failure> {
-        let answers = until_consistent(&mut || self.exchange(request, NLM_F_DUMP))?;
+    pub(super) fn request_dump(
+        &self,
+        request: &NetlinkRequest,
+    ) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
+        let answers = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
         if answers.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
         }
@@ -133,40 +147,45 @@ impl Socket {
     }
 
     /// A request that adds or changes `target`, for an error.
-    pub(super) fn change(
+    pub(super) fn request_change(
         &self,
-        request: &Request,
+        request: &NetlinkRequest,
         flags: u16,
         op: &'static str,
         target: &dyn Display,
-    ) -> Result<()> {
-        self.ack(request, flags).map_err(|failure| failure.context(op, target))
+    ) -> NetlinkResult<()> {
+        self.request_ack(request, flags).map_err(|failure| failure.into_error(op, target))
     }
 
     /// A request that deletes `target`; `false` if it was absent.
-    pub(super) fn delete(
+    pub(super) fn request_deletion(
         &self,
-        request: &Request,
+        request: &NetlinkRequest,
         op: &'static str,
         target: &dyn Display,
-    ) -> Result<bool> {
-        unless_absent(self.change(request, 0, op, target).map(|()| true), false)
+    ) -> NetlinkResult<bool> {
+        unless_absent(self.request_change(request, 0, op, target).map(|()| true), false)
     }
 
     /// A request for a list of `target`, without the objects that `parse` skips.
-    pub(super) fn list<T>(
+    pub(super) fn request_list<T>(
         &self,
-        request: &Request,
+        request: &NetlinkRequest,
         op: &'static str,
         target: &dyn Display,
         parse: fn(&[u8]) -> Option<T>,
-    ) -> Result<Vec<T>> {
-        let bodies = self.dump(request).map_err(|failure| failure.context(op, target))?;
+    ) -> NetlinkResult<Vec<T>> {
+        let bodies =
+            self.request_dump(request).map_err(|failure| failure.into_error(op, target))?;
         Ok(bodies.iter().filter_map(|body| parse(body)).collect())
     }
 
     /// Sends a request and collects the whole reply.
-    pub(super) fn exchange(&self, request: &Request, flags: u16) -> Result<Answers, Failure> {
+    pub(super) fn exchange_one(
+        &self,
+        request: &NetlinkRequest,
+        flags: u16,
+    ) -> NetlinkResult<NetlinkReply, RequestFailure> {
         let answers = self.exchange_all(&[(request, flags)])?;
         answers.into_iter().next().unwrap_or_else(|| Err(Errno::ENODATA.into()))
     }
@@ -175,19 +194,19 @@ impl Socket {
     /// of them may ask for a list.
     pub(super) fn exchange_all(
         &self,
-        requests: &[(impl Borrow<Request>, u16)],
-    ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
-        let first = self.sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
+        requests: &[(impl Borrow<NetlinkRequest>, u16)],
+    ) -> NetlinkResult<Vec<NetlinkResult<NetlinkReply, RequestFailure>>, RequestFailure> {
+        let first = self.reserve_sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
         let (mut wire, mut pending) = (Vec::new(), Vec::new());
         for (sequence, (request, flags)) in (first..).zip(requests) {
-            request.borrow().write(None, *flags, sequence, &mut wire);
-            pending.push(Pending { sequence, flags: *flags, answer: Vec::new() });
+            request.borrow().encode_into(None, *flags, sequence, &mut wire);
+            pending.push(PendingRequest { sequence, flags: *flags, answer: Vec::new() });
         }
         let _span = request_span(&wire);
-        self.send(&wire)?;
+        self.send_datagram(&wire)?;
         let mut lost = false;
-        while !pending.iter().all(Pending::has_ended) {
-            match self.receive() {
+        while !pending.iter().all(PendingRequest::has_ended) {
+            match self.receive_datagram() {
                 Ok(Some(messages)) => {
                     for message in messages {
                         let mut all = pending.iter_mut();
@@ -198,18 +217,18 @@ impl Socket {
                     }
                 }
                 // A reply that is not queued now will not come.
-                Ok(None) if lost => return Err(Failure::unanswered(Errno::ENOBUFS)),
-                Ok(None) if self.wait(LIMIT)? => {}
-                Ok(None) => return Err(Failure::unanswered(Errno::ETIMEDOUT)),
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => lost = true,
+                Ok(None) if lost => return Err(RequestFailure::new_unanswered(Errno::ENOBUFS)),
+                Ok(None) if self.wait_for_datagram(LIMIT)? => {}
+                Ok(None) => return Err(RequestFailure::new_unanswered(Errno::ETIMEDOUT)),
+                Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => lost = true,
                 Err(failure) => return Err(failure),
             }
         }
-        Ok(pending.into_iter().map(|one| Answers::collect(one.answer)).collect())
+        Ok(pending.into_iter().map(|one| NetlinkReply::from_messages(one.answer)).collect())
     }
 
     /// Sends one datagram of any size.
-    pub(super) fn send(&self, wire: &[u8]) -> Result<(), Failure> {
+    pub(super) fn send_datagram(&self, wire: &[u8]) -> NetlinkResult<(), RequestFailure> {
         if wire.len() > DEFAULT_SEND_BUFFER {
             // The unprivileged option is limited by the sysctl net.core.wmem_max.
             if setsockopt(&self.inner, SndBufForce, &wire.len()).is_err() {
@@ -220,27 +239,29 @@ impl Socket {
             match self.inner.send_to(wire, &SocketAddr::new(0, 0), 0) {
                 Ok(_) => return Ok(()),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(failed(&cause)),
+                Err(cause) => return Err(socket_failure(&cause)),
             }
         }
     }
 
     /// The messages in the next datagram of the kernel; `None` if the queue is empty. Datagrams of
     /// other processes are discarded. `ENOBUFS` means that datagrams were lost.
-    pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
+    pub(super) fn receive_datagram(
+        &self,
+    ) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
         let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
             match self.inner.recv_from(&mut buffer, MSG_DONTWAIT | MSG_TRUNC) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
                 // With `MSG_TRUNC` this is the size of the datagram.
                 Ok((size, _)) if size > buffer.len() => {
-                    return Err(Failure::unanswered(Errno::EMSGSIZE));
+                    return Err(RequestFailure::new_unanswered(Errno::EMSGSIZE));
                 }
-                Ok(_) => return Ok(Some(split(&buffer))),
+                Ok(_) => return Ok(Some(split_messages(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) if failures == FAILURES || cause.raw_os_error() == Some(ENOBUFS) => {
-                    return Err(failed(&cause));
+                    return Err(socket_failure(&cause));
                 }
                 Err(_) => failures += 1,
             }
@@ -248,23 +269,26 @@ impl Socket {
     }
 
     /// Waits for a datagram; `false` after `limit`.
-    pub(super) fn wait(&self, limit: Duration) -> Result<bool, Failure> {
+    pub(super) fn wait_for_datagram(&self, limit: Duration) -> NetlinkResult<bool, RequestFailure> {
         let mut fds = [PollFd::new(self.inner.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
             Ok(0) => Ok(false),
             Ok(_) | Err(Errno::EINTR) => Ok(true),
-            Err(errno) => Err(Failure::unanswered(errno)),
+            Err(errno) => Err(RequestFailure::new_unanswered(errno)),
         }
     }
 
     /// Takes the queued events; `true` if one of them `matters`, or if some were lost.
-    pub(super) fn heard(&self, matters: &dyn Fn(&Message) -> bool) -> Result<bool, Failure> {
+    pub(super) fn drain_events(
+        &self,
+        matters: &dyn Fn(&KernelMessage) -> bool,
+    ) -> NetlinkResult<bool, RequestFailure> {
         let mut heard = false;
         loop {
-            match self.receive() {
+            match self.receive_datagram() {
                 Ok(None) => return Ok(heard),
                 Ok(Some(events)) => heard |= events.iter().any(matters),
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => heard = true,
+                Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => heard = true,
                 Err(failure) => return Err(failure),
             }
         }
@@ -272,13 +296,13 @@ impl Socket {
 }
 
 /// A request, and what was received of the reply.
-struct Pending {
+struct PendingRequest {
     sequence: u32,
     flags: u16,
-    answer: Vec<Message>,
+    answer: Vec<KernelMessage>,
 }
 
-impl Pending {
+impl PendingRequest {
     /// Whether the reply is complete. Without an acknowledgement or a list it is one message.
     fn has_ended(&self) -> bool {
         let is_short = self.flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
@@ -287,15 +311,15 @@ impl Pending {
 }
 
 /// A failure of the socket rather than of the request.
-fn failed(cause: &io::Error) -> Failure {
-    Failure::unanswered(cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+fn socket_failure(cause: &io::Error) -> RequestFailure {
+    RequestFailure::new_unanswered(cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
 /// The messages in a datagram, up to the first malformed one.
-pub(super) fn split(mut datagram: &[u8]) -> Vec<Message> {
+pub(super) fn split_messages(mut datagram: &[u8]) -> Vec<KernelMessage> {
     let mut messages = Vec::new();
     while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
-        messages.push(Message {
+        messages.push(KernelMessage {
             kind: message.message_type(),
             flags: message.flags(),
             sequence: message.sequence_number(),
@@ -308,12 +332,12 @@ pub(super) fn split(mut datagram: &[u8]) -> Vec<Message> {
 }
 
 /// A trace span for requests, with the type (netlink(7), `nlmsg_type`) of the first.
-pub(super) fn request_span(wire: &[u8]) -> trace::Span {
-    let span = trace::span("netlink");
+pub(super) fn request_span(wire: &[u8]) -> trace::SpanGuard {
+    let span = trace::begin_span("netlink");
     if let [_, _, _, _, low, high, ..] = wire {
-        span.number("netlink.type", u16::from_ne_bytes([*low, *high]).into());
+        span.add_number("netlink.type", u16::from_ne_bytes([*low, *high]).into());
     }
-    span.number("netlink.bytes", wire.len() as u64);
+    span.add_number("netlink.bytes", wire.len() as u64);
     span
 }
 
@@ -324,8 +348,8 @@ mod tests {
     #[test]
     fn an_unknown_message_type_is_a_reply() {
         let datagram = [vec![19, 0, 0, 0, 0xff, 0xff], vec![0; 10], vec![0xff; 3]].concat();
-        let [message] = &split(&datagram)[..] else { panic!("not one message") };
+        let [message] = &split_messages(&datagram)[..] else { panic!("not one message") };
         assert_eq!((message.kind, &message.body[..]), (0xffff, &[0xff; 3][..]));
-        assert!(split(&datagram[..18]).is_empty());
+        assert!(split_messages(&datagram[..18]).is_empty());
     }
 }

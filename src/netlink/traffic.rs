@@ -14,9 +14,9 @@ use nix::libc::{
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 
 use super::Netlink;
-use super::attribute::{Attr, Attributes, find, word};
-use super::error::{Result, unless_absent};
-use super::request::Request;
+use super::attribute::{AttributeBuilder, ReplyAttribute, find_attribute, read_u32_at};
+use super::error::{NetlinkResult, unless_absent};
+use super::request::NetlinkRequest;
 
 /// `TC_H_ROOT`
 const ROOT: u32 = 0xffff_ffff;
@@ -48,16 +48,16 @@ pub const TICKS_PER_8_MICROSECONDS: u64 = 125;
 
 /// The name of a qdisc (`1:`), class (`1:30`) or filter (`800::800`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Handle(pub(super) u32);
+pub struct TrafficHandle(pub(super) u32);
 
-impl Handle {
+impl TrafficHandle {
     /// The handle of a qdisc if `minor` is 0, otherwise of a class.
-    pub const fn new(major: u16, minor: u16) -> Handle {
-        Handle((major as u32) << 16 | minor as u32)
+    pub const fn new(major: u16, minor: u16) -> TrafficHandle {
+        TrafficHandle((major as u32) << 16 | minor as u32)
     }
 }
 
-impl fmt::Display for Handle {
+impl fmt::Display for TrafficHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (major, minor) = (self.0 >> 16, self.0 & 0xffff);
         write!(f, "{major:x}:")?;
@@ -67,7 +67,7 @@ impl fmt::Display for Handle {
 
 /// `struct tcmsg`, the fixed header of all messages.
 #[derive(Clone, Copy, Debug, Default)]
-struct Header {
+struct TrafficHeader {
     index: u32,
     handle: u32,
     parent: u32,
@@ -78,23 +78,34 @@ struct Header {
 /// Length of `struct tcmsg`.
 const HEADER_LEN: usize = 20;
 
-impl Header {
-    fn of_filter(index: u32, Handle(parent): Handle, priority: u16, protocol: u16) -> Header {
+impl TrafficHeader {
+    fn of_filter(
+        index: u32,
+        TrafficHandle(parent): TrafficHandle,
+        priority: u16,
+        protocol: u16,
+    ) -> TrafficHeader {
         let info = u32::from(priority) << 16 | u32::from(protocol);
-        Header { index, handle: 0, parent, info }
+        TrafficHeader { index, handle: 0, parent, info }
     }
 
-    fn request(self, kind: u16) -> Request {
+    fn to_request(self, kind: u16) -> NetlinkRequest {
         let words = [0, self.index, self.handle, self.parent, self.info];
-        Request::new(kind, words.map(u32::to_ne_bytes).as_flattened())
+        NetlinkRequest::new(kind, words.map(u32::to_ne_bytes).as_flattened())
     }
 
     /// The header of a reply, its kind and the attributes.
-    fn read(body: &[u8]) -> Option<(Header, String, &[u8])> {
-        let (index, handle) = (word(body, 4)?, word(body, 8)?);
-        let header = Header { index, handle, parent: word(body, 12)?, info: word(body, 16)? };
+    fn parse_reply(body: &[u8]) -> Option<(TrafficHeader, String, &[u8])> {
+        let (index, handle) = (read_u32_at(body, 4)?, read_u32_at(body, 8)?);
+        let header = TrafficHeader {
+            index,
+            handle,
+            parent: read_u32_at(body, 12)?,
+            info: read_u32_at(body, 16)?,
+        };
         let attributes = &body[HEADER_LEN..];
-        let kind = find(attributes, TCA_KIND).map(Attr::text).unwrap_or_default();
+        let kind =
+            find_attribute(attributes, TCA_KIND).map(ReplyAttribute::to_text).unwrap_or_default();
         Some((header, kind, attributes))
     }
 }
@@ -102,7 +113,7 @@ impl Header {
 /// The place of a qdisc on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Hook {
+pub enum QdiscHook {
     /// For outgoing packets, which can be queued.
     Root = ROOT,
     /// For incoming packets, which are not queued.
@@ -112,7 +123,7 @@ pub enum Hook {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Qdisc {
     /// A token bucket, which shapes all packets.
-    Tbf(Tbf),
+    Tbf(TokenBucket),
     /// For filters of incoming packets.
     Ingress,
     /// For filters of incoming and of outgoing packets, such as eBPF programs.
@@ -123,7 +134,7 @@ pub enum Qdisc {
 
 /// A token bucket: `tc-tbf(8)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tbf {
+pub struct TokenBucket {
     /// Bytes per second.
     pub rate: u64,
     /// The size of the bucket, as the time for filling it, in ticks.
@@ -135,13 +146,13 @@ pub struct Tbf {
 /// A qdisc of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QdiscInfo {
-    pub handle: Handle,
+    pub handle: TrafficHandle,
     pub qdisc: Qdisc,
 }
 
 impl Qdisc {
     /// The kind, such as `tbf`.
-    pub fn kind(&self) -> &str {
+    pub fn kind_name(&self) -> &str {
         match self {
             Qdisc::Tbf(_) => "tbf",
             Qdisc::Ingress => "ingress",
@@ -151,58 +162,61 @@ impl Qdisc {
     }
 }
 
-impl Tbf {
-    fn write<'a>(&self, options: &'a mut Attributes) -> &'a mut Attributes {
+impl TokenBucket {
+    fn write_options<'a>(&self, options: &'a mut AttributeBuilder) -> &'a mut AttributeBuilder {
         // `struct tc_tbf_qopt`: two `tc_ratespec` of 12 bytes, each ending with the rate, then limit,
         // buffer and mtu.
         let rate = u32::try_from(self.rate);
         let parms = [0, 0, rate.unwrap_or(u32::MAX), 0, 0, 0, self.limit, self.buffer, 0];
-        options.bytes(TCA_TBF_PARMS, parms.map(u32::to_ne_bytes).as_flattened());
+        options.put_bytes(TCA_TBF_PARMS, parms.map(u32::to_ne_bytes).as_flattened());
         if rate.is_err() {
-            options.bytes(TCA_TBF_RATE64, &self.rate.to_ne_bytes());
+            options.put_bytes(TCA_TBF_RATE64, &self.rate.to_ne_bytes());
         }
         options
     }
 
-    fn read(options: Attr<'_>) -> Option<Tbf> {
-        let parms = options.find(TCA_TBF_PARMS)?.value;
-        let rate64 = options.find(TCA_TBF_RATE64).and_then(|attr| attr.value.try_into().ok());
-        Some(Tbf {
-            rate: rate64.map_or(word(parms, 8)?.into(), u64::from_ne_bytes),
-            limit: word(parms, 24)?,
-            buffer: word(parms, 28)?,
+    fn parse_options(options: ReplyAttribute<'_>) -> Option<TokenBucket> {
+        let parms = options.find_nested(TCA_TBF_PARMS)?.value;
+        let rate64 =
+            options.find_nested(TCA_TBF_RATE64).and_then(|attr| attr.value.try_into().ok());
+        Some(TokenBucket {
+            rate: rate64.map_or(read_u32_at(parms, 8)?.into(), u64::from_ne_bytes),
+            limit: read_u32_at(parms, 24)?,
+            buffer: read_u32_at(parms, 28)?,
         })
     }
 }
 
 impl QdiscInfo {
-    pub(super) fn read(body: &[u8]) -> Option<QdiscInfo> {
-        let (header, kind, attributes) = Header::read(body)?;
-        let options = || find(attributes, TCA_OPTIONS);
+    pub(super) fn parse_body(body: &[u8]) -> Option<QdiscInfo> {
+        let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
+        let options = || find_attribute(attributes, TCA_OPTIONS);
         let qdisc = match kind.as_str() {
-            "tbf" => options().and_then(Tbf::read).map_or(Qdisc::Other(kind), Qdisc::Tbf),
+            "tbf" => options()
+                .and_then(TokenBucket::parse_options)
+                .map_or(Qdisc::Other(kind), Qdisc::Tbf),
             "ingress" => Qdisc::Ingress,
             "clsact" => Qdisc::Clsact,
             _ => Qdisc::Other(kind),
         };
-        Some(QdiscInfo { handle: Handle(header.handle), qdisc })
+        Some(QdiscInfo { handle: TrafficHandle(header.handle), qdisc })
     }
 }
 
 /// A filter of the kind `u32` that redirects all packets of all protocols to another link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filter {
+pub struct RedirectFilter {
     /// The position among the filters, beginning with 1.
     pub priority: u16,
     /// The class that the filter assigns to the packet.
-    pub class: Handle,
+    pub class: TrafficHandle,
     /// The index of the link by which the packet leaves.
     pub redirect: u32,
 }
 
 /// A filter of a qdisc or class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FilterInfo {
+pub struct TrafficFilterInfo {
     /// The kind: `u32`, `bpf`, `flower`.
     pub kind: String,
     pub priority: u16,
@@ -218,9 +232,9 @@ pub struct FilterInfo {
     pub redirect: Option<u32>,
 }
 
-impl FilterInfo {
+impl TrafficFilterInfo {
     /// Whether this is the result of [`Netlink::add_filter`], regardless of the class.
-    pub fn is(&self, filter: &Filter) -> bool {
+    pub fn matches_filter(&self, filter: &RedirectFilter) -> bool {
         self.is_redirect_of_all(filter.priority) && self.redirect == Some(filter.redirect)
     }
 
@@ -233,49 +247,50 @@ impl FilterInfo {
             && self.redirect.is_some()
     }
 
-    pub(super) fn read(body: &[u8]) -> Option<FilterInfo> {
-        let (header, kind, attributes) = Header::read(body)?;
-        let options = find(attributes, TCA_OPTIONS).filter(|_| kind == U32);
+    pub(super) fn parse_body(body: &[u8]) -> Option<TrafficFilterInfo> {
+        let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
+        let options = find_attribute(attributes, TCA_OPTIONS).filter(|_| kind == U32);
         // The selector is followed by its keys, each with mask and value in front.
-        let selector = options.and_then(|options| options.find(TCA_U32_SEL));
+        let selector = options.and_then(|options| options.find_nested(TCA_U32_SEL));
         let keys = selector.map(|selector| selector.value.get(16..).unwrap_or_default());
-        Some(FilterInfo {
+        Some(TrafficFilterInfo {
             kind,
             priority: (header.info >> 16) as u16,
             handle: header.handle,
             protocol: (header.info & 0xffff) as u16,
             selects: keys.is_some(),
             matches_all: keys.is_some_and(|keys| keys.iter().all(|byte| *byte == 0)),
-            redirect: options
-                .and_then(|options| options.find(TCA_U32_ACT)?.nested().find_map(redirect_of)),
+            redirect: options.and_then(|options| {
+                options.find_nested(TCA_U32_ACT)?.nested_attributes().find_map(redirected_link)
+            }),
         })
     }
 }
 
 /// The index of the link to which an action redirects.
-fn redirect_of(action: Attr<'_>) -> Option<u32> {
-    action.find(TCA_ACT_KIND).filter(|kind| kind.text() == MIRRED)?;
-    let parms = action.find(TCA_ACT_OPTIONS)?.find(TCA_MIRRED_PARMS)?.value;
-    word(parms, 20).filter(|how| *how == EGRESS_REDIRECT)?;
-    word(parms, 24)
+fn redirected_link(action: ReplyAttribute<'_>) -> Option<u32> {
+    action.find_nested(TCA_ACT_KIND).filter(|kind| kind.to_text() == MIRRED)?;
+    let parms = action.find_nested(TCA_ACT_OPTIONS)?.find_nested(TCA_MIRRED_PARMS)?.value;
+    read_u32_at(parms, 20).filter(|how| *how == EGRESS_REDIRECT)?;
+    read_u32_at(parms, 24)
 }
 
 /// `ETH_P_ALL` in network byte order.
 const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 
-impl Filter {
-    fn write<'a>(&self, options: &'a mut Attributes) -> &'a mut Attributes {
-        options.u32(TCA_U32_CLASSID, self.class.0);
+impl RedirectFilter {
+    fn write_options<'a>(&self, options: &'a mut AttributeBuilder) -> &'a mut AttributeBuilder {
+        options.put_u32(TCA_U32_CLASSID, self.class.0);
         // `struct tc_u32_sel` and one `tc_u32_key` with an empty mask, which matches all packets.
         let mut selector = [0; 32];
         (selector[0], selector[2]) = (TERMINAL, 1);
-        options.bytes(TCA_U32_SEL, &selector);
-        options.nest(TCA_U32_ACT, |actions| {
+        options.put_bytes(TCA_U32_SEL, &selector);
+        options.put_nested(TCA_U32_ACT, |actions| {
             // `struct tc_mirred`: index, capabilities, action, two counters, eaction, ifindex.
             let parms = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, self.redirect].map(u32::to_ne_bytes);
-            actions.nest(1, |action| {
-                action.text(TCA_ACT_KIND, MIRRED).nest(TCA_ACT_OPTIONS, |options| {
-                    options.bytes(TCA_MIRRED_PARMS, parms.as_flattened())
+            actions.put_nested(1, |action| {
+                action.put_text(TCA_ACT_KIND, MIRRED).put_nested(TCA_ACT_OPTIONS, |options| {
+                    options.put_bytes(TCA_MIRRED_PARMS, parms.as_flattened())
                 })
             })
         })
@@ -284,15 +299,17 @@ impl Filter {
 
 impl Netlink {
     /// The qdisc of a link; `None` if the link has only the kernel's default qdisc.
-    pub fn qdisc(&self, index: u32, hook: Hook) -> Result<Option<QdiscInfo>> {
-        let header = Header { index, parent: hook as u32, ..Header::default() };
-        match self.socket.ack_and_echo(&header.request(RTM_GETQDISC), 0) {
+    pub fn find_qdisc(&self, index: u32, hook: QdiscHook) -> NetlinkResult<Option<QdiscInfo>> {
+        let header = TrafficHeader { index, parent: hook as u32, ..TrafficHeader::default() };
+        match self.socket.request_ack_and_echo(&header.to_request(RTM_GETQDISC), 0) {
             Ok(body) => {
-                let found = body.and_then(|body| QdiscInfo::read(&body));
-                Ok(found.filter(|info| info.handle != Handle::default()))
+                let found = body.and_then(|body| QdiscInfo::parse_body(&body));
+                Ok(found.filter(|info| info.handle != TrafficHandle::default()))
             }
             Err(failure) if failure.errno == Errno::ENOENT => Ok(None),
-            Err(failure) => Err(failure.context("look up the qdisc of", &self.label(index))),
+            Err(failure) => {
+                Err(failure.into_error("look up the qdisc of", &self.link_label(index)))
+            }
         }
     }
 
@@ -300,37 +317,43 @@ impl Netlink {
     pub fn replace_qdisc(
         &self,
         index: u32,
-        hook: Hook,
-        handle: Handle,
+        hook: QdiscHook,
+        handle: TrafficHandle,
         qdisc: &Qdisc,
-    ) -> Result<()> {
-        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_REPLACE)
+    ) -> NetlinkResult<()> {
+        self.send_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
     /// Adds a qdisc to a link that has only the kernel's default qdisc.
-    pub fn add_qdisc(&self, index: u32, hook: Hook, handle: Handle, qdisc: &Qdisc) -> Result<()> {
-        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    fn new_qdisc(
+    pub fn add_qdisc(
         &self,
         index: u32,
-        hook: Hook,
-        Handle(handle): Handle,
+        hook: QdiscHook,
+        handle: TrafficHandle,
+        qdisc: &Qdisc,
+    ) -> NetlinkResult<()> {
+        self.send_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    fn send_qdisc(
+        &self,
+        index: u32,
+        hook: QdiscHook,
+        TrafficHandle(handle): TrafficHandle,
         qdisc: &Qdisc,
         flags: u16,
-    ) -> Result<()> {
-        let header = Header { index, handle, parent: hook as u32, info: 0 };
-        let mut request = header.request(RTM_NEWQDISC);
-        request.body.text(TCA_KIND, qdisc.kind());
+    ) -> NetlinkResult<()> {
+        let header = TrafficHeader { index, handle, parent: hook as u32, info: 0 };
+        let mut request = header.to_request(RTM_NEWQDISC);
+        request.body.put_text(TCA_KIND, qdisc.kind_name());
         if let Qdisc::Tbf(tbf) = qdisc {
-            request.body.nest(TCA_OPTIONS, |options| tbf.write(options));
+            request.body.put_nested(TCA_OPTIONS, |options| tbf.write_options(options));
         }
-        let target = format_args!("{} to {}", qdisc.kind(), self.label(index));
-        self.socket.change(&request, flags, "add qdisc", &target).map_err(|error| {
+        let target = format_args!("{} to {}", qdisc.kind_name(), self.link_label(index));
+        self.socket.request_change(&request, flags, "add qdisc", &target).map_err(|error| {
             match error.errno() {
                 Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
-                    error.with_missing_module(&format!("sch_{}", qdisc.kind()))
+                    error.with_missing_module(&format!("sch_{}", qdisc.kind_name()))
                 }
                 _ => error,
             }
@@ -338,10 +361,14 @@ impl Netlink {
     }
 
     /// Deletes the qdisc of a link, with its filters; `false` if there was only the kernel's default.
-    pub fn del_qdisc(&self, index: u32, hook: Hook) -> Result<bool> {
-        let header = Header { index, parent: hook as u32, ..Header::default() };
+    pub fn delete_qdisc(&self, index: u32, hook: QdiscHook) -> NetlinkResult<bool> {
+        let header = TrafficHeader { index, parent: hook as u32, ..TrafficHeader::default() };
         let op = "delete the qdisc of";
-        match self.socket.delete(&header.request(RTM_DELQDISC), op, &self.label(index)) {
+        match self.socket.request_deletion(
+            &header.to_request(RTM_DELQDISC),
+            op,
+            &self.link_label(index),
+        ) {
             // The kernel's reply if the hook never had a qdisc.
             Err(error) if error.errno() == Some(Errno::EINVAL) => Ok(false),
             deleted => deleted,
@@ -349,12 +376,20 @@ impl Netlink {
     }
 
     /// Adds a filter to the qdisc or class `parent` of a link.
-    pub fn add_filter(&self, index: u32, parent: Handle, filter: &Filter) -> Result<()> {
-        let header = Header::of_filter(index, parent, filter.priority, ALL_PROTOCOLS);
-        let mut request = header.request(RTM_NEWTFILTER);
-        request.body.text(TCA_KIND, U32).nest(TCA_OPTIONS, |options| filter.write(options));
+    pub fn add_filter(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        filter: &RedirectFilter,
+    ) -> NetlinkResult<()> {
+        let header = TrafficHeader::of_filter(index, parent, filter.priority, ALL_PROTOCOLS);
+        let mut request = header.to_request(RTM_NEWTFILTER);
+        request
+            .body
+            .put_text(TCA_KIND, U32)
+            .put_nested(TCA_OPTIONS, |options| filter.write_options(options));
         let (flags, op) = (NLM_F_CREATE | NLM_F_EXCL, "add a filter to");
-        let added = self.socket.change(&request, flags, op, &self.label(index));
+        let added = self.socket.request_change(&request, flags, op, &self.link_label(index));
         added.map_err(|error| match error.errno() {
             Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
                 "load the kernel modules \"cls_u32\" and \"act_mirred\" on the node".to_owned(),
@@ -364,27 +399,51 @@ impl Netlink {
     }
 
     /// The filters of the qdisc or class `parent` of a link; none if there is no such link.
-    pub fn dump_filters(&self, index: u32, Handle(parent): Handle) -> Result<Vec<FilterInfo>> {
-        let request = Header { index, parent, ..Header::default() }.request(RTM_GETTFILTER);
+    pub fn dump_filters(
+        &self,
+        index: u32,
+        TrafficHandle(parent): TrafficHandle,
+    ) -> NetlinkResult<Vec<TrafficFilterInfo>> {
+        let request =
+            TrafficHeader { index, parent, ..TrafficHeader::default() }.to_request(RTM_GETTFILTER);
         let op = "list the filters of";
-        let found = self.socket.list(&request, op, &self.label(index), FilterInfo::read);
+        let found = self.socket.request_list(
+            &request,
+            op,
+            &self.link_label(index),
+            TrafficFilterInfo::parse_body,
+        );
         unless_absent(found, Vec::new())
     }
 
     /// Deletes all filters of one priority for packets of all protocols, with their tables;
     /// `false` if there are none.
-    pub fn del_filters(&self, index: u32, parent: Handle, priority: u16) -> Result<bool> {
-        let header = Header::of_filter(index, parent, priority, ALL_PROTOCOLS);
+    pub fn delete_filters(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        priority: u16,
+    ) -> NetlinkResult<bool> {
+        let header = TrafficHeader::of_filter(index, parent, priority, ALL_PROTOCOLS);
         let op = "delete the filters of";
-        self.socket.delete(&header.request(RTM_DELTFILTER), op, &self.label(index))
+        self.socket.request_deletion(
+            &header.to_request(RTM_DELTFILTER),
+            op,
+            &self.link_label(index),
+        )
     }
 
     /// Deletes a filter of the qdisc or class `parent` of a link; `false` if it is absent.
-    pub fn del_filter(&self, index: u32, parent: Handle, filter: &FilterInfo) -> Result<bool> {
-        let mut header = Header::of_filter(index, parent, filter.priority, filter.protocol);
+    pub fn delete_filter(
+        &self,
+        index: u32,
+        parent: TrafficHandle,
+        filter: &TrafficFilterInfo,
+    ) -> NetlinkResult<bool> {
+        let mut header = TrafficHeader::of_filter(index, parent, filter.priority, filter.protocol);
         header.handle = filter.handle;
-        let mut request = header.request(RTM_DELTFILTER);
-        request.body.text(TCA_KIND, &filter.kind);
-        self.socket.delete(&request, "delete a filter of", &self.label(index))
+        let mut request = header.to_request(RTM_DELTFILTER);
+        request.body.put_text(TCA_KIND, &filter.kind);
+        self.socket.request_deletion(&request, "delete a filter of", &self.link_label(index))
     }
 }

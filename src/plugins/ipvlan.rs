@@ -8,14 +8,16 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, Interface, SpecVersion};
-use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
-use crate::iface::child::{self, Below, Wanted};
-use crate::iface::mtu::Mtu;
+use crate::cni::{CniResult, ResultInterface, SpecVersion};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
+use crate::iface::ContainerNetns;
+use crate::iface::child::{self, MasterConfig, NewChildLink};
+use crate::iface::mtu::MtuConfig;
 use crate::netlink::{IpvlanMode, LinkKind};
-use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
+use crate::repairs::RepairFindings;
 
 const KIND: &str = "ipvlan";
 
@@ -24,20 +26,20 @@ pub struct Ipvlan;
 /// The keys of an ipvlan network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct IpvlanConfig {
     /// The link below. Default: the interface of `prevResult`, else the link of the default route.
     master: String,
     /// The layer of forwarding: by `l2` (default), `l3`, or `l3s`, through the host's netfilter.
     mode: String,
     /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
-    mtu: Mtu,
+    mtu: MtuConfig,
     /// Look for the master in the container.
     link_in_container: bool,
 }
 
-impl Conf {
-    fn below(&self) -> Below<'_> {
-        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
+impl IpvlanConfig {
+    fn master_config(&self) -> MasterConfig<'_> {
+        MasterConfig { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
     }
 }
 
@@ -45,31 +47,32 @@ impl Plugin for Ipvlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "interface that shares the MAC of a link of the host";
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = IpvlanConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        mode(conf).map(drop)
+    fn examine(_: &CallContext<'_>, conf: &IpvlanConfig, _: &mut ConfigRemarks) -> Result<()> {
+        parse_mode(conf).map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let mode = mode(conf)?;
-        let below = below(conf, req)?;
-        let given = given_addresses(cx, req);
+    fn add(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &AddRequest) -> Result<CniResult> {
+        let mode = parse_mode(conf)?;
+        let below = choose_master(conf, req)?;
+        let given = previous_addresses(cx, req);
         if given.is_none() {
-            cx.ipam()?;
+            cx.ipam_plugin()?;
         }
-        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
-        let place = below.place(host, &inside);
-        let (master, mtu) = below.master(place, host)?;
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let place = below.master_netlink(host, &inside);
+        let (master, mtu) = below.resolve_master(place, host)?;
         let kind = LinkKind::Ipvlan { link: master.index, mode };
-        let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
+        let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
         req.attach_link(cx, &inside, place, &wanted, given).map(|(result, _)| result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let mode = mode(conf)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        cx.if_ipam(Cx::ipam_check)?;
+    fn check(cx: &CallContext<'_>, conf: &IpvlanConfig, req: &CheckRequest) -> Result<()> {
+        let mode = parse_mode(conf)?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        cx.if_ipam(CallContext::ipam_check)?;
         let found = req.find_link(&inside, KIND)?;
         if found.link.ipvlan != Some(mode) {
             let (present, wanted) =
@@ -78,46 +81,51 @@ impl Plugin for Ipvlan {
                 format!("Container IPVlan mode {present} does not match expected value: {wanted}");
             return Err(Error::internal(msg));
         }
-        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        conf.master_config().verify_master(cx.host_netlink()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &IpvlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        req.del_link(cx, KIND)
+    fn del(cx: &CallContext<'_>, _: &IpvlanConfig, req: &DelRequest) -> Result<()> {
+        req.delete_link(cx, KIND)
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &IpvlanConfig, _: &GcRequest) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        cx.if_ipam(Cx::ipam_gc)
+        cx.if_ipam(CallContext::ipam_gc)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &IpvlanConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        let host = cx.usable_host()?;
+        let host = cx.usable_host_netlink()?;
         // Without the key, the master may be the interface of `prevResult`.
         if !conf.master.is_empty() {
-            conf.below().status(host)?;
+            conf.master_config().require_present(host)?;
         }
-        let mode = mode(conf)?;
+        let mode = parse_mode(conf)?;
         child::require_driver(&|link| LinkKind::Ipvlan { link, mode }).or_unavailable()?;
-        cx.if_ipam(Cx::ipam_status)
+        cx.if_ipam(CallContext::ipam_status)
     }
 }
 
 /// The master of the configuration, or the interface of the previous plugin.
-fn below<'a>(conf: &'a Conf, req: &'a AddReq) -> Result<Below<'a>> {
-    let below = conf.below();
+fn choose_master<'a>(conf: &'a IpvlanConfig, req: &'a AddRequest) -> Result<MasterConfig<'a>> {
+    let below = conf.master_config();
     let Some(prev) = req.prev.as_ref().filter(|_| conf.master.is_empty()) else {
         return Ok(below);
     };
     match &prev.interfaces[..] {
-        [Interface { name, sandbox, .. }] if !name.is_empty() => {
+        [ResultInterface { name, sandbox, .. }] if !name.is_empty() => {
             let in_container = below.in_container || *sandbox == req.sandbox.path;
-            Ok(Below { name, in_container, ..below })
+            Ok(MasterConfig { name, in_container, ..below })
         }
         _ => {
             Err(Error::config("chained master failure. PrevResult lacks a single named interface")
@@ -127,12 +135,12 @@ fn below<'a>(conf: &'a Conf, req: &'a AddReq) -> Result<Below<'a>> {
 }
 
 /// The addresses of the previous plugin, if no IPAM plugin is configured.
-fn given_addresses(cx: &Cx<'_>, req: &AddReq) -> Option<CniResult> {
+fn previous_addresses(cx: &CallContext<'_>, req: &AddRequest) -> Option<CniResult> {
     let prev = req.prev.clone().filter(|prev| !prev.ips.is_empty() && !cx.has_ipam());
     prev.map(|prev| CniResult { version: SpecVersion::NEWEST, ..prev })
 }
 
-fn mode(conf: &Conf) -> Result<IpvlanMode> {
+fn parse_mode(conf: &IpvlanConfig) -> Result<IpvlanMode> {
     let name = if conf.mode.is_empty() { "l2" } else { &conf.mode };
     IpvlanMode::parse(name).ok_or_else(|| {
         Error::config(format!("unknown ipvlan mode: \"{name}\""))

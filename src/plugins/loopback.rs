@@ -7,11 +7,13 @@
 use serde::Deserialize;
 
 use crate::cni::{CniResult, IpConfig};
-use crate::error::{Context, Error, Result};
-use crate::iface::veth::interface;
-use crate::iface::{Inside, verify};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
+use crate::iface::veth::interface_entry;
+use crate::iface::{ContainerNetns, verify};
 use crate::netlink::LinkChange;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const LO: &str = "lo";
 
@@ -19,63 +21,66 @@ pub struct Loopback;
 
 /// It has no keys of its own.
 #[derive(Debug, Deserialize)]
-pub struct Conf {}
+pub struct LoopbackConfig {}
 
 impl Plugin for Loopback {
     const NAME: &'static str = "loopback";
     const ABOUT: &'static str = "sets the container's lo up";
     const CONNECTS: bool = false;
-    type Conf = Conf;
+    type Conf = LoopbackConfig;
 
-    fn examine(_: &Cx<'_>, _: &Conf, _: &mut Remarks) -> Result<()> {
+    fn examine(_: &CallContext<'_>, _: &LoopbackConfig, _: &mut ConfigRemarks) -> Result<()> {
         Ok(())
     }
 
-    fn add(cx: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        let lo = inside.link(LO)?;
+    fn add(cx: &CallContext<'_>, _: &LoopbackConfig, req: &AddRequest) -> Result<CniResult> {
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let lo = inside.require_link(LO)?;
         if !lo.up {
             // Refused while nothing is changed.
-            addresses(&inside, lo.index)?;
-            inside.netlink.set_link(lo.index, LinkChange::new().up())?;
+            loopback_addresses(&inside, lo.index)?;
+            inside.netlink.change_link(lo.index, LinkChange::new().set_up())?;
         }
-        let ips = addresses(&inside, lo.index)?;
+        let ips = loopback_addresses(&inside, lo.index)?;
         if let Some(prev) = &req.prev {
             return Ok(prev.clone());
         }
-        let mut entry = interface(&lo, &req.sandbox.path);
+        let mut entry = interface_entry(&lo, &req.sandbox.path);
         entry.mtu = cx.reported_mtu(entry.mtu);
         Ok(CniResult { interfaces: vec![entry], ips, ..CniResult::new() })
     }
 
-    fn check(_: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        let lo = inside.link(LO)?;
-        verify::is_up(&lo, verify::IN_CONTAINER)
+    fn check(_: &CallContext<'_>, _: &LoopbackConfig, req: &CheckRequest) -> Result<()> {
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let lo = inside.require_link(LO)?;
+        verify::require_up(&lo, verify::IN_CONTAINER)
             .map_err(|_| Error::internal("loopback interface is down"))?;
-        addresses(&inside, lo.index).map(drop)
+        loopback_addresses(&inside, lo.index).map(drop)
     }
 
-    fn del(_: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+    fn del(_: &CallContext<'_>, _: &LoopbackConfig, req: &DelRequest) -> Result<()> {
         let Some(netns) = &req.netns else { return Ok(()) };
-        let inside = Inside::enter(netns)?;
-        let lo = inside.link(LO)?;
-        inside.netlink.set_link(lo.index, LinkChange::new().down()).context(|| "set \"lo\" down")
+        let inside = ContainerNetns::open_in(netns)?;
+        let lo = inside.require_link(LO)?;
+        inside
+            .netlink
+            .change_link(lo.index, LinkChange::new().set_down())
+            .context(|| "set \"lo\" down")
     }
 
-    fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(_: &CallContext<'_>, _: &LoopbackConfig, _: &GcRequest) -> Result<()> {
         // The kernel removes `lo` with its namespace.
         Ok(())
     }
 
-    fn status(_: &Cx<'_>, _: &Conf) -> Result<()> {
+    fn status(_: &CallContext<'_>, _: &LoopbackConfig) -> Result<()> {
         Ok(())
     }
 }
 
 /// The first address of each family. Anything but a loopback address is foreign to `lo`.
-fn addresses(inside: &Inside<'_>, index: u32) -> Result<Vec<IpConfig>> {
-    let all = inside.netlink.dump_addrs(index)?;
+fn loopback_addresses(inside: &ContainerNetns<'_>, index: u32) -> Result<Vec<IpConfig>> {
+    let all = inside.netlink.dump_addresses(index)?;
     if let Some(foreign) = all.iter().find(|addr| !addr.net.addr().is_loopback()) {
         let ip = foreign.net.addr();
         let msg = format!("loopback interface found with non-loopback address \"{ip}\"");

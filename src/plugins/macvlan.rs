@@ -10,14 +10,16 @@
 use serde::Deserialize;
 
 use crate::cni::CniResult;
-use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
-use crate::iface::child::{self, Below, Wanted, WithMac};
-use crate::iface::mtu::Mtu;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
+use crate::iface::ContainerNetns;
+use crate::iface::child::{self, MacCapabilityConfig, MasterConfig, NewChildLink};
+use crate::iface::mtu::MtuConfig;
 use crate::log;
-use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
-use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
+use crate::netlink::{Link, LinkKind, MacAddress, MacvlanMode};
+use crate::repairs::RepairFindings;
 
 const KIND: &str = "macvlan";
 
@@ -26,13 +28,13 @@ pub struct Macvlan;
 /// The keys of a macvlan network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct MacvlanConfig {
     /// The link below. Default: the link of the default route.
     master: String,
     /// Traffic between the interfaces on a master: `bridge` (default), `private`, `vepa`, `passthru`.
     mode: String,
     /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
-    mtu: Mtu,
+    mtu: MtuConfig,
     /// MAC of the interface. Default: the kernel chooses.
     mac: String,
     /// Look for the master in the container.
@@ -40,12 +42,12 @@ pub struct Conf {
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the others.
-    runtime_config: WithMac,
+    runtime_config: MacCapabilityConfig,
 }
 
-impl Conf {
-    fn below(&self) -> Below<'_> {
-        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
+impl MacvlanConfig {
+    fn master_config(&self) -> MasterConfig<'_> {
+        MasterConfig { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
     }
 }
 
@@ -54,23 +56,24 @@ impl Plugin for Macvlan {
     const ABOUT: &'static str = "interface with a MAC of its own on a link of the host";
     const UNDO_IF_UNREPRESENTABLE: bool = false;
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = MacvlanConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Plan::resolve(conf, "").map(drop)
+    fn examine(_: &CallContext<'_>, conf: &MacvlanConfig, _: &mut ConfigRemarks) -> Result<()> {
+        MacvlanPlan::from_config(conf, "").map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let plan = Plan::resolve(conf, &cx.mac_arg()?)?;
-        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
-        let place = conf.below().place(host, &inside);
-        let (master, mtu) = conf.below().master(place, host)?;
+    fn add(cx: &CallContext<'_>, conf: &MacvlanConfig, req: &AddRequest) -> Result<CniResult> {
+        let plan = MacvlanPlan::from_config(conf, &cx.mac_arg()?)?;
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let place = conf.master_config().master_netlink(host, &inside);
+        let (master, mtu) = conf.master_config().resolve_master(place, host)?;
         let kind = LinkKind::Macvlan {
             link: master.index,
             mode: plan.mode,
             bc_queue_len: conf.bcqueuelen,
         };
-        let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: plan.mac };
+        let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
         if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
@@ -79,59 +82,64 @@ impl Plugin for Macvlan {
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let plan = Plan::resolve(conf, &cx.mac_arg()?)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        cx.if_ipam(Cx::ipam_check)?;
+    fn check(cx: &CallContext<'_>, conf: &MacvlanConfig, req: &CheckRequest) -> Result<()> {
+        let plan = MacvlanPlan::from_config(conf, &cx.mac_arg()?)?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        cx.if_ipam(CallContext::ipam_check)?;
         let found = req.find_link(&inside, KIND)?;
-        plan.check(conf, &found.link)?;
-        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        plan.verify_link(conf, &found.link)?;
+        conf.master_config().verify_master(cx.host_netlink()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &MacvlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        req.del_link(cx, KIND)
+    fn del(cx: &CallContext<'_>, _: &MacvlanConfig, req: &DelRequest) -> Result<()> {
+        req.delete_link(cx, KIND)
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &MacvlanConfig, _: &GcRequest) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        cx.if_ipam(Cx::ipam_gc)
+        cx.if_ipam(CallContext::ipam_gc)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &MacvlanConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        let host = cx.usable_host()?;
-        conf.below().status(host)?;
+        let host = cx.usable_host_netlink()?;
+        conf.master_config().require_present(host)?;
         let kind = |link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 };
         child::require_driver(&kind).or_unavailable()?;
-        cx.if_ipam(Cx::ipam_status)
+        cx.if_ipam(CallContext::ipam_status)
     }
 }
 
 /// The validated configuration.
 #[derive(Debug)]
-struct Plan {
+struct MacvlanPlan {
     mode: MacvlanMode,
-    mac: Option<Mac>,
+    mac: Option<MacAddress>,
 }
 
-impl Plan {
-    fn resolve(conf: &Conf, from_args: &str) -> Result<Plan> {
+impl MacvlanPlan {
+    fn from_config(conf: &MacvlanConfig, from_args: &str) -> Result<MacvlanPlan> {
         let name = if conf.mode.is_empty() { "bridge" } else { &conf.mode };
         let mode = MacvlanMode::parse(name).ok_or_else(|| {
             Error::config(format!("unknown macvlan mode: \"{name}\""))
                 .with_details("known are \"bridge\", \"private\", \"vepa\" and \"passthru\"")
         })?;
         let mac = child::requested_mac(&[&conf.runtime_config.mac, from_args, &conf.mac])?;
-        Ok(Plan { mode, mac })
+        Ok(MacvlanPlan { mode, mac })
     }
 
     /// CHECK: fails unless the link has the configured mode and queue length.
-    fn check(&self, conf: &Conf, link: &Link) -> Result<()> {
+    fn verify_link(&self, conf: &MacvlanConfig, link: &Link) -> Result<()> {
         let info = link.macvlan.unwrap_or_default();
         let differs = |what: &str, found: &str, wanted: &str| {
             let msg = format!("container macvlan {what} {found} does not match expected value");
@@ -153,18 +161,18 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Code;
+    use crate::error::ErrorCode;
 
-    fn plan(conf: &Conf, from_args: &str) -> Result<Plan> {
-        Plan::resolve(conf, from_args)
+    fn plan(conf: &MacvlanConfig, from_args: &str) -> Result<MacvlanPlan> {
+        MacvlanPlan::from_config(conf, from_args)
     }
 
     #[test]
     fn the_capability_wins_over_cni_args_and_those_over_the_key() {
-        let conf = |mac: &str, runtime: &str| Conf {
+        let conf = |mac: &str, runtime: &str| MacvlanConfig {
             mac: mac.to_owned(),
-            runtime_config: WithMac { mac: runtime.to_owned() },
-            ..Conf::default()
+            runtime_config: MacCapabilityConfig { mac: runtime.to_owned() },
+            ..MacvlanConfig::default()
         };
         let [one, two, three] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
         for (conf, args, expected) in
@@ -177,9 +185,9 @@ mod tests {
 
     #[test]
     fn modes_and_addresses_are_checked() {
-        let conf = Conf { mode: "source".to_owned(), ..Conf::default() };
-        assert_eq!(plan(&conf, "").unwrap_err().msg(), "unknown macvlan mode: \"source\"");
-        assert_eq!(plan(&Conf::default(), "").unwrap().mode, MacvlanMode::Bridge);
+        let conf = MacvlanConfig { mode: "source".to_owned(), ..MacvlanConfig::default() };
+        assert_eq!(plan(&conf, "").unwrap_err().message(), "unknown macvlan mode: \"source\"");
+        assert_eq!(plan(&MacvlanConfig::default(), "").unwrap().mode, MacvlanMode::Bridge);
         for (mac, why) in [
             ("x", "address x: invalid MAC address"),
             (
@@ -188,9 +196,9 @@ mod tests {
             ),
             ("00:00:00:00:00:00", "address 00:00:00:00:00:00: not a unicast address"),
         ] {
-            let error = plan(&Conf::default(), mac).unwrap_err();
-            assert_eq!(error.msg(), format!("invalid args {mac} for MAC addr: {why}"));
-            assert_eq!(error.code(), Code::INVALID_CONFIG);
+            let error = plan(&MacvlanConfig::default(), mac).unwrap_err();
+            assert_eq!(error.message(), format!("invalid args {mac} for MAC addr: {why}"));
+            assert_eq!(error.code(), ErrorCode::INVALID_CONFIG);
         }
     }
 }

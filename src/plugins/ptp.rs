@@ -13,25 +13,28 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::attachment::{HostEnd, Record};
-use crate::cni::ip::{host_net, width};
+use crate::attachment::{AttachmentRecord, HostPairEnd};
+use crate::cni::ip::{host_net, max_prefix_len};
 use crate::cni::{CniResult, IpConfig};
-use crate::error::{Context, Error, Result};
-use crate::iface::child::Found;
-use crate::iface::configure::{self, Style};
-use crate::iface::mtu::Mtu;
-use crate::iface::veth::{self, Wanted};
-use crate::iface::{Inside, forwarding, overlap, verify};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
+};
+use crate::iface::child::CheckedLink;
+use crate::iface::configure::{self, AddressStyle};
+use crate::iface::mtu::MtuConfig;
+use crate::iface::veth::{self, NewVethPair};
+use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::log;
-use crate::netfilter::names::identity;
-use crate::netfilter::{Backend, Owner, layout, masquerade};
-use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
-use crate::repairs::Repairs;
-use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
+use crate::netfilter::names::parse_label;
+use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
+use crate::netlink::{
+    KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
-use crate::sort::{sort, sort_by_key};
+use crate::repairs::RepairFindings;
+use crate::sort::{sort_by_key, sort_items};
 
 /// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
@@ -44,20 +47,20 @@ pub struct Ptp;
 /// The keys of a ptp network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct PtpConfig {
     /// Masquerade the container's traffic to other networks.
     ip_masq: bool,
-    /// `iptables` or `nftables`. Default: [`Backend::choose`].
+    /// `iptables` or `nftables`. Default: [`RuleBackend::choose_for_add`].
     ip_masq_backend: Option<String>,
     /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
-    mtu: Mtu,
+    mtu: MtuConfig,
 }
 
-impl Conf {
+impl PtpConfig {
     /// The configured back end of `ipMasq`; the key is ignored without `ipMasq`.
-    fn backend(&self) -> Result<Option<Backend>> {
+    fn masquerade_backend(&self) -> Result<Option<RuleBackend>> {
         let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
-        Backend::parse(value, "unknown ipmasq backend")
+        RuleBackend::parse(value, "unknown ipmasq backend")
     }
 }
 
@@ -66,121 +69,141 @@ impl Plugin for Ptp {
     const ABOUT: &'static str = "veth pair routed by the host, without a bridge";
     const OUTLIVES_ITS_CONTAINER: bool = true;
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = PtpConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+    fn examine(_: &CallContext<'_>, conf: &PtpConfig, _: &mut ConfigRemarks) -> Result<()> {
         conf.mtu.require_ethernet()?;
-        conf.backend().map(drop)
+        conf.masquerade_backend().map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let backend = conf.backend()?;
-        let netns = req.sandbox.netns()?;
-        let host = cx.host()?;
-        let mtu = conf.mtu.resolve(host)?;
-        let filter = cx.filter();
+    fn add(cx: &CallContext<'_>, conf: &PtpConfig, req: &AddRequest) -> Result<CniResult> {
+        let backend = conf.masquerade_backend()?;
+        let netns = req.sandbox.open_netns()?;
+        let host = cx.host_netlink()?;
+        let mtu = conf.mtu.resolve_bytes(host)?;
+        let filter = cx.packet_filter();
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
-        let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
-        let inside = Inside::enter(netns)?;
-        let veth::Pair { host: end, container: link } = veth::add(host, netns, &wanted)?;
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: None, master: None };
+        let inside = ContainerNetns::open_in(netns)?;
+        let veth::VethPairEnds { host: end, container: link } =
+            veth::add_pair(host, netns, &wanted)?;
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
-        undo.push(format!("delete \"{}\"", end.name), move || {
-            Ok(host.del_link_by_index(index).map(drop)?)
+        undo.add_step(format!("delete \"{}\"", end.name), move || {
+            Ok(host.delete_link_by_index(index).map(drop)?)
         });
-        veth::start(host, &end, &owner.label(), LinkChange::new())?;
-        cx.set_end(HostEnd::own(host, &end));
+        veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
+        cx.set_host_end(HostPairEnd::from_labelled_link(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
-        let hops = hops(&mut result)?;
-        forwarding::enable(host, &end, &result.addresses())?;
+        let hops = assign_addresses(&mut result)?;
+        forwarding::enable_for_link(host, &end, &result.all_addresses())?;
         add_gateways(host, &end, &hops)?;
         for hop in &hops {
-            HostSide { link: &end, owner }.add_route(host, hop, &mut undo)?;
+            PtpHostEnd { link: &end, owner }.add_route(host, hop, &mut undo)?;
         }
 
         result.interfaces =
-            vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
+            vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
         if conf.ip_masq {
-            cx.note(Self::NAME, req, &result, &mut undo);
-            let addrs = result.addresses();
+            cx.record_attachment(Self::NAME, req, &result, &mut undo);
+            let addrs = result.all_addresses();
             let registered = addrs.clone();
-            undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
-            masquerade::add(filter, Backend::choose(backend, filter), owner, &addrs)?;
+            undo.add_step("end masquerading", move || {
+                masquerade::delete_addresses(filter, owner, &registered)
+            });
+            masquerade::add_addresses(
+                filter,
+                RuleBackend::choose_for_add(backend, filter),
+                owner,
+                &addrs,
+            )?;
         }
         configure::wait_for_carrier(host, &end)?;
         configure::wait_for_ipv6(host, &mut hops.iter().map(|hop| hop.gateway))?;
-        cx.finish(&mut result);
+        cx.finish_result(&mut result);
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let inside = Inside::enter(req.sandbox.netns()?)?;
+    fn check(cx: &CallContext<'_>, conf: &PtpConfig, req: &CheckRequest) -> Result<()> {
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         cx.ipam_check()?;
         let found = req.find_link(&inside, "veth")?;
         found.verify_layer3(&inside)?;
-        check_host(cx.host()?, &inside, &found)?;
+        verify_host_end(cx.host_netlink()?, &inside, &found)?;
         if !conf.ip_masq {
             return Ok(());
         }
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let addrs: Vec<IpNet> = found.prev.ips_of(found.index).map(|ip| ip.address).collect();
-        masquerade::check(cx.filter(), owner, &addrs)
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let addrs: Vec<IpNet> =
+            found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
+        masquerade::check_addresses(cx.packet_filter(), owner, &addrs)
     }
 
-    fn repair(cx: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
-        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
-        let prev = req.require_prev()?;
-        let (index, _) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = inside.link(req.ifname.as_str())?;
+    fn repair(
+        cx: &CallContext<'_>,
+        _: &PtpConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let prev = req.require_final_result()?;
+        let (index, _) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = inside.require_link(req.ifname.as_str())?;
         // Nothing to repair without a pair that is proved to be this container's.
-        let Some((end, _)) = veth::find_host_end(host, &inside, prev, &link)? else {
+        let Some((end, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
-        let hop = |ip: &IpConfig| Some(Hop { address: ip.address, gateway: ip.gateway? });
-        let hops: Vec<Hop> = prev.ips_of(index).filter_map(hop).collect();
-        repair_host(host, &end, &hops, repairs)?;
+        let hop = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
+        let hops: Vec<RoutedAddress> = prev.ips_of_interface(index).filter_map(hop).collect();
+        restore_host_end(host, &end, &hops, repairs)?;
         let mut wanted = routes_to_gateways(&link, &hops);
         wanted.extend(configure::plan_routes(prev, link.index));
-        routes::restore(&inside, &link, &wanted, repairs)
+        routes::restore_missing(&inside, &link, &wanted, repairs)
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+    fn del(cx: &CallContext<'_>, conf: &PtpConfig, req: &DelRequest) -> Result<()> {
         let mut failures = Failures::new();
-        let filter = cx.filter();
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let filter = cx.packet_filter();
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         // The key may have been changed since ADD.
-        if conf.ip_masq || Record::of(owner).is_some() {
-            let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(filter, owner, &addrs));
+        if conf.ip_masq || AttachmentRecord::find_by_attachment(owner).is_some() {
+            let addrs = req.prev.as_ref().map(CniResult::all_addresses).unwrap_or_default();
+            failures.keep_error(masquerade::delete_addresses(filter, owner, &addrs));
         }
-        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
-            failures.keep(req.del_veth(cx))
+        delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
+            failures.keep_error(req.delete_veth(cx))
         });
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &PtpConfig, req: &GcRequest) -> Result<()> {
         let mut failures = Failures::new();
-        del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
-            let deleted = failures.keep(req.del_stale_veths(cx));
-            let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
-            failures.keep(masquerade::gc(cx.filter(), network.as_str(), &valid));
+        delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
+            let deleted = failures.keep_error(req.delete_stale_veths(cx));
+            let (network, valid) =
+                (&cx.net.name, AttachmentId::from_attachments(&cx.net.name, &req.valid));
+            failures.keep_error(masquerade::remove_stale_addresses(
+                cx.packet_filter(),
+                network.as_str(),
+                &valid,
+            ));
             deleted
         });
         failures.into_result()
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let backend = conf.backend().or_unavailable()?;
-        conf.mtu.resolve(cx.usable_host()?).or_unavailable()?;
+    fn status(cx: &CallContext<'_>, conf: &PtpConfig) -> Result<()> {
+        let backend = conf.masquerade_backend().or_unavailable()?;
+        conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
-            let filter = cx.filter();
-            Backend::choose(backend, filter).require_usable(filter)?;
-            layout::refuse(masquerade::damage(filter)?).or_unavailable()?;
+            let filter = cx.packet_filter();
+            RuleBackend::choose_for_add(backend, filter).require_usable(filter)?;
+            layout::require_undamaged(masquerade::first_missing_rule(filter)?).or_unavailable()?;
         }
         cx.ipam_status()
     }
@@ -188,13 +211,13 @@ impl Plugin for Ptp {
 
 /// An address of the container and its gateway.
 #[derive(Clone, Copy, Debug)]
-struct Hop {
+struct RoutedAddress {
     address: IpNet,
     gateway: IpAddr,
 }
 
 /// Assigns the addresses to the container's interface; each needs a gateway of its own family.
-fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
+fn assign_addresses(result: &mut CniResult) -> Result<Vec<RoutedAddress>> {
     let mut hops = Vec::with_capacity(result.ips.len());
     for ip in &mut result.ips {
         ip.interface = Some(1);
@@ -203,83 +226,89 @@ fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
             Error::config(format!("ptp: the IPAM plugin returned no gateway for {}", ip.address))
                 .with_details("ptp routes everything through a gateway: configure one in \"ipam\"")
         })?;
-        hops.push(Hop { address: ip.address, gateway });
+        hops.push(RoutedAddress { address: ip.address, gateway });
     }
     Ok(hops)
 }
 
 /// Adds the gateways' addresses to the host's end.
-fn add_gateways(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
-    for gateway in gateways(hops) {
-        configure::add_gateway(host, end, host_net(gateway))
+fn add_gateways(host: &Netlink, end: &Link, hops: &[RoutedAddress]) -> Result<()> {
+    for gateway in unique_gateways(hops) {
+        configure::add_gateway_address(host, end, host_net(gateway))
             .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
     }
     Ok(())
 }
 
 /// The host's end of an attachment's pair.
-struct HostSide<'a> {
+struct PtpHostEnd<'a> {
     link: &'a Link,
-    owner: Owner<'a>,
+    owner: AttachmentId<'a>,
 }
 
-impl HostSide<'_> {
+impl PtpHostEnd<'_> {
     /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
     /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
-    fn add_route<'u>(&self, host: &'u Netlink, hop: &Hop, undo: &mut Rollback<'u>) -> Result<()> {
+    fn add_route<'u>(
+        &self,
+        host: &'u Netlink,
+        hop: &RoutedAddress,
+        undo: &mut Rollback<'u>,
+    ) -> Result<()> {
         let failed = || "failed to add route on host";
-        let route = route_to(hop, self.link);
+        let route = host_route(hop, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
-        let taken = host.matching_route(route.dst.addr())?;
-        let Some(present) = taken.clone().filter(|taken| is_to(taken, &route)) else {
+        let taken = host.find_matching_route(route.dst.addr())?;
+        let Some(present) = taken.clone().filter(|taken| is_same_destination(taken, &route)) else {
             if let Some(wider) = taken {
                 self.warn_of_subnet(host, &wider, hop.address);
             }
-            return add(RouteMode::Exclusive);
+            return add(RouteAddMode::Exclusive);
         };
         if present.oif == Some(self.link.index) {
             // The address is listed twice.
             return Ok(());
         }
-        let through = present.oif.map(|index| host.link_by_index(index)).transpose()?.flatten();
+        let through =
+            present.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
         if present.oif.is_some() && through.is_none() {
             // The link is gone meanwhile, and its routes with it.
-            return add(RouteMode::Exclusive);
+            return add(RouteAddMode::Exclusive);
         }
         let through = through.as_ref();
         // An earlier pair of the attachment itself.
-        if through.is_some_and(|link| self.owner.owns(Some(&link.alias))) {
-            undo.push(format!("restore the route {present}"), move || {
-                Ok(host.add_route(&present, RouteMode::Replace)?)
+        if through.is_some_and(|link| self.owner.owns_comment(Some(&link.alias))) {
+            undo.add_step(format!("restore the route {present}"), move || {
+                Ok(host.add_route(&present, RouteAddMode::Replace)?)
             });
-            return add(RouteMode::Replace);
+            return add(RouteAddMode::Replace);
         }
         if through.map_or(Ok(false), |link| is_vanishing(host, link))? {
-            return add(RouteMode::Exclusive);
+            return add(RouteAddMode::Exclusive);
         }
-        Err(occupied(&present, through)).context(failed)
+        Err(occupied_error(&present, through)).context(failed)
     }
 
     /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets went until
     /// now.
-    fn warn_of_subnet(&self, host: &Netlink, wider: &Route, address: IpNet) {
-        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet(wider)) else { return };
+    fn warn_of_subnet(&self, host: &Netlink, wider: &KernelRoute, address: IpNet) {
+        let Some(oif) = wider.oif.filter(|_| overlap::is_subnet_route(wider)) else { return };
         let links = host.dump_links().inspect_err(|e| log::debug(e)).unwrap_or_default();
         let is_of_network = |link: &&Link| {
-            let network = identity(&link.alias).map(|(_, _, network)| network);
+            let network = parse_label(&link.alias).map(|(_, _, network)| network);
             link.index != self.link.index && network == Some(self.owner.network)
         };
         if links.iter().any(|link| is_of_network(&link)) {
             return;
         }
         if let Some(link) = links.iter().find(|link| link.index == oif) {
-            log::warn(overlap::warning(wider, address.trunc(), link));
+            log::warn(overlap::conflict_warning(wider, address.trunc(), link));
         }
     }
 }
 
 /// Whether a route is to the destination of `wanted`, whatever its metric.
-fn is_to(route: &Route, wanted: &Route) -> bool {
+fn is_same_destination(route: &KernelRoute, wanted: &KernelRoute) -> bool {
     route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)
 }
 
@@ -289,23 +318,25 @@ fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
     if link.kind.as_deref() != Some("veth") || link.link_netnsid.is_none() {
         return Ok(false);
     }
-    match host.wait_link(link.index, VANISHING, |_| false) {
+    match host.wait_for_link(link.index, VANISHING, |_| false) {
         Err(error) if error.is_not_found() => Ok(true),
         still_there => Ok(still_there.map(|_| false)?),
     }
 }
 
 /// The host's route to the destination of `wanted`.
-fn present_route(host: &Netlink, wanted: &Route) -> Result<Option<Route>> {
-    Ok(host.matching_route(wanted.dst.addr())?.filter(|route| is_to(route, wanted)))
+fn find_present_route(host: &Netlink, wanted: &KernelRoute) -> Result<Option<KernelRoute>> {
+    Ok(host
+        .find_matching_route(wanted.dst.addr())?
+        .filter(|route| is_same_destination(route, wanted)))
 }
 
 /// The error for a route that another owner has to the container's address.
-fn occupied(present: &Route, through: Option<&Link>) -> Error {
+fn occupied_error(present: &KernelRoute, through: Option<&Link>) -> Error {
     let name = through.map_or("several links", |link| &link.name);
-    let text = configure::describe(&Route { table: None, ..present.clone() }, name);
+    let text = configure::describe_route(&KernelRoute { table: None, ..present.clone() }, name);
     let error = Error::internal(format!("the host has the route \"{text}\""));
-    match through.and_then(|link| identity(&link.alias)) {
+    match through.and_then(|link| parse_label(&link.alias)) {
         Some((id, ifname, network)) => error.with_details(format!(
             "it is of {ifname} of container {id} in network \"{network}\": the ranges of the networks overlap, give one of them another"
         )),
@@ -316,70 +347,76 @@ fn occupied(present: &Route, through: Option<&Link>) -> Error {
 }
 
 /// The host's route to an address of the container.
-fn route_to(hop: &Hop, end: &Link) -> Route {
+fn host_route(hop: &RoutedAddress, end: &Link) -> KernelRoute {
     let (oif, scope) = (Some(end.index), Some(ON_HOST));
-    Route { oif, scope, ..Route::new(host_net(hop.address.addr())) }
+    KernelRoute { oif, scope, ..KernelRoute::new(host_net(hop.address.addr())) }
 }
 
 /// Restores missing attributes, addresses and routes of the host's end. An end that was down has lost all of its routes.
-fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) -> Result<()> {
+fn restore_host_end(
+    host: &Netlink,
+    end: &Link,
+    hops: &[RoutedAddress],
+    repairs: &mut RepairFindings,
+) -> Result<()> {
     let name = &end.name;
-    veth::repair_advertisements(end, repairs);
+    veth::refuse_advertisements_again(end, repairs);
     if !end.up {
-        let up = || Ok(host.set_link(end.index, LinkChange::new().up())?);
-        repairs.restore(format!("\"{name}\": it is down"), up);
+        let up = || Ok(host.change_link(end.index, LinkChange::new().set_up())?);
+        repairs.restore_missing(format!("\"{name}\": it is down"), up);
     }
     let addresses: Vec<IpNet> = hops.iter().map(|hop| hop.address).collect();
-    forwarding::repair(host, end, &addresses, repairs);
-    let addrs = host.dump_addrs(end.index)?;
+    forwarding::restore_disabled(host, end, &addresses, repairs);
+    let addrs = host.dump_addresses(end.index)?;
     let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
-    for gateway in gateways(hops).into_iter().filter(is_missing) {
-        let add = || Ok(configure::add_gateway(host, end, host_net(gateway))?);
-        repairs.restore(format!("address {gateway} of \"{name}\""), add);
+    for gateway in unique_gateways(hops).into_iter().filter(is_missing) {
+        let add = || Ok(configure::add_gateway_address(host, end, host_net(gateway))?);
+        repairs.restore_missing(format!("address {gateway} of \"{name}\""), add);
     }
     let through =
         host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
-    let routes = hops.iter().map(|hop| route_to(hop, end));
+    let routes = hops.iter().map(|hop| host_route(hop, end));
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
-        if let Some(present) = present_route(host, &route)? {
-            repairs.leave(format!("{text}: the host has \"{present}\" through another link"));
+        if let Some(present) = find_present_route(host, &route)? {
+            repairs
+                .record_changed(format!("{text}: the host has \"{present}\" through another link"));
             continue;
         }
-        repairs.restore(text, || Ok(host.add_route(&route, RouteMode::Exclusive)?));
+        repairs.restore_missing(text, || Ok(host.add_route(&route, RouteAddMode::Exclusive)?));
     }
     Ok(())
 }
 
 fn configure_container(
-    inside: &Inside<'_>,
+    inside: &ContainerNetns<'_>,
     link: &Link,
     result: &CniResult,
-    hops: &[Hop],
+    hops: &[RoutedAddress],
 ) -> Result<()> {
     configure::prepare_ipv6(inside, &link.name, result, &[])?;
     // No other host is on the link that could have the addresses.
-    configure::addresses_and_up(inside, link, result, Style::Routed)?;
+    configure::add_addresses_and_set_up(inside, link, result, AddressStyle::Routed)?;
     for route in routes_to_gateways(link, hops) {
         inside
             .netlink
-            .add_route(&route, RouteMode::Exclusive)
+            .add_route(&route, RouteAddMode::Exclusive)
             .context(|| format!("failed to add route {}", route.dst))?;
     }
     configure::add_routes(inside, link, result)
 }
 
 /// The container's routes: the gateway is on the link, and the rest of the subnet behind the gateway.
-fn routes_to_gateways(link: &Link, hops: &[Hop]) -> Vec<Route> {
-    let mut routes: Vec<Route> = Vec::new();
-    for Hop { address, gateway } in hops {
+fn routes_to_gateways(link: &Link, hops: &[RoutedAddress]) -> Vec<KernelRoute> {
+    let mut routes: Vec<KernelRoute> = Vec::new();
+    for RoutedAddress { address, gateway } in hops {
         let route = |dst| {
             let (oif, src) = (Some(link.index), Some(address.addr()));
-            Route { oif, src, ..Route::new(dst) }
+            KernelRoute { oif, src, ..KernelRoute::new(dst) }
         };
-        let to_gateway = Route { scope: Some(ON_LINK), ..route(host_net(*gateway)) };
-        let to_subnet = Route { gw: Some(*gateway), ..route(address.trunc()) };
-        let has_subnet = address.prefix_len() < width(address.addr());
+        let to_gateway = KernelRoute { scope: Some(ON_LINK), ..route(host_net(*gateway)) };
+        let to_subnet = KernelRoute { gw: Some(*gateway), ..route(address.trunc()) };
+        let has_subnet = address.prefix_len() < max_prefix_len(address.addr());
         for route in [to_gateway].into_iter().chain(has_subnet.then_some(to_subnet)) {
             // Several addresses may share a gateway or a subnet.
             if !routes.iter().any(|other| other.dst == route.dst) {
@@ -392,26 +429,30 @@ fn routes_to_gateways(link: &Link, hops: &[Hop]) -> Vec<Route> {
     routes
 }
 
-fn gateways(hops: &[Hop]) -> Vec<IpAddr> {
+fn unique_gateways(hops: &[RoutedAddress]) -> Vec<IpAddr> {
     let mut gateways: Vec<IpAddr> = hops.iter().map(|hop| hop.gateway).collect();
-    sort(&mut gateways);
+    sort_items(&mut gateways);
     gateways.dedup();
     gateways
 }
 
 /// Fails unless the host's end exists, with the gateways' addresses and the routes to the container.
-fn check_host(host: &Netlink, inside: &Inside<'_>, found: &Found<'_>) -> Result<()> {
-    let Found { link, prev, index } = found;
-    let (end, entry) = veth::find_host_end(host, inside, prev, link)?.ok_or_else(|| {
+fn verify_host_end(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    found: &CheckedLink<'_>,
+) -> Result<()> {
+    let CheckedLink { link, prev, index } = found;
+    let (end, entry) = veth::find_listed_host_end(host, inside, prev, link)?.ok_or_else(|| {
         Error::internal(format!("ptp: host end of \"{}\" was not found", link.name))
     })?;
-    verify::same_mac(&end, &entry)?;
-    verify::is_up(&end, verify::ON_HOST)?;
-    verify::refuses_advertisements(&end)?;
-    let addrs = host.dump_addrs(end.index)?;
+    verify::require_same_mac(&end, &entry)?;
+    verify::require_up(&end, verify::ON_HOST)?;
+    verify::require_no_advertisements(&end)?;
+    let addrs = host.dump_addresses(end.index)?;
     let routes =
         host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
-    for ip in prev.ips_of(*index) {
+    for ip in prev.ips_of_interface(*index) {
         let name = &end.name;
         if let Some(gw) = ip.gateway
             && !addrs.iter().any(|addr| addr.net.addr() == gw)
@@ -432,11 +473,11 @@ fn check_host(host: &Netlink, inside: &Inside<'_>, found: &Found<'_>) -> Result<
 mod tests {
     use super::*;
 
-    fn hop(address: &str, gateway: &str) -> Hop {
-        Hop { address: address.parse().unwrap(), gateway: gateway.parse().unwrap() }
+    fn hop(address: &str, gateway: &str) -> RoutedAddress {
+        RoutedAddress { address: address.parse().unwrap(), gateway: gateway.parse().unwrap() }
     }
 
-    fn destinations(hops: &[Hop]) -> Vec<String> {
+    fn destinations(hops: &[RoutedAddress]) -> Vec<String> {
         let link = Link::default();
         routes_to_gateways(&link, hops).iter().map(|route| route.dst.to_string()).collect()
     }
@@ -445,7 +486,7 @@ mod tests {
     fn shared_gateways_and_subnets_are_routed_once() {
         let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("10.0.0.3/24", "10.0.0.1")];
         assert_eq!(destinations(&hops), ["10.0.0.1/32", "10.0.0.0/24"]);
-        assert_eq!(gateways(&hops).len(), 1);
+        assert_eq!(unique_gateways(&hops).len(), 1);
     }
 
     #[test]

@@ -13,10 +13,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::cni::json::Json;
-use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
+use crate::cni::json::keys::DecodedKeys;
+use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
 use crate::error::{Error, Result};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, addressing};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, addressing,
+};
 
 #[derive(Debug)]
 pub struct Static;
@@ -24,7 +26,7 @@ pub struct Static;
 /// The keys of a network, decoded on demand: DEL needs none.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct StaticConfig {
     ipam: Option<Json>,
     runtime_config: Option<Json>,
     args: Option<Json>,
@@ -33,23 +35,23 @@ pub struct Conf {
 /// `ipam`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Ipam {
+struct StaticIpamConfig {
     /// The addresses of the interface.
-    addresses: Vec<AddressConf>,
+    addresses: Vec<StaticAddressConfig>,
     /// Routes, copied to the result.
-    routes: Vec<Route>,
+    routes: Vec<ResultRoute>,
     /// Name resolution, copied to the result.
-    dns: Dns,
+    dns: DnsConfig,
 }
 
 /// An entry of `ipam.addresses`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct AddressConf {
+struct StaticAddressConfig {
     /// The address with its prefix length.
     address: String,
     /// The gateway of its network. Default: none.
-    #[serde(deserialize_with = "ip::optional_ip")]
+    #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     gateway: Option<IpAddr>,
     /// `address` as an object, written by programs that encode the reference's type.
     #[serde(rename = "Address")]
@@ -58,14 +60,14 @@ struct AddressConf {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Args {
-    cni: Ips,
+struct StaticArgs {
+    cni: RequestedIps,
 }
 
 /// `args.cni` and `runtimeConfig`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Ips {
+struct RequestedIps {
     /// Addresses with their prefix lengths.
     ips: Vec<String>,
 }
@@ -73,78 +75,90 @@ struct Ips {
 impl Plugin for Static {
     const NAME: &'static str = "static";
     const ABOUT: &'static str = "configured and requested addresses";
-    type Conf = Conf;
+    type Conf = StaticConfig;
 
-    fn keys() -> Keys {
-        let (ipam, runtime) = (Keys::of::<Ipam>(), Keys::of::<Ips>());
-        Keys::of::<Conf>().with("ipam", ipam).with("runtimeConfig", runtime)
+    fn keys() -> DecodedKeys {
+        let (ipam, runtime) =
+            (DecodedKeys::of_type::<StaticIpamConfig>(), DecodedKeys::of_type::<RequestedIps>());
+        DecodedKeys::of_type::<StaticConfig>()
+            .with_member("ipam", ipam)
+            .with_member("runtimeConfig", runtime)
     }
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
-        let Plan { ips, ipam } = Plan::before_add(cx, conf)?;
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &StaticConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
+        let StaticPlan { ips, ipam } = StaticPlan::before_add(cx, conf)?;
         remarks.subnets.extend(ips.iter().map(|ip| ip.address));
-        remarks.warnings.extend(addressing::gateways(&cx.net, &ips, &ipam.routes));
-        remarks.warnings.extend(addressing::routes(&ips, &ipam.routes));
+        remarks.warnings.extend(addressing::gateway_warnings(&cx.net, &ips, &ipam.routes));
+        remarks.warnings.extend(addressing::route_warnings(&ips, &ipam.routes));
         Ok(())
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, _: &AddReq) -> Result<CniResult> {
-        let Plan { ips, ipam: Ipam { routes, dns, .. } } = Plan::resolve(cx, conf)?;
+    fn add(cx: &CallContext<'_>, conf: &StaticConfig, _: &AddRequest) -> Result<CniResult> {
+        let StaticPlan { ips, ipam: StaticIpamConfig { routes, dns, .. } } =
+            StaticPlan::from_config(cx, conf)?;
         Ok(CniResult { ips, routes, dns, ..CniResult::new() })
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let plan = Plan::resolve(cx, conf)?;
-        let prev = req.require_prev()?;
-        plan.ips.iter().try_for_each(|wanted| verify(wanted, &prev.ips, req))
+    fn check(cx: &CallContext<'_>, conf: &StaticConfig, req: &CheckRequest) -> Result<()> {
+        let plan = StaticPlan::from_config(cx, conf)?;
+        let prev = req.require_final_result()?;
+        plan.ips.iter().try_for_each(|wanted| verify_address(wanted, &prev.ips, req))
     }
 
-    fn del(_: &Cx<'_>, _: &Conf, _: &DelReq) -> Result<()> {
+    fn del(_: &CallContext<'_>, _: &StaticConfig, _: &DelRequest) -> Result<()> {
         // ADD leaves no state.
         Ok(())
     }
 
-    fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(_: &CallContext<'_>, _: &StaticConfig, _: &GcRequest) -> Result<()> {
         // ADD leaves no state.
         Ok(())
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        Plan::before_add(cx, conf).map(drop)
+    fn status(cx: &CallContext<'_>, conf: &StaticConfig) -> Result<()> {
+        StaticPlan::before_add(cx, conf).map(drop)
     }
 }
 
 /// The addresses, routes and name servers of a call.
-struct Plan {
+struct StaticPlan {
     ips: Vec<IpConfig>,
-    ipam: Ipam,
+    ipam: StaticIpamConfig,
 }
 
-impl Plan {
-    fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        Plan::of(cx, conf, false)
+impl StaticPlan {
+    fn from_config(cx: &CallContext<'_>, conf: &StaticConfig) -> Result<StaticPlan> {
+        StaticPlan::build_plan(cx, conf, false)
     }
 
     /// The plan before the runtime has supplied addresses, which replace those of the configuration.
-    fn before_add(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        Plan::of(cx, conf, true)
+    fn before_add(cx: &CallContext<'_>, conf: &StaticConfig) -> Result<StaticPlan> {
+        StaticPlan::build_plan(cx, conf, true)
     }
 
-    fn of(cx: &Cx<'_>, conf: &Conf, is_asked_before: bool) -> Result<Plan> {
-        let is_supplied = is_asked_before && cx.net.wants("ips");
+    fn build_plan(
+        cx: &CallContext<'_>,
+        conf: &StaticConfig,
+        is_asked_before: bool,
+    ) -> Result<StaticPlan> {
+        let is_supplied = is_asked_before && cx.net.wants_capability("ips");
         let missing = || Error::config("IPAM config missing 'ipam' key");
-        let ipam: Ipam = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
+        let ipam: StaticIpamConfig = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
         let text = |value: &str| Ok(value.to_owned());
-        let args = cx.args(&["IP", "GATEWAY"])?;
-        let (own, gateways) = (args.get("IP", text)?, args.get("GATEWAY", text)?);
+        let args = cx.parse_args(&["IP", "GATEWAY"])?;
+        let (own, gateways) = (args.parse_value("IP", text)?, args.parse_value("GATEWAY", text)?);
         let gateway = |item: &str| {
             ip::parse_ip(item.trim())
                 .map_err(|_| Error::config(format!("invalid gateway address: {item}")))
         };
-        let gateways = items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
+        let gateways = split_items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 
-        let requested: Args = Json::decode_or_default(conf.args.as_ref())?;
-        let runtime: Ips = Json::decode_or_default(conf.runtime_config.as_ref())?;
+        let requested: StaticArgs = Json::decode_or_default(conf.args.as_ref())?;
+        let runtime: RequestedIps = Json::decode_or_default(conf.runtime_config.as_ref())?;
         // Each list replaces all addresses before, which may be placeholders.
         let mut lists = [runtime.ips, requested.cni.ips].into_iter().map(|mut list| {
             list.retain(|item| !item.trim().is_empty());
@@ -153,18 +167,24 @@ impl Plan {
         let (mut ips, mut use_gateways) = (Vec::new(), true);
         if let Some(list) = lists.find(|list| !list.is_empty()) {
             let not_cidr = "an entry in the 'ips' field is NOT in CIDR notation";
-            ips = list.iter().map(|item| parse(item.trim(), not_cidr)).collect::<Result<_>>()?;
+            ips = list
+                .iter()
+                .map(|item| parse_address(item.trim(), not_cidr))
+                .collect::<Result<_>>()?;
             use_gateways = own.is_none();
         } else {
             for configured in ipam.addresses.iter().filter(|_| !is_supplied) {
                 let expected = "the 'address' field is expected to be in CIDR notation";
-                let AddressConf { address, gateway, .. } = configured;
+                let StaticAddressConfig { address, gateway, .. } = configured;
                 if !(is_asked_before && address.is_empty()) {
-                    ips.push(IpConfig { gateway: *gateway, ..parse(address, expected)? });
+                    ips.push(IpConfig { gateway: *gateway, ..parse_address(address, expected)? });
                 }
             }
-            for item in items(own.as_deref()) {
-                ips.push(parse(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
+            for item in split_items(own.as_deref()) {
+                ips.push(parse_address(
+                    item.trim(),
+                    "the 'ip' field is expected to be in CIDR notation",
+                )?);
             }
         }
         for ip in ips.iter_mut().filter(|ip| use_gateways && ip.gateway.is_none()) {
@@ -174,17 +194,17 @@ impl Plan {
         }
         refuse_invalid(&ips)?;
         cx.require_one_per_family(ips.iter().map(|ip| ip.address.addr().is_ipv4()))?;
-        Ok(Plan { ips, ipam })
+        Ok(StaticPlan { ips, ipam })
     }
 }
 
 /// The items of a list with commas that are not empty.
-fn items(text: Option<&str>) -> impl Iterator<Item = &str> {
+fn split_items(text: Option<&str>) -> impl Iterator<Item = &str> {
     text.into_iter().flat_map(|text| text.split(',')).filter(|item| !item.trim().is_empty())
 }
 
 /// An address without a gateway.
-fn parse(text: &str, expected: &str) -> Result<IpConfig> {
+fn parse_address(text: &str, expected: &str) -> Result<IpConfig> {
     let address =
         ip::parse_cidr(text).map_err(|_| Error::config(format!("{expected}, got: '{text}'")))?;
     Ok(IpConfig { address, gateway: None, interface: None })
@@ -213,7 +233,7 @@ fn refuse_invalid(ips: &[IpConfig]) -> Result<()> {
 const REMEDY: &str = "attach the container again, or undo the change of its configuration";
 
 /// Verifies that the result of ADD has the address, its prefix length and its gateway.
-fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
+fn verify_address(wanted: &IpConfig, all: &[IpConfig], req: &CheckRequest) -> Result<()> {
     let IpConfig { address, gateway, .. } = wanted;
     let (ip, ifname) = (address.addr(), &req.ifname);
     let Some(found) = all.iter().find(|found| found.address.addr() == ip) else {

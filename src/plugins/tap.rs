@@ -8,12 +8,14 @@
 use serde::Deserialize;
 
 use crate::cni::CniResult;
-use crate::error::{Context, Error, Result};
-use crate::iface::child::{self, WithMac};
-use crate::iface::configure::Style;
-use crate::iface::{Inside, mtu, tun, veth};
-use crate::netlink::{Link, LinkChange, Mac};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+};
+use crate::iface::child::{self, MacCapabilityConfig};
+use crate::iface::configure::AddressStyle;
+use crate::iface::{ContainerNetns, mtu, tun, veth};
+use crate::netlink::{Link, LinkChange, MacAddress};
 
 /// The kind of tap devices, and of tun devices.
 const TUN: &str = "tun";
@@ -23,7 +25,7 @@ pub struct Tap;
 /// The keys of a tap network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct TapConfig {
     /// Allow the device to be opened several times (`IFF_MULTI_QUEUE`).
     multi_queue: bool,
     /// MTU in bytes. Default: the kernel's.
@@ -40,63 +42,70 @@ pub struct Conf {
     bridge: String,
     /// Decoded for its errors, as the reference does.
     #[serde(rename = "args")]
-    _args: Args,
-    runtime_config: WithMac,
+    _args: TapArgs,
+    runtime_config: MacCapabilityConfig,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Args {}
+struct TapArgs {}
 
 impl Plugin for Tap {
     const NAME: &'static str = "tap";
     const ABOUT: &'static str = "tap device in the container";
-    type Conf = Conf;
+    type Conf = TapConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        mtu::bytes(conf.mtu)?;
+    fn examine(_: &CallContext<'_>, conf: &TapConfig, _: &mut ConfigRemarks) -> Result<()> {
+        mtu::bytes_from_config(conf.mtu)?;
         child::requested_mac(&[&conf.mac]).map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let mtu = mtu::bytes(conf.mtu)?;
+    fn add(cx: &CallContext<'_>, conf: &TapConfig, req: &AddRequest) -> Result<CniResult> {
+        let mtu = mtu::bytes_from_config(conf.mtu)?;
         let mac = requested_mac(cx, conf)?;
         let l3 = cx.has_ipam();
-        let netns = req.sandbox.netns()?;
-        let inside = Inside::enter(netns)?;
-        let bridge = bridge(&inside, conf)?;
-        inside.require_free(req.ifname.as_str())?;
+        let netns = req.sandbox.open_netns()?;
+        let inside = ContainerNetns::open_in(netns)?;
+        let bridge = find_bridge(&inside, conf)?;
+        inside.require_free_name(req.ifname.as_str())?;
 
         let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
         let (owner, group) = (conf.owner, conf.group);
-        let wanted =
-            tun::Wanted { ifname: &req.ifname, multi_queue: conf.multi_queue, owner, group, label };
+        let wanted = tun::NewTapDevice {
+            ifname: &req.ifname,
+            multi_queue: conf.multi_queue,
+            owner,
+            group,
+            label,
+        };
         // Dropped after the rollback, in which a DHCP release needs the device.
-        let tap = tun::create(netns, wanted)?;
+        let tap = tun::create_device(netns, wanted)?;
         let mut undo = Rollback::new();
-        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
-        let link = inside.link(req.ifname.as_str())?;
+        undo.add_step(format!("delete \"{}\"", req.ifname), || {
+            child::roll_back_link(&inside, &req.ifname)
+        });
+        let link = inside.require_link(req.ifname.as_str())?;
         let up = !l3 || cx.ipam_needs_link();
-        let link = set(&inside, link, mac, mtu, bridge.as_ref(), up)?;
+        let link = set_attributes(&inside, link, mac, mtu, bridge.as_ref(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
-        result.assign_to_first();
+        result.interfaces = vec![veth::interface_entry(&link, &req.sandbox.path)];
+        result.assign_ips_to_first();
         if l3 {
             // The program at the other end is not running yet: no host can have the addresses.
-            child::configure(&inside, &link, &result, Style::Immediate)?;
+            child::configure_link(&inside, &link, &result, AddressStyle::Immediate)?;
         }
-        tap.keep()?;
-        cx.finish(&mut result);
+        tap.make_persistent()?;
+        cx.finish_result(&mut result);
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+    fn check(cx: &CallContext<'_>, conf: &TapConfig, req: &CheckRequest) -> Result<()> {
         requested_mac(cx, conf)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        cx.if_ipam(Cx::ipam_check)?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        cx.if_ipam(CallContext::ipam_check)?;
         let found = req.find_link(&inside, TUN)?;
         check_device(conf, &found.link)?;
-        let bridge = bridge(&inside, conf)?;
+        let bridge = find_bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
             let (name, bridge) = (&found.link.name, &conf.bridge);
             return Err(Error::internal(format!(
@@ -106,35 +115,35 @@ impl Plugin for Tap {
         found.verify_layer3(&inside)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        req.del_link(cx, TUN)
+    fn del(cx: &CallContext<'_>, _: &TapConfig, req: &DelRequest) -> Result<()> {
+        req.delete_link(cx, TUN)
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &TapConfig, _: &GcRequest) -> Result<()> {
         // The kernel removes the device with its namespace.
-        cx.if_ipam(Cx::ipam_gc)
+        cx.if_ipam(CallContext::ipam_gc)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &TapConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
         tun::require_usable().or_unavailable()?;
-        cx.if_ipam(Cx::ipam_status)
+        cx.if_ipam(CallContext::ipam_status)
     }
 }
 
 /// `runtimeConfig.mac`, else `MAC` of `CNI_ARGS`, else `mac`.
-fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
+fn requested_mac(cx: &CallContext<'_>, conf: &TapConfig) -> Result<Option<MacAddress>> {
     let from_env = cx.mac_arg()?;
     child::requested_mac(&[&conf.runtime_config.mac, &from_env, &conf.mac])
 }
 
 /// The configured bridge in the container, if any.
-fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
+fn find_bridge(inside: &ContainerNetns<'_>, conf: &TapConfig) -> Result<Option<Link>> {
     let name = &conf.bridge;
     if name.is_empty() {
         return Ok(None);
     }
-    let link = inside.link(name).context(|| format!("failed to get bridge {name}"))?;
+    let link = inside.require_link(name).context(|| format!("failed to get bridge {name}"))?;
     if link.kind.as_deref() == Some("bridge") {
         return Ok(Some(link));
     }
@@ -142,38 +151,38 @@ fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
 }
 
 /// Sets MAC, MTU, bridge and state; returns the changed device.
-fn set(
-    inside: &Inside<'_>,
+fn set_attributes(
+    inside: &ContainerNetns<'_>,
     link: Link,
-    mac: Option<Mac>,
+    mac: Option<MacAddress>,
     mtu: u32,
     bridge: Option<&Link>,
     up: bool,
 ) -> Result<Link> {
     let mut change = LinkChange::new();
     if let Some(mac) = mac {
-        change = change.mac(mac);
+        change = change.set_mac(mac);
     }
     if mtu > 0 {
-        change = change.mtu(mtu);
+        change = change.set_mtu(mtu);
     }
     if let Some(bridge) = bridge {
-        change = change.master(bridge.index);
+        change = change.set_master(bridge.index);
     }
     if up {
-        change = change.up();
+        change = change.set_up();
     } else if mac.is_none() && mtu == 0 && bridge.is_none() {
         return Ok(link);
     }
     inside
         .netlink
-        .set_link(link.index, change)
+        .change_link(link.index, change)
         .context(|| format!("failed to set tap \"{}\"", link.name))?;
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
 }
 
 /// CHECK: fails unless the device has the configured owner, group and queues.
-fn check_device(conf: &Conf, link: &Link) -> Result<()> {
+fn check_device(conf: &TapConfig, link: &Link) -> Result<()> {
     let name = &link.name;
     // Kernels before 4.20 do not report these attributes.
     let Some(tun) = link.tun else { return Ok(()) };

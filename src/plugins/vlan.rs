@@ -9,13 +9,15 @@
 use serde::Deserialize;
 
 use crate::cni::CniResult;
-use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
-use crate::iface::child::{self, Below, Wanted};
-use crate::iface::mtu::Mtu;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
+};
+use crate::iface::ContainerNetns;
+use crate::iface::child::{self, MasterConfig, NewChildLink};
+use crate::iface::mtu::MtuConfig;
 use crate::netlink::{Link, LinkKind, Netlink};
-use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
+use crate::repairs::RepairFindings;
 
 const KIND: &str = "vlan";
 
@@ -24,7 +26,7 @@ pub struct Vlan;
 /// The keys of a VLAN network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct VlanConfig {
     /// The link below.
     master: String,
     /// The VLAN ID, 0 to 4094; 0 is for frames that have a priority only.
@@ -39,28 +41,29 @@ impl Plugin for Vlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "one VLAN of a link of the host";
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = VlanConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+    fn examine(_: &CallContext<'_>, conf: &VlanConfig, _: &mut ConfigRemarks) -> Result<()> {
         conf.require_master()?;
-        conf.id().map(drop)
+        conf.parse_vlan_id().map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+    fn add(cx: &CallContext<'_>, conf: &VlanConfig, req: &AddRequest) -> Result<CniResult> {
         // Fails before anything is created.
-        cx.ipam()?;
-        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
-        let place = conf.below().place(host, &inside);
-        let (master, mtu) = conf.usable_master(place, host)?;
-        let id = conf.id()?;
+        cx.ipam_plugin()?;
+        let (inside, host) =
+            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let place = conf.master_config().master_netlink(host, &inside);
+        let (master, mtu) = conf.find_usable_master(place, host)?;
+        let id = conf.parse_vlan_id()?;
         let kind = LinkKind::Vlan { link: master.index, id };
-        let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
+        let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: None };
         req.attach_link(cx, &inside, place, &wanted, None).map(|(result, _)| result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let id = conf.id()?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
+    fn check(cx: &CallContext<'_>, conf: &VlanConfig, req: &CheckRequest) -> Result<()> {
+        let id = conf.parse_vlan_id()?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         cx.ipam_check()?;
         let found = req.find_link(&inside, KIND)?;
         if found.link.vlan != Some(id) {
@@ -68,38 +71,43 @@ impl Plugin for Vlan {
             let msg = format!("interface \"{name}\" is of VLAN {other}, configured is {id}");
             return Err(Error::internal(msg));
         }
-        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        conf.master_config().verify_master(cx.host_netlink()?, &inside, &found.link)?;
         child::verify_mtu(&found.link, u32::try_from(conf.mtu).unwrap_or_default())?;
         found.verify_layer3(&inside)
     }
 
-    fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &VlanConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        req.del_link(cx, KIND)
+    fn del(cx: &CallContext<'_>, _: &VlanConfig, req: &DelRequest) -> Result<()> {
+        req.delete_link(cx, KIND)
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &VlanConfig, _: &GcRequest) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        cx.if_ipam(Cx::ipam_gc)
+        cx.if_ipam(CallContext::ipam_gc)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &VlanConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        let host = cx.usable_host()?;
+        let host = cx.usable_host_netlink()?;
         // A master in the container cannot be checked, because the container is not known yet.
         if !conf.link_in_container {
-            conf.usable_master(host, host).or_unavailable()?;
+            conf.find_usable_master(host, host).or_unavailable()?;
         }
-        let id = conf.id()?;
+        let id = conf.parse_vlan_id()?;
         child::require_driver(&|link| LinkKind::Vlan { link, id }).or_unavailable()?;
         cx.ipam_status()
     }
 }
 
-impl Conf {
+impl VlanConfig {
     fn require_master(&self) -> Result<()> {
         if self.master.is_empty() {
             let msg = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
@@ -109,7 +117,7 @@ impl Conf {
     }
 
     /// The VLAN ID.
-    fn id(&self) -> Result<u16> {
+    fn parse_vlan_id(&self) -> Result<u16> {
         let id = self.vlan_id.ok_or_else(|| {
             Error::config("\"vlanId\" field is required")
                 .with_details("0 is the VLAN of frames that have a priority but no number")
@@ -119,18 +127,18 @@ impl Conf {
         })
     }
 
-    fn below(&self) -> Below<'_> {
-        Below {
+    fn master_config(&self) -> MasterConfig<'_> {
+        MasterConfig {
             name: &self.master,
             in_container: self.link_in_container,
-            mtu: Mtu::Bytes(self.mtu),
+            mtu: MtuConfig::Bytes(self.mtu),
         }
     }
 
     /// The master, which has to be up before the VLAN can be set up, and the MTU of the VLAN.
-    fn usable_master(&self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
+    fn find_usable_master(&self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
         self.require_master()?;
-        let (master, mtu) = self.below().master(place, host)?;
+        let (master, mtu) = self.master_config().resolve_master(place, host)?;
         if master.up {
             return Ok((master, mtu));
         }
@@ -144,7 +152,7 @@ mod tests {
     use super::*;
 
     fn id(vlan_id: Option<i64>) -> Result<u16> {
-        Conf { vlan_id, ..Conf::default() }.id()
+        VlanConfig { vlan_id, ..VlanConfig::default() }.parse_vlan_id()
     }
 
     #[test]
@@ -154,10 +162,10 @@ mod tests {
         for wrong in [-1, 4095, 65536, i64::MAX] {
             let expected =
                 format!("invalid VLAN ID {wrong} (must be between 0 and 4094 inclusive)");
-            assert_eq!(id(Some(wrong)).unwrap_err().msg(), expected);
+            assert_eq!(id(Some(wrong)).unwrap_err().message(), expected);
         }
-        assert_eq!(id(None).unwrap_err().msg(), "\"vlanId\" field is required");
-        let error = Conf::default().require_master().unwrap_err();
-        assert!(error.msg().starts_with("\"master\" field is required."));
+        assert_eq!(id(None).unwrap_err().message(), "\"vlanId\" field is required");
+        let error = VlanConfig::default().require_master().unwrap_err();
+        assert!(error.message().starts_with("\"master\" field is required."));
     }
 }

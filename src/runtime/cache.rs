@@ -22,13 +22,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha512};
 
-use super::{Attach, NetworkList, PluginConf, Runtime};
-use crate::cni::json::{Json, compact};
-use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use super::{AttachmentParams, NetworkList, PluginConfig, Runtime};
+use crate::cni::json::{Json, encode_compact};
+use crate::cni::{CniResult, ContainerId, InterfaceName, NetworkName, SpecVersion};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files;
-use crate::files::atomic::{self, Durability, Writer};
-use crate::sort::sort;
+use crate::files::atomic::{self, AtomicWriter, Durability};
+use crate::sort::sort_items;
 
 const KIND: &str = "cniCacheV1";
 /// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size each.
@@ -46,15 +46,15 @@ pub struct CachedAttachment {
     /// The configuration's bytes at ADD; empty in files of old releases of libcni.
     pub config: Vec<u8>,
     /// Container, namespace (empty in old files), interface and arguments.
-    pub attach: Attach,
+    pub attach: AttachmentParams,
 }
 
 impl CachedAttachment {
     /// The network at ADD, if it is in the cache.
-    pub fn list(&self) -> Option<NetworkList> {
+    pub fn network_list(&self) -> Option<NetworkList> {
         let list = NetworkList::from_bytes(&self.config).ok()?;
         let list = if list.plugins.is_empty() {
-            let single = NetworkList::of_single(&PluginConf::from_bytes(&self.config).ok()?);
+            let single = NetworkList::from_single(&PluginConfig::from_bytes(&self.config).ok()?);
             NetworkList { is_single: false, ..single }
         } else {
             list
@@ -64,20 +64,20 @@ impl CachedAttachment {
 }
 
 /// The attachment of a cache file: the checked names of network, container and interface.
-pub(super) struct Key([String; 3]);
+pub(super) struct CacheFileKey([String; 3]);
 
-impl Key {
+impl CacheFileKey {
     /// Checks all three names, in the order of the reference's ADD.
-    pub(super) fn new(network: &str, attach: &Attach) -> Result<Key> {
+    pub(super) fn new(network: &str, attach: &AttachmentParams) -> Result<CacheFileKey> {
         let (container_id, ifname) = (&attach.container_id, &attach.ifname);
         ContainerId::parse(container_id)?;
         NetworkName::parse(network)?;
-        IfName::parse(ifname)?;
-        Ok(Key([network.to_owned(), container_id.clone(), ifname.clone()]))
+        InterfaceName::parse(ifname)?;
+        Ok(CacheFileKey([network.to_owned(), container_id.clone(), ifname.clone()]))
     }
 
-    /// As [`Key::new`], with the reference's message for a missing name in cache operations.
-    fn complete(network: &str, attach: &Attach) -> Result<Key> {
+    /// As [`CacheFileKey::new`], with the reference's message for a missing name in cache operations.
+    fn from_complete_names(network: &str, attach: &AttachmentParams) -> Result<CacheFileKey> {
         let (id, ifname) = (&attach.container_id, &attach.ifname);
         if network.is_empty() || id.is_empty() || ifname.is_empty() {
             return Err(Error::config(format!(
@@ -85,7 +85,7 @@ impl Key {
                  and interface name (\"{ifname}\")"
             )));
         }
-        Key::new(network, attach)
+        CacheFileKey::new(network, attach)
     }
 
     fn plain_name(&self) -> String {
@@ -94,18 +94,18 @@ impl Key {
 
     /// Unambiguous, since no name contains a `/`.
     fn hashed_name(&self) -> String {
-        hex(&Sha512::digest(self.0.join("/"))[..20]) + HASHED
+        encode_hex(&Sha512::digest(self.0.join("/"))[..20]) + HASHED
     }
 
     /// Whether the file belongs to the attachment. A bare result does not name its attachment.
-    fn owns(&self, file: &Json) -> bool {
-        let names = ["networkName", "containerId", "ifName"].map(|key| text(file, key));
-        kind(file) != KIND || names == self.0
+    fn owns_file(&self, file: &Json) -> bool {
+        let names = ["networkName", "containerId", "ifName"].map(|key| text_member(file, key));
+        file_kind(file) != KIND || names == self.0
     }
 }
 
 impl Runtime {
-    fn results(&self) -> PathBuf {
+    fn results_dir(&self) -> PathBuf {
         self.cache_dir.join("results")
     }
 
@@ -113,54 +113,62 @@ impl Runtime {
     pub(super) fn cache_result(
         &self,
         list: &NetworkList,
-        attach: &Attach,
+        attach: &AttachmentParams,
         result: Option<&CniResult>,
     ) -> Result<()> {
-        let key = Key::complete(&list.name, attach)?;
-        let results = self.results();
+        let key = CacheFileKey::from_complete_names(&list.name, attach)?;
+        let results = self.results_dir();
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&results);
         created.map_err(|cause| Error::io(format_args!("mkdir {}", results.display()), &cause))?;
-        let bytes = compact(&document(list, attach, result))?;
-        let [plain, hashed] = self.paths(&key);
-        let is_foreign = files::read(&plain, MAX_BYTES)
+        let bytes = encode_compact(&cache_file_content(list, attach, result))?;
+        let [plain, hashed] = self.cache_file_paths(&key);
+        let is_foreign = files::read_regular_file(&plain, MAX_BYTES)
             .ok()
             .and_then(|bytes| Json::parse(&bytes).ok())
-            .is_some_and(|file| !key.owns(&file));
+            .is_some_and(|file| !key.owns_file(&file));
         let path = if key.plain_name().len() > NAME_MAX || is_foreign { hashed } else { plain };
-        Ok(Writer::unlocked(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
+        Ok(AtomicWriter::with_unique_name(&path, Durability::Synced).replace_file(
+            &path,
+            bytes.as_bytes(),
+            0o600,
+        )?)
     }
 
     /// Removes the attachment from the cache. Errors are ignored: the attachment itself no longer
     /// exists.
-    pub(super) fn uncache(&self, key: &Key) {
-        for path in self.paths(key) {
-            let Ok(bytes) = files::read(&path, MAX_BYTES) else { continue };
+    pub(super) fn remove_cached(&self, key: &CacheFileKey) {
+        for path in self.cache_file_paths(key) {
+            let Ok(bytes) = files::read_regular_file(&path, MAX_BYTES) else { continue };
             // An empty or malformed file does not name its attachment.
-            if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {
+            if Json::parse(&bytes).map_or(true, |file| key.owns_file(&file)) {
                 drop(fs::remove_file(path));
             }
         }
     }
 
     /// The result of the attachment's ADD in the network's version; `None` if none is cached.
-    pub fn cached_result(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
-        let key = Key::complete(&list.name, attach)?;
-        let Some(file) = self.read(&key, "decoding version from network config")? else {
+    pub fn cached_result(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+    ) -> Result<Option<CniResult>> {
+        let key = CacheFileKey::from_complete_names(&list.name, attach)?;
+        let Some(file) = self.read_cache_file(&key, "decoding version from network config")? else {
             return Ok(None);
         };
-        let json = if kind(&file) == KIND {
-            file.get_present("result").cloned().unwrap_or(Json::Object(Vec::new()))
+        let json = if file_kind(&file) == KIND {
+            file.get_present_member("result").cloned().unwrap_or(Json::Object(Vec::new()))
         } else {
             file
         };
         let result = CniResult::decode(&json, SpecVersion::V0_1_0)?;
         let wanted = &list.cni_version;
-        SpecVersion::exact(wanted)
+        SpecVersion::parse_exact(wanted)
             .ok_or_else(|| {
                 let from = result.version;
                 Error::internal(format!("no converter for CNI result version {from} to {wanted}"))
             })
-            .and_then(|version| result.convert(version))
+            .and_then(|version| result.convert_to(version))
             .context(|| format!("failed to convert cached result to config version \"{wanted}\""))
             .map(Some)
     }
@@ -174,27 +182,28 @@ impl Runtime {
     pub fn cached_config(
         &self,
         network: &str,
-        attach: &Attach,
-    ) -> Result<Option<(Vec<u8>, Attach)>> {
-        let key = Key::complete(network, attach)?;
+        attach: &AttachmentParams,
+    ) -> Result<Option<(Vec<u8>, AttachmentParams)>> {
+        let key = CacheFileKey::from_complete_names(network, attach)?;
         let what = format!("failed to unmarshal cached network \"{network}\" config");
-        let Some(file) = self.read(&key, &what)? else { return Ok(None) };
-        if kind(&file) != KIND {
-            let kind = kind(&file);
+        let Some(file) = self.read_cache_file(&key, &what)? else { return Ok(None) };
+        if file_kind(&file) != KIND {
+            let kind = file_kind(&file);
             let msg = format!("read cached network \"{network}\" config has wrong kind: {kind}");
-            return Err(Error::new(Code::DECODE, msg));
+            return Err(Error::new(ErrorCode::DECODE, msg));
         }
-        let CachedAttachment { config, attach: cached, .. } = attachment(&file).context(|| what)?;
+        let CachedAttachment { config, attach: cached, .. } =
+            decode_attachment(&file).context(|| what)?;
         let args = if cached.args.is_empty() { attach.args.clone() } else { cached.args };
         let capability_args = cached.capability_args;
-        Ok(Some((config, Attach { args, capability_args, ..attach.clone() })))
+        Ok(Some((config, AttachmentParams { args, capability_args, ..attach.clone() })))
     }
 
     /// The attachments in the cache, of one container or, if `container_id` is empty, of all, sorted
     /// by file name. Other files are skipped; a directory that does not exist has none.
     pub fn cached_attachments(&self, container_id: &str) -> Result<Vec<CachedAttachment>> {
-        let results = self.results();
-        atomic::sweep_stale(&results);
+        let results = self.results_dir();
+        atomic::remove_stale_temporaries(&results);
         let failed = |cause| Error::io(format_args!("open {}", results.display()), &cause);
         let entries = match fs::read_dir(&results) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -205,27 +214,28 @@ impl Runtime {
             // No cache file has a name that is not UTF-8.
             names.extend(entry.map_err(failed)?.file_name().into_string());
         }
-        sort(&mut names);
+        sort_items(&mut names);
         if !container_id.is_empty() {
             // A filter, so that few files are read.
             let infix = format!("-{container_id}-");
             names.retain(|name| name.contains(&infix) || name.ends_with(HASHED));
         }
-        let mut found: Vec<_> = names.iter().filter_map(|name| listed(&results, name)).collect();
+        let mut found: Vec<_> =
+            names.iter().filter_map(|name| read_listed_file(&results, name)).collect();
         found.retain(|c| container_id.is_empty() || c.attach.container_id == container_id);
         Ok(found)
     }
 
     /// The file of `key`; the error is `what` and the parser's reason. An empty or unreadable file
     /// counts as missing.
-    fn read(&self, key: &Key, what: &str) -> Result<Option<Json>> {
-        for path in self.paths(key) {
-            let bytes = files::read(&path, MAX_BYTES).unwrap_or_default();
+    fn read_cache_file(&self, key: &CacheFileKey, what: &str) -> Result<Option<Json>> {
+        for path in self.cache_file_paths(key) {
+            let bytes = files::read_regular_file(&path, MAX_BYTES).unwrap_or_default();
             if bytes.is_empty() {
                 continue;
             }
             let file = Json::parse(&bytes).context(|| what)?;
-            if key.owns(&file) {
+            if key.owns_file(&file) {
                 return Ok(Some(file));
             }
         }
@@ -233,22 +243,26 @@ impl Runtime {
     }
 
     /// The possible paths of the file of `key`.
-    fn paths(&self, key: &Key) -> [PathBuf; 2] {
-        [key.plain_name(), key.hashed_name()].map(|name| self.results().join(name))
+    fn cache_file_paths(&self, key: &CacheFileKey) -> [PathBuf; 2] {
+        [key.plain_name(), key.hashed_name()].map(|name| self.results_dir().join(name))
     }
 }
 
 /// The attachment in the file `name`, unless the name is that of another attachment or the temporary
 /// name of a crashed writer.
-fn listed(results: &Path, name: &str) -> Option<CachedAttachment> {
-    let file = Json::parse(&files::read(&results.join(name), MAX_BYTES).ok()?).ok()?;
-    let found = (kind(&file) == KIND).then(|| attachment(&file).ok())??;
-    let key = Key::new(&found.network, &found.attach).ok()?;
+fn read_listed_file(results: &Path, name: &str) -> Option<CachedAttachment> {
+    let file = Json::parse(&files::read_regular_file(&results.join(name), MAX_BYTES).ok()?).ok()?;
+    let found = (file_kind(&file) == KIND).then(|| decode_attachment(&file).ok())??;
+    let key = CacheFileKey::new(&found.network, &found.attach).ok()?;
     (key.plain_name() == name || key.hashed_name() == name).then_some(found)
 }
 
 /// The content of a file, with the keys in the reference's order.
-fn document(list: &NetworkList, attach: &Attach, result: Option<&CniResult>) -> Json {
+fn cache_file_content(
+    list: &NetworkList,
+    attach: &AttachmentParams,
+    result: Option<&CniResult>,
+) -> Json {
     let mut members: Vec<(&str, Json)> = vec![
         ("kind", KIND.into()),
         ("containerId", attach.container_id.as_str().into()),
@@ -265,46 +279,53 @@ fn document(list: &NetworkList, attach: &Attach, result: Option<&CniResult>) -> 
         members.push(("cniArgs", Json::Array(attach.args.iter().map(pair).collect())));
     }
     if !attach.capability_args.is_empty() {
-        members.push(("capabilityArgs", Json::Object(attach.capability_args.clone()).sorted()));
+        members.push((
+            "capabilityArgs",
+            Json::Object(attach.capability_args.clone()).with_sorted_keys(),
+        ));
     }
     if let Some(result) = result {
-        members.push(("result", result.to_json().sorted()));
+        members.push(("result", result.to_json().with_sorted_keys()));
     }
     Json::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 /// Decodes a file of the kind [`KIND`].
-fn attachment(file: &Json) -> Result<CachedAttachment> {
+fn decode_attachment(file: &Json) -> Result<CachedAttachment> {
     let config = STANDARD
-        .decode(text(file, "config"))
-        .map_err(|why| Error::new(Code::DECODE, format!("config: {why}")))?;
+        .decode(text_member(file, "config"))
+        .map_err(|why| Error::new(ErrorCode::DECODE, format!("config: {why}")))?;
     let args: Option<Vec<(String, String)>> =
-        file.get_present("cniArgs").map(Json::decode).transpose()?;
-    let capability_args = match file.get_present("capabilityArgs") {
+        file.get_present_member("cniArgs").map(Json::decode).transpose()?;
+    let capability_args = match file.get_present_member("capabilityArgs") {
         Some(Json::Object(members)) => members.clone(),
         _ => Vec::new(),
     };
     Ok(CachedAttachment {
-        network: text(file, "networkName").to_owned(),
+        network: text_member(file, "networkName").to_owned(),
         config,
-        attach: Attach {
+        attach: AttachmentParams {
             args: args.unwrap_or_default(),
             capability_args,
-            ..Attach::new(text(file, "containerId"), text(file, "netns"), text(file, "ifName"))
+            ..AttachmentParams::new(
+                text_member(file, "containerId"),
+                text_member(file, "netns"),
+                text_member(file, "ifName"),
+            )
         },
     })
 }
 
-fn kind(file: &Json) -> &str {
-    text(file, "kind")
+fn file_kind(file: &Json) -> &str {
+    text_member(file, "kind")
 }
 
-fn text<'a>(file: &'a Json, key: &str) -> &'a str {
-    file.get(key).and_then(Json::as_str).unwrap_or_default()
+fn text_member<'a>(file: &'a Json, key: &str) -> &'a str {
+    file.get_member(key).and_then(Json::as_str).unwrap_or_default()
 }
 
 /// The bytes in lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn encode_hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::cni::Dns;
-use crate::cni::json::keys::Keys;
-use crate::cni::json::{Json, compact};
-use crate::error::{Code, Error, Result, io_text};
+use crate::cni::DnsConfig;
+use crate::cni::json::keys::DecodedKeys;
+use crate::cni::json::{Json, encode_compact};
+use crate::error::{Error, ErrorCode, Result, io_text};
 use crate::files;
-use crate::sort::sort;
+use crate::sort::sort_items;
 
 /// Limit of a configuration's size in bytes: the plugins' limit of a request.
 pub(crate) const MAX_CONF_BYTES: usize = 16 << 20;
@@ -22,7 +22,7 @@ pub(crate) const EXTENSIONS: [&str; 3] = ["conflist", "conf", "json"];
 
 /// The configuration of one plugin: the common keys decoded, and the document.
 #[derive(Clone, Debug)]
-pub struct PluginConf {
+pub struct PluginConfig {
     /// `type`: the name of the plugin's executable. Never empty.
     pub plugin_type: String,
     /// `name` of the network; empty inside a list, usually.
@@ -34,67 +34,70 @@ pub struct PluginConf {
     /// `ipam.type`; empty without address management.
     pub ipam_type: String,
     /// `dns`.
-    pub dns: Dns,
+    pub dns: DnsConfig,
     pub(super) json: Json,
     pub(super) bytes: Vec<u8>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Common {
+struct CommonPluginKeys {
     cni_version: String,
     name: String,
     r#type: String,
     capabilities: BTreeMap<String, bool>,
-    ipam: Ipam,
-    dns: Dns,
+    ipam: PluginIpamKey,
+    dns: DnsConfig,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Ipam {
+struct PluginIpamKey {
     r#type: String,
 }
 
-impl PluginConf {
+impl PluginConfig {
     /// Parses a document; its bytes are kept as they are.
     ///
     /// Errors: `error parsing configuration: <reason>`, the reason being `missing 'type'` for a
     /// list or anything else that is not a plugin's configuration.
-    pub fn from_bytes(bytes: &[u8]) -> Result<PluginConf> {
-        let json = Json::parse(bytes).map_err(malformed)?;
-        PluginConf::from_json(json, bytes.to_vec())
+    pub fn from_bytes(bytes: &[u8]) -> Result<PluginConfig> {
+        let json = Json::parse(bytes).map_err(malformed_config)?;
+        PluginConfig::from_json(json, bytes.to_vec())
     }
 
-    /// As [`PluginConf::from_bytes`]; `error reading <file>: open <file>: <reason>` if it cannot
+    /// As [`PluginConfig::from_bytes`]; `error reading <file>: open <file>: <reason>` if it cannot
     /// be read.
-    pub fn from_file(path: &Path) -> Result<PluginConf> {
-        PluginConf::from_bytes(&read(path)?)
+    pub fn from_file(path: &Path) -> Result<PluginConfig> {
+        PluginConfig::from_bytes(&read_config_file(path)?)
     }
 
     /// Parses an entry of a list: its bytes are compact with sorted keys, as in the reference.
-    pub(super) fn from_entry(entry: &Json) -> Result<PluginConf> {
-        let json = entry.clone().distinct().normalised();
-        let bytes = compact(&json.clone().sorted())?.into_bytes();
-        PluginConf::from_json(json, bytes)
+    pub(super) fn from_entry(entry: &Json) -> Result<PluginConfig> {
+        let json = entry.clone().without_repeated_keys().with_normalised_numbers();
+        let bytes = encode_compact(&json.clone().with_sorted_keys())?.into_bytes();
+        PluginConfig::from_json(json, bytes)
     }
 
-    fn from_json(json: Json, bytes: Vec<u8>) -> Result<PluginConf> {
+    fn from_json(json: Json, bytes: Vec<u8>) -> Result<PluginConfig> {
         let common = match &json {
-            Json::Null => Common::default(),
-            Json::Object(_) => json.decode().map_err(malformed)?,
+            Json::Null => CommonPluginKeys::default(),
+            Json::Object(_) => json.decode().map_err(malformed_config)?,
             other => {
-                return Err(malformed(Error::new(Code::DECODE, other.expected("an object"))));
+                return Err(malformed_config(Error::new(
+                    ErrorCode::DECODE,
+                    other.wrong_type_message("an object"),
+                )));
             }
         };
         if common.r#type.is_empty() {
-            let remedy = match json.get_present("plugins") {
+            let remedy = match json.get_present_member("plugins") {
                 Some(_) => "the file of a list of plugins is called .conflist",
                 None => "add \"type\", the name of the plugin",
             };
-            return Err(malformed(Error::config("missing 'type'")).with_details(remedy));
+            return Err(malformed_config(Error::config("missing 'type'")).with_details(remedy));
         }
-        Ok(PluginConf {
+        Ok(PluginConfig {
             plugin_type: common.r#type,
             name: common.name,
             cni_version: common.cni_version,
@@ -107,8 +110,8 @@ impl PluginConf {
     }
 
     /// The common keys of all plugins.
-    pub(crate) fn keys() -> Keys {
-        Keys::of::<Common>()
+    pub(crate) fn common_keys() -> DecodedKeys {
+        DecodedKeys::of_type::<CommonPluginKeys>()
     }
 
     /// The document.
@@ -125,7 +128,7 @@ impl PluginConf {
     /// compact with sorted keys.
     ///
     /// Errors: `keys cannot be empty`, `key '<k>' value must not be nil`.
-    pub fn inject(&self, members: &[(String, Json)]) -> Result<PluginConf> {
+    pub fn inject_members(&self, members: &[(String, Json)]) -> Result<PluginConfig> {
         let mut json = self.json.clone();
         for (key, value) in members {
             if key.is_empty() {
@@ -134,25 +137,25 @@ impl PluginConf {
             if *value == Json::Null {
                 return Err(Error::internal(format!("key '{key}' value must not be nil")));
             }
-            json.set(key, value.clone());
+            json.set_member(key, value.clone());
         }
-        PluginConf::from_entry(&json)
+        PluginConfig::from_entry(&json)
     }
 
     /// The capabilities that the plugin asks for.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn wanted_capabilities(&self) -> impl Iterator<Item = &str> {
         self.capabilities.iter().filter(|(_, wanted)| **wanted).map(|(name, _)| name.as_str())
     }
 }
 
-fn malformed(error: Error) -> Error {
+fn malformed_config(error: Error) -> Error {
     error.context("error parsing configuration")
 }
 
 /// The files in `dir` whose extension is one of `extensions` (without the dot, case-sensitive),
 /// sorted by name in byte order. A directory that does not exist has none. Links are files,
 /// whatever their targets; subdirectories are not searched.
-pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+pub fn find_config_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let failed = |cause| Error::io(format_args!("open {}", dir.display()), &cause);
     let entries = match fs::read_dir(dir) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,13 +173,13 @@ pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    sort(&mut files);
+    sort_items(&mut files);
     Ok(files)
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    files::read(path, MAX_CONF_BYTES).map_err(|cause| {
+pub(super) fn read_config_file(path: &Path) -> Result<Vec<u8>> {
+    files::read_regular_file(path, MAX_CONF_BYTES).map_err(|cause| {
         let path = path.display();
-        Error::new(Code::IO, format!("error reading {path}: open {path}: {}", io_text(&cause)))
+        Error::new(ErrorCode::IO, format!("error reading {path}: open {path}: {}", io_text(&cause)))
     })
 }

@@ -1,10 +1,10 @@
 //! The operations on a network as a whole: GC, STATUS and the validation of its plugins.
 
-use super::{Attach, Attachment, NetworkList, PluginConf, Runtime, ops};
+use super::{AttachmentParams, NetworkList, PluginConfig, Runtime, ValidAttachment, ops};
 use crate::cni::{NetworkName, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 use crate::invoke::{self, VersionInfo};
-use crate::sort::sort;
+use crate::sort::sort_items;
 
 impl Runtime {
     /// Removes the remains of attachments that are not in `valid`: a DEL for each such attachment
@@ -18,48 +18,53 @@ impl Runtime {
     /// Continues after failures and reports them all, one per line:
     /// `failed to delete stale attachment <id> <ifname>: <reason>`,
     /// `failed to GC plugin <type>: <reason>`.
-    pub fn gc(&self, list: &NetworkList, valid: Option<&[Attachment]>) -> Result<()> {
+    pub fn gc(&self, list: &NetworkList, valid: Option<&[ValidAttachment]>) -> Result<()> {
         if list.disable_gc {
             return Ok(());
         }
         NetworkName::parse(&list.name)?;
-        let has_verb = list.at_least(SpecVersion::V1_1_0)?;
+        let has_verb = list.is_at_least(SpecVersion::V1_1_0)?;
         let mut errors = Vec::new();
         let cached = self.cached_attachments("").unwrap_or_else(|error| {
             errors.push(error.context("read the cached attachments"));
             Vec::new()
         });
-        let is_stale = |attach: &Attach| {
+        let is_stale = |attach: &AttachmentParams| {
             !valid.unwrap_or_default().iter().any(|valid| {
                 valid.container_id == attach.container_id && valid.ifname == attach.ifname
             })
         };
         for stale in cached.iter().filter(|c| c.network == list.name && is_stale(&c.attach)) {
-            if let Err(error) = self.del(stale.list().as_ref().unwrap_or(list), &stale.attach) {
-                let Attach { container_id, ifname, .. } = &stale.attach;
+            if let Err(error) =
+                self.del(stale.network_list().as_ref().unwrap_or(list), &stale.attach)
+            {
+                let AttachmentParams { container_id, ifname, .. } = &stale.attach;
                 let what = format!("failed to delete stale attachment {container_id} {ifname}");
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }
         }
         for plugin in list.plugins.iter().filter(|_| has_verb) {
-            let request = ops::for_network(list, plugin, valid);
-            if let Err(error) = self.call("GC", plugin, &Attach::default(), request) {
+            let request = ops::network_request(list, plugin, valid);
+            if let Err(error) =
+                self.call_plugin("GC", plugin, &AttachmentParams::default(), request)
+            {
                 let what = format!("failed to GC plugin {}", plugin.plugin_type);
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }
         }
-        join(&errors, "\n").map_or(Ok(()), |(code, text)| Err(Error::foreign(code, text, "")))
+        join_errors(&errors, "\n")
+            .map_or(Ok(()), |(code, text)| Err(Error::from_other_plugin(code, text, "")))
     }
 
     /// Asks every plugin in order whether it could serve an ADD now. Returns the first error as it
     /// is: code 50 or 51 usually. Below 1.1.0 no plugin is asked.
     pub fn status(&self, list: &NetworkList) -> Result<()> {
-        if !list.at_least(SpecVersion::V1_1_0)? {
+        if !list.is_at_least(SpecVersion::V1_1_0)? {
             return Ok(());
         }
         list.plugins.iter().try_for_each(|plugin| {
-            let request = ops::for_network(list, plugin, None);
-            self.call("STATUS", plugin, &Attach::default(), request)
+            let request = ops::network_request(list, plugin, None);
+            self.call_plugin("STATUS", plugin, &AttachmentParams::default(), request)
         })
     }
 
@@ -71,45 +76,45 @@ impl Runtime {
     pub fn validate(&self, list: &NetworkList) -> Result<Vec<String>> {
         let validate = |plugin| self.validate_version(plugin, &list.cni_version).err();
         let errors: Vec<Error> = list.plugins.iter().filter_map(validate).collect();
-        match join(&errors, " ") {
-            Some((code, text)) => Err(Error::foreign(code, format!("[{text}]"), "")),
-            None => Ok(capabilities(&list.plugins)),
+        match join_errors(&errors, " ") {
+            Some((code, text)) => Err(Error::from_other_plugin(code, format!("[{text}]"), "")),
+            None => Ok(capability_names(&list.plugins)),
         }
     }
 
     /// As [`Runtime::validate`] for one plugin and its own version; returns its error as it is.
-    pub fn validate_plugin(&self, plugin: &PluginConf) -> Result<Vec<String>> {
+    pub fn validate_plugin(&self, plugin: &PluginConfig) -> Result<Vec<String>> {
         self.validate_version(plugin, &plugin.cni_version)?;
-        Ok(capabilities(std::slice::from_ref(plugin)))
+        Ok(capability_names(std::slice::from_ref(plugin)))
     }
 
     /// The versions that the plugin called `plugin_type` supports.
     pub fn version_info(&self, plugin_type: &str) -> Result<VersionInfo> {
-        let path = self.executor.find(plugin_type, &self.plugin_dirs)?;
-        invoke::version_info(self.executor.as_ref(), &path, self.deadline)
+        let path = self.executor.find_plugin(plugin_type, &self.plugin_dirs)?;
+        invoke::query_version_info(self.executor.as_ref(), &path, self.deadline)
     }
 
-    fn validate_version(&self, plugin: &PluginConf, version: &str) -> Result<()> {
+    fn validate_version(&self, plugin: &PluginConfig, version: &str) -> Result<()> {
         let kind = &plugin.plugin_type;
-        if self.version_info(kind)?.supports(version) {
+        if self.version_info(kind)?.supports_version(version) {
             return Ok(());
         }
         let version = if version.is_empty() { "0.1.0" } else { version };
         let msg = format!("plugin {kind} does not support config version \"{version}\"");
-        Err(Error::new(Code::INCOMPATIBLE_VERSION, msg))
+        Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg))
     }
 }
 
-fn capabilities(plugins: &[PluginConf]) -> Vec<String> {
-    let wanted = plugins.iter().flat_map(PluginConf::wanted);
+fn capability_names(plugins: &[PluginConfig]) -> Vec<String> {
+    let wanted = plugins.iter().flat_map(PluginConfig::wanted_capabilities);
     let mut names: Vec<String> = wanted.map(str::to_owned).collect();
-    sort(&mut names);
+    sort_items(&mut names);
     names.dedup();
     names
 }
 
 /// The code of the first error, and all texts.
-fn join(errors: &[Error], separator: &str) -> Option<(Code, String)> {
+fn join_errors(errors: &[Error], separator: &str) -> Option<(ErrorCode, String)> {
     let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
     errors.first().map(|first| (first.code(), texts.join(separator)))
 }

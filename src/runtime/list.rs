@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::conf::{self, PluginConf, conf_files};
-use crate::cni::json::{Json, compact};
+use super::conf::{self, PluginConfig, find_config_files};
+use crate::cni::json::{Json, encode_compact};
 use crate::cni::names;
-use crate::cni::version::{SpecVersion, Version, in_quotes};
-use crate::error::{Context, Error, Result};
+use crate::cni::version::{SpecVersion, VersionNumber, quoting_remedy};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 
 /// A parsed network configuration.
@@ -25,7 +25,7 @@ pub struct NetworkList {
     /// `loadOnlyInlinedPlugins`: the folder beside the file is not read.
     pub only_inlined: bool,
     /// The plugins, in the order of ADD.
-    pub plugins: Vec<PluginConf>,
+    pub plugins: Vec<PluginConfig>,
     pub(super) bytes: Vec<u8>,
     /// Made for an operation on a single plugin, whose error is returned as it is.
     pub(super) is_single: bool,
@@ -39,9 +39,9 @@ impl NetworkList {
     /// `failed to parse plugin config <i>: <reason>`.
     pub fn from_bytes(bytes: &[u8]) -> Result<NetworkList> {
         let (mut list, entries) =
-            without_plugins(bytes).context(|| "error parsing configuration list")?;
+            parse_without_plugins(bytes).context(|| "error parsing configuration list")?;
         for (i, entry) in entries.iter().enumerate() {
-            let plugin = PluginConf::from_entry(entry);
+            let plugin = PluginConfig::from_entry(entry);
             list.plugins.push(plugin.context(|| format!("failed to parse plugin config {i}"))?);
         }
         Ok(list)
@@ -54,10 +54,10 @@ impl NetworkList {
     /// Errors: as [`NetworkList::from_bytes`], `error reading <file>: ...`, and
     /// `no plugin configs found`.
     pub fn from_file(path: &Path) -> Result<NetworkList> {
-        let mut list = NetworkList::from_bytes(&conf::read(path)?)?;
+        let mut list = NetworkList::from_bytes(&conf::read_config_file(path)?)?;
         // An invalid name must not become a path: `../x`, or the directory itself.
         if !list.only_inlined && names::is_identifier(&list.name) {
-            list.append(&path.parent().unwrap_or(Path::new(".")).join(&list.name))?;
+            list.append_directory(&path.parent().unwrap_or(Path::new(".")).join(&list.name))?;
         }
         if list.plugins.is_empty() {
             return Err(Error::config("no plugin configs found")
@@ -67,13 +67,15 @@ impl NetworkList {
     }
 
     /// A list of the one plugin, under the plugin's own name and version.
-    pub fn from_plugin(plugin: &PluginConf) -> Result<NetworkList> {
+    pub fn from_plugin(plugin: &PluginConfig) -> Result<NetworkList> {
         let json = Json::Object(vec![
             ("cniVersion".to_owned(), plugin.cni_version.as_str().into()),
             ("name".to_owned(), plugin.name.as_str().into()),
             ("plugins".to_owned(), Json::Array(vec![plugin.json.clone()])),
         ]);
-        NetworkList::from_bytes(compact(&json.normalised().sorted())?.as_bytes())
+        NetworkList::from_bytes(
+            encode_compact(&json.with_normalised_numbers().with_sorted_keys())?.as_bytes(),
+        )
     }
 
     /// The network called `name` in the directory `dir`: the first `.conflist` file, sorted, with
@@ -83,7 +85,9 @@ impl NetworkList {
     /// returned. Else: `no net configurations found in <dir>`,
     /// `no net configuration with name "<name>" in <dir>`; the details list the known names.
     pub fn load(dir: &Path, name: &str) -> Result<NetworkList> {
-        let files = [conf_files(dir, &["conflist"])?, conf_files(dir, &["conf", "json"])?].concat();
+        let files =
+            [find_config_files(dir, &["conflist"])?, find_config_files(dir, &["conf", "json"])?]
+                .concat();
         let (mut names, mut broken) = (Vec::new(), None);
         for file in &files {
             match NetworkList::from_any_file(file) {
@@ -116,7 +120,7 @@ impl NetworkList {
     }
 
     /// The one plugin as it is, for the operations on a single plugin.
-    pub(super) fn of_single(plugin: &PluginConf) -> NetworkList {
+    pub(super) fn from_single(plugin: &PluginConfig) -> NetworkList {
         NetworkList {
             name: plugin.name.clone(),
             cni_version: plugin.cni_version.clone(),
@@ -130,65 +134,65 @@ impl NetworkList {
     }
 
     /// Whether the network's version is at least `version`; code 6 if it is not a version.
-    pub(super) fn at_least(&self, version: SpecVersion) -> Result<bool> {
-        Ok(self.cni_version.parse::<Version>()? >= version.into())
+    pub(super) fn is_at_least(&self, version: SpecVersion) -> Result<bool> {
+        Ok(self.cni_version.parse::<VersionNumber>()? >= version.into())
     }
 
     /// The network of a file: a list if its name ends in `.conflist`, else one plugin.
     pub(crate) fn from_any_file(path: &Path) -> Result<NetworkList> {
-        if is_list(path) {
+        if is_list_file(path) {
             NetworkList::from_file(path)
         } else {
-            NetworkList::from_plugin(&PluginConf::from_file(path)?)
+            NetworkList::from_plugin(&PluginConfig::from_file(path)?)
         }
     }
 
-    fn append(&mut self, folder: &Path) -> Result<()> {
-        let files = conf_files(folder, &["conf"])?;
+    fn append_directory(&mut self, folder: &Path) -> Result<()> {
+        let files = find_config_files(folder, &["conf"])?;
         if files.is_empty() {
             return Ok(());
         }
         for file in &files {
-            self.plugins.push(PluginConf::from_file(file)?);
+            self.plugins.push(PluginConfig::from_file(file)?);
             log::debug(format_args!("network {}: plugin from {}", self.name, file.display()));
         }
         let mut json = Json::parse(&self.bytes)?;
         let plugins = self.plugins.iter().map(|plugin| plugin.json.clone()).collect();
-        json.set("plugins", Json::Array(plugins));
-        self.bytes = compact(&json)?.into_bytes();
+        json.set_member("plugins", Json::Array(plugins));
+        self.bytes = encode_compact(&json)?.into_bytes();
         Ok(())
     }
 }
 
 /// Whether a file of this name holds a list.
-pub(crate) fn is_list(path: &Path) -> bool {
+pub(crate) fn is_list_file(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().ends_with(b".conflist")
 }
 
 /// The list without its plugins, and the entries of `plugins`.
-fn without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
+fn parse_without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
     let json = Json::parse(bytes)?;
     if !matches!(json, Json::Object(_)) {
-        return Err(Error::config(json.expected("an object")));
+        return Err(Error::config(json.wrong_type_message("an object")));
     }
     let list = NetworkList {
-        name: match exact(&json, "name") {
+        name: match exact_member(&json, "name") {
             None => return Err(Error::config("no name")),
             Some(Json::String(name)) => name.clone(),
             Some(other) => {
-                return Err(wrong_type("invalid name type", other)
+                return Err(wrong_type_error("invalid name type", other)
                     .with_details("write the name in double quotes"));
             }
         },
-        cni_version: version(&json)?,
-        disable_check: boolean(&json, "disableCheck")?,
-        disable_gc: boolean(&json, "disableGC")?,
-        only_inlined: boolean(&json, "loadOnlyInlinedPlugins")?,
+        cni_version: choose_version(&json)?,
+        disable_check: boolean_member(&json, "disableCheck")?,
+        disable_gc: boolean_member(&json, "disableGC")?,
+        only_inlined: boolean_member(&json, "loadOnlyInlinedPlugins")?,
         plugins: Vec::new(),
         bytes: bytes.to_vec(),
         is_single: false,
     };
-    let entries = match exact(&json, "plugins") {
+    let entries = match exact_member(&json, "plugins") {
         None if list.only_inlined => {
             let why = "`loadOnlyInlinedPlugins` is true, and no 'plugins' key";
             return Err(Error::config(why));
@@ -200,25 +204,25 @@ fn without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
         }
         Some(Json::Array(entries)) => entries.clone(),
         Some(other) => {
-            return Err(wrong_type("invalid 'plugins' type", other)
+            return Err(wrong_type_error("invalid 'plugins' type", other)
                 .with_details("put the plugins into brackets, [...]"));
         }
     };
     Ok((list, entries))
 }
 
-fn wrong_type(what: &str, value: &Json) -> Error {
+fn wrong_type_error(what: &str, value: &Json) -> Error {
     Error::config(format!("{what} {}", value.go_type()))
 }
 
 /// The value of a key, case-sensitively.
-fn exact<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
+fn exact_member<'a>(json: &'a Json, key: &str) -> Option<&'a Json> {
     let Json::Object(members) = json else { return None };
     members.iter().rfind(|(k, _)| k == key).map(|(_, value)| value)
 }
 
-fn boolean(json: &Json, key: &str) -> Result<bool> {
-    match exact(json, key) {
+fn boolean_member(json: &Json, key: &str) -> Result<bool> {
+    match exact_member(json, key) {
         None => Ok(false),
         Some(Json::Bool(value)) => Ok(*value),
         Some(Json::String(text)) => match text.to_lowercase().as_str() {
@@ -232,34 +236,38 @@ fn boolean(json: &Json, key: &str) -> Result<bool> {
 }
 
 /// The version to use: the highest known of `cniVersions` and `cniVersion`, as libcni chooses it.
-fn version(json: &Json) -> Result<String> {
-    let single = match exact(json, "cniVersion") {
+fn choose_version(json: &Json) -> Result<String> {
+    let single = match exact_member(json, "cniVersion") {
         None => "",
         Some(Json::String(text)) => text,
         Some(other) => {
-            return Err(wrong_type("invalid cniVersion type", other).with_details(in_quotes(other)));
+            return Err(wrong_type_error("invalid cniVersion type", other)
+                .with_details(quoting_remedy(other)));
         }
     };
-    let choice = match exact(json, "cniVersions") {
+    let choice = match exact_member(json, "cniVersions") {
         None => return Ok(single.to_owned()),
         Some(Json::Array(choice)) => choice,
         Some(other) => {
-            return Err(wrong_type("invalid type for cniVersions:", other)
+            return Err(wrong_type_error("invalid type for cniVersions:", other)
                 .with_details("put the versions into brackets, [...]"));
         }
     };
     let mut usable = Vec::new();
     for (i, entry) in choice.iter().enumerate() {
         let Json::String(text) = entry else {
-            return Err(wrong_type(&format!("invalid type for cniVersions index {i}:"), entry)
-                .with_details(in_quotes(entry)));
+            return Err(wrong_type_error(
+                &format!("invalid type for cniVersions index {i}:"),
+                entry,
+            )
+            .with_details(quoting_remedy(entry)));
         };
         let context = || format!("invalid cniVersions entry {text} at index {i}");
-        usable.push((text.parse::<Version>().context(context)?, text.as_str()));
+        usable.push((text.parse::<VersionNumber>().context(context)?, text.as_str()));
     }
     if !single.is_empty() {
         let context = || format!("invalid cniVersion {single}");
-        usable.push((single.parse::<Version>().context(context)?, single));
+        usable.push((single.parse::<VersionNumber>().context(context)?, single));
     }
     usable.retain(|(version, _)| *version <= SpecVersion::NEWEST.into());
     Ok(usable.iter().max().map_or(single, |(_, text)| text).to_owned())

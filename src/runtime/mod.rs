@@ -5,7 +5,7 @@
 //!
 //! * a network, from a file: [`NetworkList::load`] by name, [`NetworkList::from_file`],
 //!   [`NetworkList::from_bytes`];
-//! * an [`Attach`]: the container, the namespace, the interface and the arguments;
+//! * an [`AttachmentParams`]: the container, the namespace, the interface and the arguments;
 //! * a [`Runtime`]: the directories of plugins and cache, and the behaviour on errors. Its methods
 //!   are the operations: [`Runtime::add`], [`Runtime::check`], [`Runtime::del`], [`Runtime::gc`],
 //!   [`Runtime::status`], [`Runtime::validate`].
@@ -47,20 +47,22 @@ use std::time::Duration;
 
 pub use cache::CachedAttachment;
 pub(crate) use conf::{EXTENSIONS, MAX_CONF_BYTES};
-pub use conf::{PluginConf, conf_files};
+pub use conf::{PluginConfig, find_config_files};
 pub use list::NetworkList;
 
 pub use crate::cni::json::Json;
-pub use crate::cni::{Attachment, CniResult, Dns, Interface, IpConfig, Route, SpecVersion};
-pub use crate::error::{Code, Error, Result};
-pub use crate::invoke::{Exec, Executor, System, VersionInfo};
+pub use crate::cni::{
+    CniResult, DnsConfig, IpConfig, ResultInterface, ResultRoute, SpecVersion, ValidAttachment,
+};
+pub use crate::error::{Error, ErrorCode, Result};
+pub use crate::invoke::{PluginCommand, PluginExecutor, ProcessExecutor, VersionInfo};
 
 /// The default directory of cached results.
 pub const DEFAULT_CACHE_DIR: &str = "/var/lib/cni";
 
 /// An attachment of a container to a network.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Attach {
+pub struct AttachmentParams {
     /// The container, `CNI_CONTAINERID`: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
     pub container_id: String,
     /// Path of the network namespace, `CNI_NETNS`. May be empty on DEL if the namespace no longer
@@ -75,14 +77,14 @@ pub struct Attach {
     pub capability_args: Vec<(String, Json)>,
 }
 
-impl Attach {
+impl AttachmentParams {
     /// An attachment without arguments.
-    pub fn new(container_id: &str, netns: &str, ifname: &str) -> Attach {
-        Attach {
+    pub fn new(container_id: &str, netns: &str, ifname: &str) -> AttachmentParams {
+        AttachmentParams {
             container_id: container_id.to_owned(),
             netns: netns.to_owned(),
             ifname: ifname.to_owned(),
-            ..Attach::default()
+            ..AttachmentParams::default()
         }
     }
 }
@@ -126,7 +128,7 @@ pub struct Runtime {
     /// What a failed ADD leaves.
     pub on_add_error: OnAddError,
     /// Finds and runs plugins: as processes by default.
-    pub executor: Box<dyn Executor>,
+    pub executor: Box<dyn PluginExecutor>,
 }
 
 impl Runtime {
@@ -138,7 +140,7 @@ impl Runtime {
             deadline: None,
             on_del_error: OnDelError::default(),
             on_add_error: OnAddError::default(),
-            executor: Box::new(System),
+            executor: Box::new(ProcessExecutor),
         }
     }
 }

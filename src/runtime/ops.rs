@@ -2,17 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::cache::Key;
-use super::{Attach, NetworkList, OnAddError, OnDelError, PluginConf, Runtime};
-use crate::cni::json::{Json, compact};
-use crate::cni::{Attachment, CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
-use crate::invoke::{Exec, read_result};
+use super::cache::CacheFileKey;
+use super::{AttachmentParams, NetworkList, OnAddError, OnDelError, PluginConfig, Runtime};
+use crate::cni::json::{Json, encode_compact};
+use crate::cni::{CniResult, SpecVersion, ValidAttachment};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::invoke::{PluginCommand, read_result};
 use crate::log;
 
 /// The state of an ADD.
 #[derive(Default)]
-struct Progress {
+struct AddProgress {
     /// The number of plugins that were run.
     started: usize,
     result: Option<CniResult>,
@@ -26,29 +26,33 @@ impl Runtime {
     /// The first failure ends it: `plugin type="<type>" name="<name>" failed (add): <error>`
     /// with the plugin's code, or `failed to set network "<name>" cached result: <reason>`; see
     /// [`OnAddError`] for what remains then.
-    pub fn add(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
+    pub fn add(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<Option<CniResult>> {
         // A second ADD fails because of the first ADD, which must not be undone.
         let undo = self.on_add_error == OnAddError::Undo
             && matches!(self.cached_result(list, attach), Ok(None));
-        let mut progress = Progress::default();
+        let mut progress = AddProgress::default();
         let add = |plugin| {
-            let added = self.add_one(list, attach, plugin, &mut progress);
-            added.map_err(|error| named(list, plugin, "add", error))
+            let added = self.add_one_plugin(list, attach, plugin, &mut progress);
+            added.map_err(|error| name_plugin_in_error(list, plugin, "add", error))
         };
         let added = list.plugins.iter().try_for_each(add).and_then(|()| {
             self.cache_result(list, attach, progress.result.as_ref())
                 .context(|| format!("failed to set network \"{}\" cached result", list.name))
         });
         if let (Err(failed), true) = (&added, undo) {
-            self.undo(list, attach, &progress, failed);
+            self.undo_add(list, attach, &progress, failed);
         }
         added.map(|()| progress.result)
     }
 
     /// As [`Runtime::add`] for one plugin under its own name and version; returns the plugin's error
     /// as it is.
-    pub fn add_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<Option<CniResult>> {
-        self.add(&NetworkList::of_single(plugin), attach)
+    pub fn add_plugin(
+        &self,
+        plugin: &PluginConfig,
+        attach: &AttachmentParams,
+    ) -> Result<Option<CniResult>> {
+        self.add(&NetworkList::from_single(plugin), attach)
     }
 
     /// Checks that the attachment is still as its ADD created it: runs the plugins in order, each
@@ -57,22 +61,27 @@ impl Runtime {
     /// Errors: that of the first failing plugin, as it is;
     /// `configuration version "<v>" does not support the CHECK command` (code 1) below 0.4.0;
     /// `failed to get network "<name>" cached result: <reason>`.
-    pub fn check(&self, list: &NetworkList, attach: &Attach) -> Result<()> {
-        if !list.at_least(SpecVersion::V0_4_0)? {
+    pub fn check(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
+        if !list.is_at_least(SpecVersion::V0_4_0)? {
             let version = &list.cni_version;
             let msg =
                 format!("configuration version \"{version}\" does not support the CHECK command");
-            return Err(Error::new(Code::INCOMPATIBLE_VERSION, msg));
+            return Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg));
         }
         if list.disable_check {
             return Ok(());
         }
-        Key::new(&list.name, attach)?;
+        CacheFileKey::new(&list.name, attach)?;
         let prev = self
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
         let check = |plugin| {
-            self.call("CHECK", plugin, attach, for_attachment(list, plugin, attach, prev.as_ref()))
+            self.call_plugin(
+                "CHECK",
+                plugin,
+                attach,
+                attachment_request(list, plugin, attach, prev.as_ref()),
+            )
         };
         list.plugins.iter().try_for_each(check)
     }
@@ -82,19 +91,20 @@ impl Runtime {
     pub(crate) fn check_requests(
         &self,
         list: &NetworkList,
-        attach: &Attach,
+        attach: &AttachmentParams,
     ) -> Result<Vec<(PathBuf, Vec<u8>)>> {
-        Key::new(&list.name, attach)?;
+        CacheFileKey::new(&list.name, attach)?;
         let prev = self.cached_result(list, attach)?;
         let found =
-            list.plugins.iter().filter_map(|plugin| Some((plugin, self.find(plugin).ok()?)));
-        let request = |plugin| encode(for_attachment(list, plugin, attach, prev.as_ref()));
+            list.plugins.iter().filter_map(|plugin| Some((plugin, self.find_plugin(plugin).ok()?)));
+        let request =
+            |plugin| encode_request(attachment_request(list, plugin, attach, prev.as_ref()));
         found.map(|(plugin, path)| Ok((path, request(plugin)?))).collect()
     }
 
     /// As [`Runtime::check`] for one plugin under its own name and version.
-    pub fn check_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<()> {
-        self.check(&NetworkList::of_single(plugin), attach)
+    pub fn check_plugin(&self, plugin: &PluginConfig, attach: &AttachmentParams) -> Result<()> {
+        self.check(&NetworkList::from_single(plugin), attach)
     }
 
     /// Detaches: runs the plugins in reverse order, each with the cached result of the ADD (from
@@ -103,59 +113,59 @@ impl Runtime {
     /// A failure is `plugin type="<type>" name="<name>" failed (delete): <error>` with the
     /// plugin's code; see [`OnDelError`] for whether the others still run. The cache file then
     /// stays.
-    pub fn del(&self, list: &NetworkList, attach: &Attach) -> Result<()> {
-        let key = Key::new(&list.name, attach)?;
+    pub fn del(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
+        let key = CacheFileKey::new(&list.name, attach)?;
         let mut prev = None;
-        if list.at_least(SpecVersion::V0_4_0)? {
+        if list.is_at_least(SpecVersion::V0_4_0)? {
             // An unreadable cache file must not prevent the DEL.
             prev = self.cached_result(list, attach).unwrap_or_else(|error| {
                 log::debug(format_args!("cached result removed: {error}"));
-                self.uncache(&key);
+                self.remove_cached(&key);
                 None
             });
         }
         let mut errors = Vec::new();
         for plugin in list.plugins.iter().rev() {
-            let request = for_attachment(list, plugin, attach, prev.as_ref());
-            if let Err(error) = self.call("DEL", plugin, attach, request) {
-                errors.push(named(list, plugin, "delete", error));
+            let request = attachment_request(list, plugin, attach, prev.as_ref());
+            if let Err(error) = self.call_plugin("DEL", plugin, attach, request) {
+                errors.push(name_plugin_in_error(list, plugin, "delete", error));
                 if self.on_del_error == OnDelError::Stop {
                     break;
                 }
             }
         }
-        if let Some(error) = Error::join(errors) {
+        if let Some(error) = Error::join_all(errors) {
             return Err(error);
         }
-        self.uncache(&key);
+        self.remove_cached(&key);
         Ok(())
     }
 
     /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error
     /// as it is.
-    pub fn del_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<()> {
-        self.del(&NetworkList::of_single(plugin), attach)
+    pub fn del_plugin(&self, plugin: &PluginConfig, attach: &AttachmentParams) -> Result<()> {
+        self.del(&NetworkList::from_single(plugin), attach)
     }
 
-    fn add_one(
+    fn add_one_plugin(
         &self,
         list: &NetworkList,
-        attach: &Attach,
-        plugin: &PluginConf,
-        progress: &mut Progress,
+        attach: &AttachmentParams,
+        plugin: &PluginConfig,
+        progress: &mut AddProgress,
     ) -> Result<()> {
-        let path = self.find(plugin)?;
-        Key::new(&list.name, attach)?;
-        let version = SpecVersion::exact(&list.cni_version);
+        let path = self.find_plugin(plugin)?;
+        CacheFileKey::new(&list.name, attach)?;
+        let version = SpecVersion::parse_exact(&list.cni_version);
         // A plugin rejects a `prevResult` of another generation than the network's version.
         if let Some(version) = version
             && let Some(result) = progress.result.take()
         {
-            progress.result = Some(result.convert(version)?);
+            progress.result = Some(result.convert_to(version)?);
         }
-        let request = for_attachment(list, plugin, attach, progress.result.as_ref());
+        let request = attachment_request(list, plugin, attach, progress.result.as_ref());
         progress.started += 1;
-        let stdout = self.run(&path, "ADD", attach, request)?;
+        let stdout = self.run_plugin(&path, "ADD", attach, request)?;
         // A plugin that accepts an unknown version is assumed to return the newest.
         progress.result = Some(read_result(&stdout, version.unwrap_or(SpecVersion::NEWEST))?);
         Ok(())
@@ -163,13 +173,22 @@ impl Runtime {
 
     /// DEL for the plugins of a failed ADD, including the failed plugin, which may have left
     /// something. An error that repeats that of the ADD is not logged.
-    fn undo(&self, list: &NetworkList, attach: &Attach, progress: &Progress, failed: &Error) {
-        let takes_prev = list.at_least(SpecVersion::V0_4_0).unwrap_or(false);
+    fn undo_add(
+        &self,
+        list: &NetworkList,
+        attach: &AttachmentParams,
+        progress: &AddProgress,
+        failed: &Error,
+    ) {
+        let takes_prev = list.is_at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = progress.result.as_ref().filter(|_| takes_prev);
         for plugin in list.plugins.iter().take(progress.started).rev() {
-            if let Err(error) =
-                self.call("DEL", plugin, attach, for_attachment(list, plugin, attach, prev))
-                && !failed.msg().ends_with(error.msg())
+            if let Err(error) = self.call_plugin(
+                "DEL",
+                plugin,
+                attach,
+                attachment_request(list, plugin, attach, prev),
+            ) && !failed.message().ends_with(error.message())
             {
                 let kind = &plugin.plugin_type;
                 log::warn(format_args!("undo a failed ADD: plugin type=\"{kind}\": {error}"));
@@ -178,31 +197,42 @@ impl Runtime {
     }
 
     /// Finds and runs a plugin that has no result.
-    pub(super) fn call(
+    pub(super) fn call_plugin(
         &self,
         command: &str,
-        plugin: &PluginConf,
-        attach: &Attach,
+        plugin: &PluginConfig,
+        attach: &AttachmentParams,
         request: Json,
     ) -> Result<()> {
-        self.run(&self.find(plugin)?, command, attach, request).map(drop)
+        self.run_plugin(&self.find_plugin(plugin)?, command, attach, request).map(drop)
     }
 
-    fn find(&self, plugin: &PluginConf) -> Result<PathBuf> {
-        self.executor.find(&plugin.plugin_type, &self.plugin_dirs)
+    fn find_plugin(&self, plugin: &PluginConfig) -> Result<PathBuf> {
+        self.executor.find_plugin(&plugin.plugin_type, &self.plugin_dirs)
     }
 
     /// Runs a plugin and returns its stdout.
-    fn run(&self, path: &Path, command: &str, attach: &Attach, request: Json) -> Result<Vec<u8>> {
-        let (env, stdin) = (self.environment(command, attach), encode(request)?);
-        self.executor.run(&Exec { path, env, stdin: &stdin, deadline: self.deadline })
+    fn run_plugin(
+        &self,
+        path: &Path,
+        command: &str,
+        attach: &AttachmentParams,
+        request: Json,
+    ) -> Result<Vec<u8>> {
+        let (env, stdin) = (self.call_environment(command, attach), encode_request(request)?);
+        self.executor.run_plugin(&PluginCommand {
+            path,
+            env,
+            stdin: &stdin,
+            deadline: self.deadline,
+        })
     }
 
     /// All six variables of a call; empty if they do not apply.
-    pub(crate) fn environment(
+    pub(crate) fn call_environment(
         &self,
         command: &str,
-        attach: &Attach,
+        attach: &AttachmentParams,
     ) -> Vec<(&'static str, String)> {
         let args: Vec<String> = attach.args.iter().map(|(k, v)| format!("{k}={v}")).collect();
         let dirs: Vec<String> =
@@ -219,7 +249,12 @@ impl Runtime {
 }
 
 /// Adds the plugin of a list to the message of its error, and keeps code and details.
-fn named(list: &NetworkList, plugin: &PluginConf, verb: &str, error: Error) -> Error {
+fn name_plugin_in_error(
+    list: &NetworkList,
+    plugin: &PluginConfig,
+    verb: &str,
+    error: Error,
+) -> Error {
     if list.is_single {
         return error;
     }
@@ -228,27 +263,27 @@ fn named(list: &NetworkList, plugin: &PluginConf, verb: &str, error: Error) -> E
         "" => String::new(),
         name => format!(" name=\"{name}\""),
     };
-    let msg = format!("plugin type=\"{kind}\"{name} failed ({verb}): {}", error.msg());
-    Error::foreign(error.code(), msg, error.details())
+    let msg = format!("plugin type=\"{kind}\"{name} failed ({verb}): {}", error.message());
+    Error::from_other_plugin(error.code(), msg, error.details())
 }
 
 /// The request of ADD, CHECK and DEL: the plugin's configuration with the name and version of the
 /// network, the previous result, and the capability arguments that the plugin asks for. The last
 /// two replace static values of the file; without them the static values stay.
-pub(super) fn for_attachment(
+pub(super) fn attachment_request(
     list: &NetworkList,
-    plugin: &PluginConf,
-    attach: &Attach,
+    plugin: &PluginConfig,
+    attach: &AttachmentParams,
     prev: Option<&CniResult>,
 ) -> Json {
-    let mut request = common(list, plugin);
+    let mut request = common_request(list, plugin);
     if let Some(prev) = prev {
-        request.set("prevResult", prev.to_json());
+        request.set_member("prevResult", prev.to_json());
     }
     let given = |name: &str| attach.capability_args.iter().rfind(|(key, _)| key == name).cloned();
-    let wanted: Vec<_> = plugin.wanted().filter_map(given).collect();
+    let wanted: Vec<_> = plugin.wanted_capabilities().filter_map(given).collect();
     if !wanted.is_empty() {
-        request.set("runtimeConfig", Json::Object(wanted));
+        request.set_member("runtimeConfig", Json::Object(wanted));
     }
     request
 }
@@ -256,35 +291,36 @@ pub(super) fn for_attachment(
 /// The request of GC and STATUS. The valid attachments are written under two keys, that of the
 /// specification's tag 1.1.0 and the later one. Without a list neither key is written: an absent
 /// key does not mean that no attachment is valid.
-pub(super) fn for_network(
+pub(super) fn network_request(
     list: &NetworkList,
-    plugin: &PluginConf,
-    valid: Option<&[Attachment]>,
+    plugin: &PluginConfig,
+    valid: Option<&[ValidAttachment]>,
 ) -> Json {
-    let mut request = common(list, plugin);
+    let mut request = common_request(list, plugin);
     if let Some(valid) = valid {
-        let attachment = |attachment: &Attachment| {
+        let attachment = |attachment: &ValidAttachment| {
             Json::Object(vec![
                 ("containerID".to_owned(), attachment.container_id.as_str().into()),
                 ("ifname".to_owned(), attachment.ifname.as_str().into()),
             ])
         };
         let valid = Json::Array(valid.iter().map(attachment).collect());
-        request.set("cni.dev/attachments", valid.clone());
-        request.set("cni.dev/valid-attachments", valid);
+        request.set_member("cni.dev/attachments", valid.clone());
+        request.set_member("cni.dev/valid-attachments", valid);
     }
     request
 }
 
-fn common(list: &NetworkList, plugin: &PluginConf) -> Json {
+fn common_request(list: &NetworkList, plugin: &PluginConfig) -> Json {
     let mut request = plugin.json.clone();
-    request.set("name", list.name.as_str().into());
-    request.set("cniVersion", list.cni_version.as_str().into());
+    request.set_member("name", list.name.as_str().into());
+    request.set_member("cniVersion", list.cni_version.as_str().into());
     request
 }
 
 /// Compact, with sorted keys. Integral floats become integers, as the reference writes them: Go
 /// plugins accept nothing else in an integer field.
-pub(super) fn encode(request: Json) -> Result<Vec<u8>> {
-    compact(&request.distinct().normalised().sorted()).map(String::into_bytes)
+pub(super) fn encode_request(request: Json) -> Result<Vec<u8>> {
+    encode_compact(&request.without_repeated_keys().with_normalised_numbers().with_sorted_keys())
+        .map(String::into_bytes)
 }

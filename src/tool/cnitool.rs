@@ -13,17 +13,17 @@ use std::process::ExitCode;
 use sha2::{Digest, Sha512};
 
 use super::folders::CONF_DIR;
-use super::{Tool, lint, print};
-use crate::cni::Attachment;
-use crate::cni::json::{Json, pretty};
-use crate::error::{Code, Error, Result};
+use super::{ToolCommand, lint, print_text};
+use crate::cni::ValidAttachment;
+use crate::cni::json::{Json, encode_pretty};
+use crate::error::{Error, ErrorCode, Result};
+use crate::framework::{AppletTable, record};
 use crate::invoke::split_path;
-use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
-use crate::runtime::cache::hex;
-use crate::runtime::{Attach, DEFAULT_CACHE_DIR, NetworkList, OnAddError, Runtime};
-use crate::skel::{Table, record};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
+use crate::runtime::cache::encode_hex;
+use crate::runtime::{AttachmentParams, DEFAULT_CACHE_DIR, NetworkList, OnAddError, Runtime};
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnitool",
     usage: "\
 cnitool: attaches a network namespace to a network by hand
@@ -57,24 +57,24 @@ Example:
 };
 
 /// The descriptions end with the environment variable that the option overrides, and the default.
-const OPTIONS: &[Opt] = &[
-    Opt {
+const OPTIONS: &[CommandOption] = &[
+    CommandOption {
         short: Some('i'),
-        ..opt("--ifname", "NAME", "interface in the namespace [CNI_IFNAME, eth0]")
+        ..long_option("--ifname", "NAME", "interface in the namespace [CNI_IFNAME, eth0]")
     },
-    opt("--conf-dir", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
-    opt("--plugin-path", "DIRS", "plugin directories, separated by colons [CNI_PATH]"),
-    opt("--cap-args", "JSON", "capability arguments, an object [CAP_ARGS]"),
-    opt("--container-id", "ID", "container id; by default a hash of <netns>"),
-    opt("--cache-dir", "DIR", "cached results [/var/lib/cni]"),
-    opt(
+    long_option("--conf-dir", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
+    long_option("--plugin-path", "DIRS", "plugin directories, separated by colons [CNI_PATH]"),
+    long_option("--cap-args", "JSON", "capability arguments, an object [CAP_ARGS]"),
+    long_option("--container-id", "ID", "container id; by default a hash of <netns>"),
+    long_option("--cache-dir", "DIR", "cached results [/var/lib/cni]"),
+    long_option(
         "--keep",
         "WHAT",
         "gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a namespace is\n\
          written with a /. May be repeated. Without it every cached attachment of the\n\
          network is removed, and plugins receive no list",
     ),
-    opt("--keep-none", "", "gc: pass the plugins an empty list of valid attachments"),
+    long_option("--keep-none", "", "gc: pass the plugins an empty list of valid attachments"),
 ];
 
 /// The commands, each with the names of its arguments.
@@ -90,7 +90,7 @@ const COMMANDS: [(&str, &[&str]); 7] = [
 
 /// The command line and the environment.
 #[derive(Debug)]
-struct Options {
+struct CnitoolOptions {
     /// With at least the arguments of the command.
     line: CommandLine,
     ifname: String,
@@ -101,21 +101,24 @@ struct Options {
     cni_args: String,
 }
 
-impl Options {
+impl CnitoolOptions {
     /// Surplus arguments are ignored, as in the reference: `gc` and `status` accept a namespace.
-    fn read(line: CommandLine, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
+    fn from_command_line(
+        line: CommandLine,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<CnitoolOptions> {
         require_arguments(&line.words)?;
         // An empty variable counts as unset.
         let env = |name: &str| env(name).filter(|value| !value.is_empty());
         let option = |name: &str, variable: &str, default: &str| {
-            let given = line.last(name).map(str::to_owned);
+            let given = line.last_value(name).map(str::to_owned);
             given.or_else(|| env(variable)).unwrap_or_else(|| default.to_owned())
         };
-        Ok(Options {
+        Ok(CnitoolOptions {
             ifname: option("--ifname", "CNI_IFNAME", "eth0"),
             conf_dir: option("--conf-dir", "NETCONFPATH", CONF_DIR).into(),
             plugin_dirs: split_path(&option("--plugin-path", "CNI_PATH", "")),
-            cache_dir: line.last("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
+            cache_dir: line.last_value("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
             cap_args: option("--cap-args", "CAP_ARGS", ""),
             cni_args: env("CNI_ARGS").unwrap_or_default(),
             line,
@@ -125,13 +128,13 @@ impl Options {
 
 /// Fails unless the command exists and has its arguments.
 fn require_arguments(words: &[String]) -> Result<()> {
-    let name = words.first().ok_or_else(|| usage("no command given"))?;
+    let name = words.first().ok_or_else(|| usage_error("no command given"))?;
     let Some((_, arguments)) = COMMANDS.iter().find(|(command, _)| command == name) else {
-        return Err(unknown_word("command", name, &COMMANDS.map(|(command, _)| command)));
+        return Err(unknown_word_error("command", name, &COMMANDS.map(|(command, _)| command)));
     };
     let (given, count) = (words.len() - 1, arguments.len());
     if given < count {
-        let error = usage(format!("requires at least {count} arg(s), only received {given}"));
+        let error = usage_error(format!("requires at least {count} arg(s), only received {given}"));
         let names = arguments.join("> <");
         return Err(error.with_details(format!("usage: cnitool {name} <{names}>")));
     }
@@ -140,18 +143,18 @@ fn require_arguments(words: &[String]) -> Result<()> {
 
 /// Runs the tool with the arguments that follow its name. Only `add`, `validate`, `version` and
 /// `--help` print on stdout.
-pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    let read = |line| Options::read(line, |name| std::env::var(name).ok());
-    TOOL.run(args, read, |options| {
-        record::begin(|| format!("cnitool {}", options.line.words[0]));
-        let outcome = run(&options, table);
-        record::end_of_tool(&outcome);
-        print(&outcome?)
+pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    let read = |line| CnitoolOptions::from_command_line(line, |name| std::env::var(name).ok());
+    TOOL.run_command(args, read, |options| {
+        record::start_recording(|| format!("cnitool {}", options.line.words[0]));
+        let outcome = run_command(&options, table);
+        record::finish_tool(&outcome);
+        print_text(&outcome?)
     })
 }
 
 /// Runs the command and returns its output.
-fn run(options: &Options, table: Table) -> Result<String> {
+fn run_command(options: &CnitoolOptions, table: AppletTable) -> Result<String> {
     let runtime = Runtime {
         cache_dir: options.cache_dir.clone(),
         on_add_error: OnAddError::Undo,
@@ -165,21 +168,21 @@ fn run(options: &Options, table: Table) -> Result<String> {
     let silent = |()| String::new();
     match command {
         "add" => {
-            let result = runtime.add(&list, &attach(options)?)?;
-            result.map_or(Ok(String::new()), |result| pretty(&result.to_json()))
+            let result = runtime.add(&list, &attachment_params(options)?)?;
+            result.map_or(Ok(String::new()), |result| encode_pretty(&result.to_json()))
         }
-        "check" => runtime.check(&list, &attach(options)?).map(silent),
-        "del" => runtime.del(&list, &attach(options)?).map(silent),
-        "gc" => runtime.gc(&list, kept(options)?.as_deref()).map(silent),
+        "check" => runtime.check(&list, &attachment_params(options)?).map(silent),
+        "del" => runtime.del(&list, &attachment_params(options)?).map(silent),
+        "gc" => runtime.gc(&list, kept_attachments(options)?.as_deref()).map(silent),
         "status" => runtime.status(&list).map(silent),
         _ => {
-            lint::require_sound(&options.conf_dir, table, &|network| network == list.name)?;
-            validate(&runtime, &list)
+            lint::require_no_errors(&options.conf_dir, table, &|network| network == list.name)?;
+            validate_network(&runtime, &list)
         }
     }
 }
 
-fn validate(runtime: &Runtime, list: &NetworkList) -> Result<String> {
+fn validate_network(runtime: &Runtime, list: &NetworkList) -> Result<String> {
     let capabilities = runtime.validate(list)?;
     let plugins: Vec<&str> = list.plugins.iter().map(|p| p.plugin_type.as_str()).collect();
     let version = if list.cni_version.is_empty() { "0.1.0" } else { &list.cni_version };
@@ -192,16 +195,20 @@ fn validate(runtime: &Runtime, list: &NetworkList) -> Result<String> {
 }
 
 /// The attachment of the command line and the environment.
-fn attach(options: &Options) -> Result<Attach> {
-    let capability_args = capability_args(&options.cap_args)?;
-    let args = pairs(&options.cni_args)?;
-    let netns = absolute(&options.line.words[2])?;
-    let given = options.line.last("--container-id").map(str::to_owned);
-    let container_id = given.unwrap_or_else(|| container_id(&netns));
-    Ok(Attach { args, capability_args, ..Attach::new(&container_id, &netns, &options.ifname) })
+fn attachment_params(options: &CnitoolOptions) -> Result<AttachmentParams> {
+    let capability_args = parse_capability_args(&options.cap_args)?;
+    let args = parse_cni_args(&options.cni_args)?;
+    let netns = absolute_path(&options.line.words[2])?;
+    let given = options.line.last_value("--container-id").map(str::to_owned);
+    let container_id = given.unwrap_or_else(|| derive_container_id(&netns));
+    Ok(AttachmentParams {
+        args,
+        capability_args,
+        ..AttachmentParams::new(&container_id, &netns, &options.ifname)
+    })
 }
 
-fn capability_args(text: &str) -> Result<Vec<(String, Json)>> {
+fn parse_capability_args(text: &str) -> Result<Vec<(String, Json)>> {
     let refuse = |error: Error| {
         error.context("capability arguments").with_details(
             "capability arguments are an object, for instance {\"mac\": \"02:00:00:00:00:01\"}",
@@ -213,12 +220,12 @@ fn capability_args(text: &str) -> Result<Vec<(String, Json)>> {
     match Json::parse(text.as_bytes()).map_err(refuse)? {
         Json::Object(members) => Ok(members),
         Json::Null => Ok(Vec::new()),
-        other => Err(refuse(Error::new(Code::DECODE, other.expected("an object")))),
+        other => Err(refuse(Error::new(ErrorCode::DECODE, other.wrong_type_message("an object")))),
     }
 }
 
 /// Parses `CNI_ARGS`, more strictly than plugins do, like the reference's cnitool.
-fn pairs(text: &str) -> Result<Vec<(String, String)>> {
+fn parse_cni_args(text: &str) -> Result<Vec<(String, String)>> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
@@ -234,23 +241,26 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>> {
 }
 
 /// The attachments that GC keeps; `None` without an option for them.
-fn kept(options: &Options) -> Result<Option<Vec<Attachment>>> {
+fn kept_attachments(options: &CnitoolOptions) -> Result<Option<Vec<ValidAttachment>>> {
     let line = &options.line;
-    if !line.has("--keep") {
-        return Ok(line.has("--keep-none").then(Vec::new));
+    if !line.has_option("--keep") {
+        return Ok(line.has_option("--keep-none").then(Vec::new));
     }
     let parse = |kept| {
         let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
-        let container_id =
-            if owner.contains('/') { container_id(&absolute(owner)?) } else { owner.to_owned() };
-        Ok(Attachment { container_id, ifname: ifname.to_owned() })
+        let container_id = if owner.contains('/') {
+            derive_container_id(&absolute_path(owner)?)
+        } else {
+            owner.to_owned()
+        };
+        Ok(ValidAttachment { container_id, ifname: ifname.to_owned() })
     };
-    line.all("--keep").map(parse).collect::<Result<_>>().map(Some)
+    line.all_values("--keep").map(parse).collect::<Result<_>>().map(Some)
 }
 
 /// The absolute path, without `.`, `..` and superfluous slashes. Links are not resolved: the text
 /// identifies the namespace.
-fn absolute(path: &str) -> Result<String> {
+fn absolute_path(path: &str) -> Result<String> {
     let path = std::path::absolute(Path::new(path))
         .map_err(|cause| Error::io("find the working directory", &cause))?;
     let mut clean = PathBuf::new();
@@ -264,6 +274,6 @@ fn absolute(path: &str) -> Result<String> {
 }
 
 /// The container id for a namespace, as in the reference.
-fn container_id(netns: &str) -> String {
-    format!("cnitool-{}", hex(&Sha512::digest(netns)[..10]))
+fn derive_container_id(netns: &str) -> String {
+    format!("cnitool-{}", encode_hex(&Sha512::digest(netns)[..10]))
 }

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::print;
-use crate::cni::json::place::Position;
-use crate::cni::json::pretty;
+use super::print_text;
+use crate::cni::json::encode_pretty;
+use crate::cni::json::place::TextPosition;
 use crate::error::{Error, Result};
 
 /// The severity of a finding.
@@ -25,52 +25,56 @@ pub(super) enum Severity {
 
 /// The object with the defect.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Subject {
+pub(super) enum FindingSubject {
     /// A file of a network configuration. The name of the network is empty if it could not be read.
-    File { path: PathBuf, position: Option<Position>, network: String },
+    File { path: PathBuf, position: Option<TextPosition>, network: String },
     /// Any other object, described in words: a container, a link, a chain.
     Object(String),
 }
 
 pub(super) struct Finding {
     pub(super) severity: Severity,
-    pub(super) subject: Subject,
+    pub(super) subject: FindingSubject,
     /// The defect; the details are the remedy, a command where there is one.
     pub(super) error: Error,
 }
 
 impl Finding {
-    pub(super) fn error(
+    pub(super) fn new_error(
         subject: impl Into<String>,
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Finding {
         let error = Error::config(problem).with_details(remedy);
-        Finding { severity: Severity::Error, subject: Subject::Object(subject.into()), error }
+        Finding {
+            severity: Severity::Error,
+            subject: FindingSubject::Object(subject.into()),
+            error,
+        }
     }
 
-    pub(super) fn warning(
+    pub(super) fn new_warning(
         subject: impl Into<String>,
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Finding {
-        Finding { severity: Severity::Warning, ..Finding::error(subject, problem, remedy) }
+        Finding { severity: Severity::Warning, ..Finding::new_error(subject, problem, remedy) }
     }
 
-    pub(super) fn note(
+    pub(super) fn new_note(
         subject: impl Into<String>,
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Finding {
-        Finding { severity: Severity::Note, ..Finding::error(subject, problem, remedy) }
+        Finding { severity: Severity::Note, ..Finding::new_error(subject, problem, remedy) }
     }
 }
 
 /// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the exit status.
-pub(super) fn report(findings: &[Finding], json: bool, none: &str) -> Result<ExitCode> {
+pub(super) fn report_findings(findings: &[Finding], json: bool, none: &str) -> Result<ExitCode> {
     let line = |finding: &Finding| format!("{finding}\n");
-    print(&match findings {
-        _ if json => pretty(&findings)? + "\n",
+    print_text(&match findings {
+        _ if json => encode_pretty(&findings)? + "\n",
         _ if findings.iter().all(|finding| finding.severity == Severity::Note) => {
             findings.iter().map(line).collect::<String>() + none + "\n"
         }
@@ -85,10 +89,10 @@ pub(super) fn report(findings: &[Finding], json: bool, none: &str) -> Result<Exi
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         // "message", "subject" and "cure" are the keys of 0.2, for one minor version.
-        let (severity, problem) = (self.severity.to_string(), self.error.msg());
+        let (severity, problem) = (self.severity.to_string(), self.error.message());
         let (remedy, object) = (self.error.details(), self.subject.to_string());
         let finding = match &self.subject {
-            Subject::File { path, position, network } => json!({
+            FindingSubject::File { path, position, network } => json!({
                 "file": path.display().to_string(),
                 "line": position.map(|position| position.line),
                 "column": position.map(|position| position.column),
@@ -99,7 +103,7 @@ impl Serialize for Finding {
                 "message": problem,
                 "remedy": remedy,
             }),
-            Subject::Object(_) => json!({
+            FindingSubject::Object(_) => json!({
                 "severity": severity,
                 "object": object,
                 "subject": object,
@@ -122,14 +126,16 @@ impl fmt::Display for Severity {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for FindingSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Subject::File { path, position: Some(Position { line, column }), .. } => {
+            FindingSubject::File {
+                path, position: Some(TextPosition { line, column }), ..
+            } => {
                 write!(f, "{}:{line}:{column}", path.display())
             }
-            Subject::File { path, .. } => write!(f, "{}", path.display()),
-            Subject::Object(name) => f.write_str(name),
+            FindingSubject::File { path, .. } => write!(f, "{}", path.display()),
+            FindingSubject::Object(name) => f.write_str(name),
         }
     }
 }
@@ -139,8 +145,8 @@ impl fmt::Display for Finding {
         let Finding { severity, subject, error } = self;
         match subject {
             // As compilers do, so that editors find the position.
-            Subject::File { .. } => write!(f, "{subject}: {severity}: {error}"),
-            Subject::Object(_) => write!(f, "{severity}: {subject}: {error}"),
+            FindingSubject::File { .. } => write!(f, "{subject}: {severity}: {error}"),
+            FindingSubject::Object(_) => write!(f, "{severity}: {subject}: {error}"),
         }
     }
 }

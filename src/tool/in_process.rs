@@ -2,58 +2,60 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cni::json::pretty;
+use crate::cni::json::encode_pretty;
 use crate::error::Result;
-use crate::invoke::{self, Exec, Executor, System};
-use crate::repairs::Repairs;
-use crate::skel::call::{Call, Caller, Env};
-use crate::skel::{OwnPlugin, Table};
+use crate::framework::call::{CallEnvironment, PluginCall, PluginCaller};
+use crate::framework::{AppletTable, BuiltinPlugin};
+use crate::invoke::{self, PluginCommand, PluginExecutor, ProcessExecutor};
+use crate::repairs::RepairFindings;
 
 /// Runs the plugins of this executable in this process, and others as processes.
 #[derive(Debug)]
-pub(super) struct InProcess {
-    pub(super) table: Table,
+pub(super) struct InProcessExecutor {
+    pub(super) table: AppletTable,
 }
 
-impl Executor for InProcess {
-    fn find(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
-        System.find(name, dirs)
+impl PluginExecutor for InProcessExecutor {
+    fn find_plugin(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
+        ProcessExecutor.find_plugin(name, dirs)
     }
 
-    fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>> {
-        let Some(plugin) = self.own(call.path) else { return System.run(call) };
-        match (plugin.run)(&self.request(&call.env, call.stdin)?)? {
+    fn run_plugin(&self, call: &PluginCommand<'_>) -> Result<Vec<u8>> {
+        let Some(plugin) = self.find_own_plugin(call.path) else {
+            return ProcessExecutor.run_plugin(call);
+        };
+        match (plugin.run)(&self.build_call(&call.env, call.stdin)?)? {
             None => Ok(Vec::new()),
-            Some(result) => Ok(pretty(&result.to_json())?.into_bytes()),
+            Some(result) => Ok(encode_pretty(&result.to_json())?.into_bytes()),
         }
     }
 }
 
-impl InProcess {
-    /// Calls [`OwnPlugin::repair`] for the plugin at `path`. Does nothing for another executable.
-    pub(super) fn repair(
+impl InProcessExecutor {
+    /// Calls `Plugin::repair` for the plugin at `path`. Does nothing for another executable.
+    pub(super) fn run_repair(
         &self,
         path: &Path,
         env: &[(&str, String)],
         stdin: &[u8],
-        repairs: &mut Repairs,
+        repairs: &mut RepairFindings,
     ) -> Result<()> {
-        let Some(plugin) = self.own(path) else { return Ok(()) };
-        (plugin.repair)(&self.request(env, stdin)?, repairs)
+        let Some(plugin) = self.find_own_plugin(path) else { return Ok(()) };
+        (plugin.repair)(&self.build_call(env, stdin)?, repairs)
     }
 
-    fn request<'a>(&self, env: &[(&str, String)], stdin: &'a [u8]) -> Result<Call<'a>> {
+    fn build_call<'a>(&self, env: &[(&str, String)], stdin: &'a [u8]) -> Result<PluginCall<'a>> {
         let var = |name: &str| {
             let found = env.iter().rfind(|(key, _)| *key == name);
             found.map(|(_, value)| value.clone()).unwrap_or_default()
         };
-        let env = Env::read(var);
-        env.check()?;
-        Ok(Call { env, stdin, table: self.table, caller: Caller::Runtime })
+        let env = CallEnvironment::from_lookup(var);
+        env.require_variables()?;
+        Ok(PluginCall { env, stdin, table: self.table, caller: PluginCaller::Runtime })
     }
 
-    fn own(&self, path: &Path) -> Option<OwnPlugin> {
+    fn find_own_plugin(&self, path: &Path) -> Option<BuiltinPlugin> {
         let name = path.file_name()?.to_str()?;
-        self.table.plugin(name).filter(|_| invoke::is_own_executable(path))
+        self.table.find_plugin(name).filter(|_| invoke::is_own_executable(path))
     }
 }

@@ -6,21 +6,23 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::folders::{CACHE, CONF, Folders, LEASES, Store};
-use super::life::{Selection, in_words, is_alive};
-use super::outcome::{Outcome, report};
-use super::{DRY_RUN, JSON, NETWORK, Tool, columns, gc, print};
+use super::folders::{CACHE, CONF, LEASES, LeaseDirectory, ToolDirectories};
+use super::life::{AttachmentSelection, alive_and_reason, format_alive};
+use super::outcome::{ActionOutcome, report_outcomes};
+use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_columns, gc, print_text};
 use crate::attachment::Liveness;
 use crate::cni::NetworkName;
-use crate::cni::json::pretty;
+use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
-use crate::leases::{Lease, LeaseStatus, Reclaimed, Reservation};
+use crate::framework::AppletTable;
+use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
 use crate::log;
-use crate::options::{CommandLine, Opt, deprecated, opt, unknown_word, usage};
-use crate::skel::Table;
+use crate::options::{
+    CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated,
+};
 use crate::sort::{sort_by, sort_by_key};
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "ipam",
     usage: "\
 ipam: lists and frees leases of host-local
@@ -34,15 +36,15 @@ The addresses of dead containers: see cnibox gc.
 ",
     options: &[
         NETWORK,
-        opt(
+        long_option(
             "--empty",
             "",
             "free: the addresses whose files are empty: left by a crash of another program, or\n\
              reserved by an administrator",
         ),
-        opt("--force", "", "free: also an address that a container uses, which another one may get then"),
+        long_option("--force", "", "free: also an address that a container uses, which another one may get then"),
         DRY_RUN,
-        Opt {
+        CommandOption {
             about: "ls: an array of objects with network, address, container, interface (null in\n\
                     leases of old releases), age (seconds), alive (true, false, or null if\n\
                     unknown), reason (why alive is not true, or why the address is reserved)\n\
@@ -67,7 +69,7 @@ Example:
 };
 
 #[derive(Debug, PartialEq, Eq)]
-enum Command {
+enum IpamCommand {
     List {
         network: Option<String>,
     },
@@ -86,100 +88,121 @@ enum Command {
     },
 }
 
-struct Job {
-    command: Command,
+struct IpamRequest {
+    command: IpamCommand,
     json: bool,
     dry_run: bool,
-    folders: Folders,
+    folders: ToolDirectories,
 }
 
 /// Runs the tool with the arguments that follow its name.
-pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    TOOL.run_command(
+        args,
+        |line| IpamRequest::from_command_line(&line),
+        |job| job.run_command(table),
+    )
 }
 
-impl Job {
-    fn read(line: &CommandLine) -> Result<Job> {
+impl IpamRequest {
+    fn from_command_line(line: &CommandLine) -> Result<IpamRequest> {
         let mut words = line.words.iter().cloned();
-        let name = words.next().ok_or_else(|| usage("a command is missing: ls or free"))?;
-        let (empty, force) = (line.has("--empty"), line.has("--force"));
+        let name = words.next().ok_or_else(|| usage_error("a command is missing: ls or free"))?;
+        let (empty, force) = (line.has_option("--empty"), line.has_option("--force"));
         let mut words: Vec<String> = words.collect();
         let wanted = usize::from(name == "free" && !empty);
-        let mut network = line.last(NETWORK.flag).map(str::to_owned);
+        let mut network = line.last_value(NETWORK.flag).map(str::to_owned);
         if network.is_none() && words.len() > wanted {
             let word = words.remove(0);
-            deprecated(&format!("ipam {name} {word}"), &format!("--network {word}"));
+            warn_deprecated(&format!("ipam {name} {word}"), &format!("--network {word}"));
             network = Some(word);
         }
         if let Some(network) = &network {
             NetworkName::parse(network)?;
         }
         let (command, allowed): (_, &[&str]) = match &*name {
-            "ls" | "list" => (Command::List { network }, &[JSON.flag]),
+            "ls" | "list" => (IpamCommand::List { network }, &[JSON.flag]),
             "gc" => {
                 let instead = if empty { "cnibox ipam free --empty" } else { "cnibox gc" };
-                deprecated("ipam gc", instead);
-                (Command::Gc { network, empty }, &["--empty", DRY_RUN.flag])
+                warn_deprecated("ipam gc", instead);
+                (IpamCommand::Gc { network, empty }, &["--empty", DRY_RUN.flag])
             }
             "free" if empty => {
-                (Command::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag])
+                (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag])
             }
             "free" => {
-                let missing = || usage("free needs --network and an address or container");
+                let missing = || usage_error("free needs --network and an address or container");
                 let what = words.pop().ok_or_else(missing)?;
                 let network = network.ok_or_else(missing)?;
                 let allowed = &["--force", DRY_RUN.flag, JSON.flag];
-                (Command::Free { network, what, force }, allowed)
+                (IpamCommand::Free { network, what, force }, allowed)
             }
-            other => return Err(unknown_word("command", other, &["ls", "free"])),
+            other => return Err(unknown_word_error("command", other, &["ls", "free"])),
         };
         let of_all = [LEASES.flag, CONF.flag, CACHE.flag, NETWORK.flag];
         let is_odd = |flag: &&str| !of_all.contains(flag) && !allowed.contains(flag);
-        if let Some(flag) = line.given().find(is_odd) {
-            return Err(usage(format!("{flag} is not an option of {name}")));
+        if let Some(flag) = line.given_flags().find(is_odd) {
+            return Err(usage_error(format!("{flag} is not an option of {name}")));
         }
         if let Some(extra) = words.first() {
-            return Err(usage(format!("unexpected argument \"{extra}\"")));
+            return Err(usage_error(format!("unexpected argument \"{extra}\"")));
         }
-        let (json, dry_run) = (line.has(JSON.flag), line.has(DRY_RUN.flag));
-        Ok(Job { command, json, dry_run, folders: Folders::read(line) })
+        let (json, dry_run) = (line.has_option(JSON.flag), line.has_option(DRY_RUN.flag));
+        Ok(IpamRequest {
+            command,
+            json,
+            dry_run,
+            folders: ToolDirectories::from_command_line(line),
+        })
     }
 
-    fn run(&self, table: Table) -> Result<ExitCode> {
-        let stores = |network: &Option<String>| stores(&self.folders, network.as_deref());
+    fn run_command(&self, table: AppletTable) -> Result<ExitCode> {
+        let stores =
+            |network: &Option<String>| require_lease_directories(&self.folders, network.as_deref());
         let outcomes = match &self.command {
-            Command::List { network } if self.json => return print(&list_json(&stores(network)?)?),
-            Command::List { network } => {
+            IpamCommand::List { network } if self.json => {
+                return print_text(&list_json(&stores(network)?)?);
+            }
+            IpamCommand::List { network } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
-                let rows = rows(&stores(network)?)?;
-                let lines =
-                    [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(Row::cells));
-                return print(&columns(lines.collect()));
+                let rows = list_rows(&stores(network)?)?;
+                let lines = [heading.map(str::to_owned)]
+                    .into_iter()
+                    .chain(rows.iter().map(LeaseListRow::text_cells));
+                return print_text(&format_columns(lines.collect()));
             }
-            Command::Free { network, what, force } => {
-                free(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
+            IpamCommand::Free { network, what, force } => {
+                free_leases(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
             }
-            Command::FreeEmpty { network } => free_empty(&stores(network)?, self.dry_run)?,
-            Command::Gc { network, empty } => {
+            IpamCommand::FreeEmpty { network } => {
+                free_empty_files(&stores(network)?, self.dry_run)?
+            }
+            IpamCommand::Gc { network, empty } => {
                 let stores = stores(network)?;
-                let selection = Selection { network: network.as_deref(), container: None };
-                let mut outcomes = gc::collect(&self.folders, table, &selection, self.dry_run)?;
+                let selection =
+                    AttachmentSelection { network: network.as_deref(), container: None };
+                let mut outcomes =
+                    gc::collect_garbage(&self.folders, table, &selection, self.dry_run)?;
                 if *empty {
-                    outcomes.extend(free_empty(&stores, self.dry_run)?);
+                    outcomes.extend(free_empty_files(&stores, self.dry_run)?);
                 }
                 outcomes
             }
         };
-        report(&outcomes, self.json, self.dry_run, "nothing to free was found")
+        report_outcomes(&outcomes, self.json, self.dry_run, "nothing to free was found")
     }
 }
 
 /// The leases of the network, of which there must be some, or of all networks.
-fn stores(folders: &Folders, network: Option<&str>) -> Result<Vec<Store>> {
-    let stores = folders.stores(network)?;
+fn require_lease_directories(
+    folders: &ToolDirectories,
+    network: Option<&str>,
+) -> Result<Vec<LeaseDirectory>> {
+    let stores = folders.find_lease_directories(network)?;
     match network {
         Some(network) if stores.is_empty() => {
-            let msg = format!("no network \"{network}\" in {}", folders.searched(network));
+            let msg =
+                format!("no network \"{network}\" in {}", folders.searched_directories(network));
             Err(Error::config(msg))
         }
         _ => Ok(stores),
@@ -187,22 +210,27 @@ fn stores(folders: &Folders, network: Option<&str>) -> Result<Vec<Store>> {
 }
 
 /// The output of `ipam ls --json`.
-pub(super) fn list_json(stores: &[Store]) -> Result<String> {
-    Ok(pretty(&rows(stores)?)? + "\n")
+pub(super) fn list_json(stores: &[LeaseDirectory]) -> Result<String> {
+    Ok(encode_pretty(&list_rows(stores)?)? + "\n")
 }
 
 /// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is
 /// freed only with `force`.
-fn free(stores: &[Store], what: &str, force: bool, dry_run: bool) -> Result<Vec<Outcome>> {
+fn free_leases(
+    stores: &[LeaseDirectory],
+    what: &str,
+    force: bool,
+    dry_run: bool,
+) -> Result<Vec<ActionOutcome>> {
     let address = what.parse::<IpAddr>().ok();
     let network = stores.first().map_or("", |store| &store.network);
-    let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
-    let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
+    let is_meant = |lease: &AddressLease| address.map_or(lease.id == what, |ip| lease.ip == ip);
+    let is_reserved = |reserved: &AddressReservation| Some(reserved.ip) == address;
     let (mut freed, mut reserved) = (Vec::new(), Vec::new());
     for store in stores {
         // Read before the lock is taken, as plugins wait for the lock.
-        let listing = store.listing()?;
-        let mut statuses = listing.statuses();
+        let listing = store.read_listing()?;
+        let mut statuses = listing.lease_statuses();
         statuses.retain(|status| is_meant(&status.lease));
         if let Some(used) = statuses.iter().find(|it| it.liveness == Liveness::Alive && !force) {
             let msg = format!("{} is in use: its link on the host exists", used.lease);
@@ -212,10 +240,10 @@ fn free(stores: &[Store], what: &str, force: bool, dry_run: bool) -> Result<Vec<
         }
         if dry_run {
             freed.extend(statuses.into_iter().map(|status| status.lease));
-            reserved.extend(listing.reservations().into_iter().filter(is_reserved));
-        } else if let Some(mut leases) = store.lock()? {
-            freed.extend(leases.retain(|lease| !is_meant(lease), false)?.0);
-            reserved.extend(leases.remove_reserved(is_reserved)?);
+            reserved.extend(listing.list_reservations().into_iter().filter(is_reserved));
+        } else if let Some(mut leases) = store.lock_leases()? {
+            freed.extend(leases.retain_leases(|lease| !is_meant(lease), false)?.0);
+            reserved.extend(leases.remove_reservations(is_reserved)?);
         }
     }
     if freed.is_empty() && reserved.is_empty() {
@@ -224,35 +252,37 @@ fn free(stores: &[Store], what: &str, force: bool, dry_run: bool) -> Result<Vec<
         return Err(Error::config(msg).with_details(remedy));
     }
     sort_by_key(&mut freed, |lease| lease.ip);
-    let freed = freed.iter().map(Lease::to_string);
-    let all = freed.chain(reserved.iter().map(Reservation::to_string));
+    let freed = freed.iter().map(AddressLease::to_string);
+    let all = freed.chain(reserved.iter().map(AddressReservation::to_string));
     Ok(all.map(|object| freed_outcome(network, object, dry_run)).collect())
 }
 
 /// Frees the addresses whose files are empty.
-fn free_empty(stores: &[Store], dry_run: bool) -> Result<Vec<Outcome>> {
-    let is_empty = |reserved: &Reservation| reserved.empty;
+fn free_empty_files(stores: &[LeaseDirectory], dry_run: bool) -> Result<Vec<ActionOutcome>> {
+    let is_empty = |reserved: &AddressReservation| reserved.empty;
     let mut outcomes = Vec::new();
     for store in stores {
-        let reserved: Vec<Reservation> = if dry_run {
-            store.listing()?.reservations().into_iter().filter(is_empty).collect()
+        let reserved: Vec<AddressReservation> = if dry_run {
+            store.read_listing()?.list_reservations().into_iter().filter(is_empty).collect()
         } else {
-            let leases = store.lock()?.map(|mut leases| leases.remove_reserved(is_empty));
+            let leases =
+                store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
             leases.transpose()?.unwrap_or_default()
         };
-        let outcome = |it: &Reservation| freed_outcome(&store.network, it.to_string(), dry_run);
+        let outcome =
+            |it: &AddressReservation| freed_outcome(&store.network, it.to_string(), dry_run);
         outcomes.extend(reserved.iter().map(outcome));
     }
     Ok(outcomes)
 }
 
-fn freed_outcome(network: &str, object: String, dry_run: bool) -> Outcome {
-    Outcome::new(if dry_run { "would free" } else { "freed" }, network, object, "")
+fn freed_outcome(network: &str, object: String, dry_run: bool) -> ActionOutcome {
+    ActionOutcome::new(if dry_run { "would free" } else { "freed" }, network, object, "")
 }
 
 /// A line of the list. In JSON the keys are sorted, as everywhere.
 #[derive(Serialize)]
-struct Row {
+struct LeaseListRow {
     address: IpAddr,
     /// Seconds, by the wall clock.
     age: Option<u64>,
@@ -266,59 +296,63 @@ struct Row {
 }
 
 /// The leases and reservations, by network and address.
-fn rows(stores: &[Store]) -> Result<Vec<Row>> {
+fn list_rows(stores: &[LeaseDirectory]) -> Result<Vec<LeaseListRow>> {
     let mut rows = Vec::new();
     for store in stores {
-        let (network, listing) = (&store.network, store.listing()?);
-        let (leases, reserved) = (listing.statuses(), listing.reservations());
+        let (network, listing) = (&store.network, store.read_listing()?);
+        let (leases, reserved) = (listing.lease_statuses(), listing.list_reservations());
         // Only root may read leases, and a list without them would look like a free network.
-        let unreadable = listing.taken().len().saturating_sub(leases.len() + reserved.len());
+        let unreadable =
+            listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
         if unreadable > 0 {
             log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
         }
-        rows.extend(leases.into_iter().map(|status| Row::of_lease(network, status)));
-        rows.extend(reserved.iter().map(|reserved| Row::reserved(network, reserved)));
+        rows.extend(leases.into_iter().map(|status| LeaseListRow::from_lease(network, status)));
+        rows.extend(
+            reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)),
+        );
     }
     sort_by(&mut rows, |a, b| (&a.network, a.address).cmp(&(&b.network, b.address)));
     Ok(rows)
 }
 
-impl Row {
-    fn of_lease(network: &str, status: LeaseStatus) -> Row {
+impl LeaseListRow {
+    fn from_lease(network: &str, status: LeaseStatus) -> LeaseListRow {
         // The nanoseconds of the time are not significant and may lie in the future.
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
-        let (alive, reason) = is_alive(status.liveness);
-        let from = |Reclaimed { lease, why }| format!("from container {}: {why}", lease.id);
-        let Lease { ip: address, id, ifname: interface } = status.lease;
+        let (alive, reason) = alive_and_reason(status.liveness);
+        let from = |ReclaimedLease { lease, why }| format!("from container {}: {why}", lease.id);
+        let AddressLease { ip: address, id, ifname: interface } = status.lease;
         let (age, reclaimed) = (status.created.map(age), status.reclaimed.map(from));
         let (network, container) = (network.to_owned(), Some(id));
-        Row { address, age, alive, container, interface, network, reason, reclaimed }
+        LeaseListRow { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
-    fn reserved(network: &str, reserved: &Reservation) -> Row {
-        let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.why())));
+    fn from_reservation(network: &str, reserved: &AddressReservation) -> LeaseListRow {
+        let (network, reason) =
+            (network.to_owned(), Some(format!("reserved: {}", reserved.reason_text())));
         let (age, alive, container, interface) = (None, None, None, None);
         let (address, reclaimed) = (reserved.ip, None);
-        Row { address, age, alive, container, interface, network, reason, reclaimed }
+        LeaseListRow { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
-    fn cells(&self) -> [String; 6] {
+    fn text_cells(&self) -> [String; 6] {
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
         let mut alive = match self.container {
-            Some(_) => in_words((self.alive, self.reason.clone())),
+            Some(_) => format_alive((self.alive, self.reason.clone())),
             None => word(&self.reason),
         };
         if let Some(from) = &self.reclaimed {
             alive.extend(["; reclaimed ", from]);
         }
-        let age = self.age.map_or("?".to_owned(), short);
+        let age = self.age.map_or("?".to_owned(), short_duration);
         let (container, interface) = (word(&self.container), word(&self.interface));
         [self.network.clone(), self.address.to_string(), container, interface, age, alive]
     }
 }
 
 /// A duration in its largest unit, rounded down.
-pub(super) fn short(seconds: u64) -> String {
+pub(super) fn short_duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),
@@ -330,37 +364,43 @@ pub(super) fn short(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{self, Asked};
+    use crate::options::{self, ParsedCommandLine};
 
-    fn job(line: &str) -> Result<Job> {
-        match options::parse(line.split_whitespace().map(str::to_owned).collect(), TOOL.options)? {
-            Asked::Work(line) => Job::read(&line),
+    fn job(line: &str) -> Result<IpamRequest> {
+        match options::parse_args(
+            line.split_whitespace().map(str::to_owned).collect(),
+            TOOL.options,
+        )? {
+            ParsedCommandLine::Work(line) => IpamRequest::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }
     }
 
-    fn parsed(line: &str) -> Result<Command> {
+    fn parsed(line: &str) -> Result<IpamCommand> {
         job(line).map(|job| job.command)
     }
 
     #[test]
     fn command_lines() {
         let net = || Some("net".to_owned());
-        assert_eq!(parsed("ls"), Ok(Command::List { network: None }));
-        assert_eq!(parsed("ls --json --network net"), Ok(Command::List { network: net() }));
+        assert_eq!(parsed("ls"), Ok(IpamCommand::List { network: None }));
+        assert_eq!(parsed("ls --json --network net"), Ok(IpamCommand::List { network: net() }));
         let free = |force| {
             let (network, what) = ("net".to_owned(), "10.0.0.2".to_owned());
-            Ok(Command::Free { network, what, force })
+            Ok(IpamCommand::Free { network, what, force })
         };
         assert_eq!(parsed("free --network net 10.0.0.2"), free(false));
         assert_eq!(parsed("free --network=net --force 10.0.0.2"), free(true));
-        assert_eq!(parsed("free --empty"), Ok(Command::FreeEmpty { network: None }));
-        assert_eq!(parsed("free --empty --network net"), Ok(Command::FreeEmpty { network: net() }));
+        assert_eq!(parsed("free --empty"), Ok(IpamCommand::FreeEmpty { network: None }));
+        assert_eq!(
+            parsed("free --empty --network net"),
+            Ok(IpamCommand::FreeEmpty { network: net() })
+        );
         // Of 0.2.
-        assert_eq!(parsed("ls net"), Ok(Command::List { network: net() }));
+        assert_eq!(parsed("ls net"), Ok(IpamCommand::List { network: net() }));
         assert_eq!(parsed("free net 10.0.0.2"), free(false));
-        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false }));
-        assert_eq!(parsed("gc net --empty"), Ok(Command::Gc { network: net(), empty: true }));
+        assert_eq!(parsed("gc -n"), Ok(IpamCommand::Gc { network: None, empty: false }));
+        assert_eq!(parsed("gc net --empty"), Ok(IpamCommand::Gc { network: net(), empty: true }));
         let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().folders.leases;
         assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [
@@ -388,7 +428,7 @@ mod tests {
 
     #[test]
     fn ages() {
-        let texts = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 864_000].map(short);
+        let texts = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 864_000].map(short_duration);
         assert_eq!(texts, ["0s", "59s", "1m", "59m", "1h", "23h", "1d", "10d"]);
     }
 }

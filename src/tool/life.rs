@@ -2,31 +2,31 @@
 
 use std::path::PathBuf;
 
-use crate::attachment::{Liveness, Owner};
+use crate::attachment::{AttachmentId, Liveness};
+use crate::framework::reclaim;
 use crate::runtime::CachedAttachment;
-use crate::skel::reclaim;
 
 /// The state of the container of a cached attachment.
-pub(super) struct Life {
+pub(super) struct ContainerState {
     pub(super) liveness: Liveness,
     /// Another container that was attached with the same path of a network namespace: the path may be that container's.
     pub(super) rival: Option<String>,
 }
 
-impl Life {
+impl ContainerState {
     /// Why nothing is certain; `None` if something is.
-    pub(super) fn doubt(&self, netns: &str) -> Option<String> {
+    pub(super) fn doubt_reason(&self, netns: &str) -> Option<String> {
         let rival = self.rival.as_ref();
         let taken = rival.map(|id| format!("{netns} is also the namespace of container {id}"));
-        doubt(self.liveness).map(|why| taken.unwrap_or(why))
+        doubt_reason(self.liveness).map(|why| taken.unwrap_or(why))
     }
 }
 
 /// The states of these attachments, which are all in the cache; `data_dir` is the folder with the leases of one of them.
-pub(super) fn lives(
+pub(super) fn container_states(
     cached: &[CachedAttachment],
     data_dir: impl Fn(&CachedAttachment) -> PathBuf,
-) -> Vec<Life> {
+) -> Vec<ContainerState> {
     let life = |one: &CachedAttachment| {
         let CachedAttachment { network, attach, .. } = one;
         let is_rival = |other: &&CachedAttachment| {
@@ -36,33 +36,33 @@ pub(super) fn lives(
         };
         let rival = cached.iter().find(is_rival);
         let rival = rival.map(|other| other.attach.container_id.clone());
-        let owner = Owner { network, ifname: &attach.ifname, id: &attach.container_id };
-        Life { liveness: reclaim::liveness(owner, &data_dir(one)), rival }
+        let owner = AttachmentId { network, ifname: &attach.ifname, id: &attach.container_id };
+        ContainerState { liveness: reclaim::attachment_liveness(owner, &data_dir(one)), rival }
     };
     cached.iter().map(life).collect()
 }
 
 /// Why an attachment has ended; `None` if it may be in use.
-pub(super) fn end(liveness: Liveness) -> Option<String> {
+pub(super) fn end_reason(liveness: Liveness) -> Option<String> {
     if let Liveness::Gone(why) = liveness { Some(why.to_string()) } else { None }
 }
 
 /// Why nothing is certain; `None` if something is.
-pub(super) fn doubt(liveness: Liveness) -> Option<String> {
+pub(super) fn doubt_reason(liveness: Liveness) -> Option<String> {
     if let Liveness::Unknown(doubt) = liveness { Some(doubt.to_string()) } else { None }
 }
 
 /// Whether the container is alive, if that is certain, and the reason unless it is.
-pub(super) fn is_alive(liveness: Liveness) -> (Option<bool>, Option<String>) {
+pub(super) fn alive_and_reason(liveness: Liveness) -> (Option<bool>, Option<String>) {
     match liveness {
         Liveness::Alive => (Some(true), None),
-        Liveness::Gone(_) => (Some(false), end(liveness)),
-        Liveness::Unknown(_) => (None, doubt(liveness)),
+        Liveness::Gone(_) => (Some(false), end_reason(liveness)),
+        Liveness::Unknown(_) => (None, doubt_reason(liveness)),
     }
 }
 
-/// What [`is_alive`] returned, as a text.
-pub(super) fn in_words((alive, reason): (Option<bool>, Option<String>)) -> String {
+/// What [`alive_and_reason`] returned, as a text.
+pub(super) fn format_alive((alive, reason): (Option<bool>, Option<String>)) -> String {
     let word = match alive {
         Some(true) => "yes",
         Some(false) => "no",
@@ -72,28 +72,33 @@ pub(super) fn in_words((alive, reason): (Option<bool>, Option<String>)) -> Strin
 }
 
 /// The attachments that may be deleted.
-pub(super) struct Selection<'a> {
+pub(super) struct AttachmentSelection<'a> {
     /// This network, or all.
     pub(super) network: Option<&'a str>,
     /// The container that a person has named.
     pub(super) container: Option<&'a str>,
 }
 
-impl Selection<'_> {
+impl AttachmentSelection<'_> {
     pub(super) fn has_network(&self, name: &str) -> bool {
         self.network.is_none_or(|network| network == name)
     }
 
-    pub(super) fn has(&self, network: &str, id: &str) -> bool {
+    pub(super) fn has_attachment(&self, network: &str, id: &str) -> bool {
         self.has_network(network) && self.container.is_none_or(|container| container == id)
     }
 
     /// Why the attachment can be deleted; `None` if it has to stay.
-    pub(super) fn end(&self, network: &str, id: &str, liveness: Liveness) -> Option<String> {
-        if !self.has(network, id) {
+    pub(super) fn deletion_reason(
+        &self,
+        network: &str,
+        id: &str,
+        liveness: Liveness,
+    ) -> Option<String> {
+        if !self.has_attachment(network, id) {
             return None;
         }
-        let named = || Some(format!("named by --container, {}", doubt(liveness)?));
-        end(liveness).or_else(|| self.container.and_then(|_| named()))
+        let named = || Some(format!("named by --container, {}", doubt_reason(liveness)?));
+        end_reason(liveness).or_else(|| self.container.and_then(|_| named()))
     }
 }

@@ -22,18 +22,18 @@ use std::process::ExitCode;
 
 use crate::error::{Error, Result};
 use crate::log;
-use crate::options::{self, Asked, CommandLine, Opt, opt};
+use crate::options::{self, CommandLine, CommandOption, ParsedCommandLine, long_option};
 
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
 /// An option of the tools that print objects.
-const JSON: Opt = opt("--json", "", "print JSON");
+const JSON: CommandOption = long_option("--json", "", "print JSON");
 
 /// An option of the tools that change something.
-const DRY_RUN: Opt = Opt {
+const DRY_RUN: CommandOption = CommandOption {
     short: Some('n'),
-    ..opt(
+    ..long_option(
         "--dry-run",
         "",
         "print what would be done, change nothing; exit status 1 if that is something",
@@ -41,72 +41,73 @@ const DRY_RUN: Opt = Opt {
 };
 
 /// An option of the tools that work on networks.
-const NETWORK: Opt = opt("--network", "NAME", "this network only");
+const NETWORK: CommandOption = long_option("--network", "NAME", "this network only");
 
 /// A command with its help.
 #[derive(Debug)]
-struct Tool {
+struct ToolCommand {
     /// `cnibox install`, or the name of an applet.
     command: &'static str,
     /// The help before the options. Its first line is the last word of the command, a colon, and a
     /// description.
     usage: &'static str,
-    options: &'static [Opt],
+    options: &'static [CommandOption],
     /// The help after the options.
     notes: &'static str,
 }
 
-impl Tool {
+impl ToolCommand {
     /// Runs the command: `read` decodes its command line for `work`. Returns the exit status of
     /// `work`, 1 if it failed, or 2 after a wrong command line; prints errors on stderr.
-    fn run<T>(
+    fn run_command<T>(
         &self,
         args: Vec<String>,
         read: impl FnOnce(CommandLine) -> Result<T>,
         work: impl FnOnce(T) -> Result<ExitCode>,
     ) -> ExitCode {
-        let read = options::parse(args, self.options).and_then(|asked| match asked {
-            Asked::Help => Ok(Err(self.help())),
-            Asked::Version => Ok(Err(options::version())),
-            Asked::Work(line) => read(line).map(Ok),
+        let read = options::parse_args(args, self.options).and_then(|asked| match asked {
+            ParsedCommandLine::Help => Ok(Err(self.help_text())),
+            ParsedCommandLine::Version => Ok(Err(options::version_text())),
+            ParsedCommandLine::Work(line) => read(line).map(Ok),
         });
         let command = self.command;
         let done = match read {
             Ok(Ok(job)) => work(job),
-            Ok(Err(text)) => print(&text),
+            Ok(Err(text)) => print_text(&text),
             Err(error) => {
-                log::line(format_args!("{command}: {error}; see: {command} --help"));
+                log::write_line(format_args!("{command}: {error}; see: {command} --help"));
                 return ExitCode::from(WRONG_USAGE);
             }
         };
         done.unwrap_or_else(|error| {
-            log::line(format_args!("{command}: {error}"));
+            log::write_line(format_args!("{command}: {error}"));
             ExitCode::FAILURE
         })
     }
 
     /// The last word of the command, and a description.
-    fn title(&self) -> (&'static str, &'static str) {
+    fn name_and_summary(&self) -> (&'static str, &'static str) {
         let title = self.usage.lines().next().and_then(|line| line.split_once(": "));
         title.unwrap_or((self.command, ""))
     }
 
-    fn help(&self) -> String {
-        let Tool { usage, options, notes, .. } = self;
-        format!("{usage}\nOptions:\n{}{notes}", options::help(options))
+    fn help_text(&self) -> String {
+        let ToolCommand { usage, options, notes, .. } = self;
+        format!("{usage}\nOptions:\n{}{notes}", options::help_text(options))
     }
 }
 
 /// Prints a text on stdout, with control characters as escapes.
-fn print(text: &str) -> Result<ExitCode> {
+fn print_text(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(log::printable(text).as_bytes()).and_then(|()| stdout.flush());
+    let written =
+        stdout.write_all(log::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
 /// Formats lines of cells, each column as wide as its widest cell. A cell is one line.
-fn columns<const N: usize>(lines: Vec<[String; N]>) -> String {
-    let one_line = |cell: String| log::printable(&cell).replace('\n', "\\n");
+fn format_columns<const N: usize>(lines: Vec<[String; N]>) -> String {
+    let one_line = |cell: String| log::escape_control_chars(&cell).replace('\n', "\\n");
     let lines: Vec<_> = lines.into_iter().map(|line| line.map(one_line)).collect();
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();

@@ -4,19 +4,19 @@
 use std::process::ExitCode;
 
 use super::{
-    Tool, WRONG_USAGE, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump,
-    trace,
+    ToolCommand, WRONG_USAGE, cnitool, doctor, gc, install, ipam, lint, pause, print_text, repair,
+    sysdump, trace,
 };
 use crate::cni::SpecVersion;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, ErrorCode, Result};
+use crate::framework::call::{AppletMain, ToolFunction};
+use crate::framework::{Applet, AppletTable, run};
 use crate::log;
-use crate::options::{self, CommandLine, all, unknown_word, usage};
-use crate::skel::call::{Main, ToolFn};
-use crate::skel::{Applet, Table, run};
+use crate::options::{self, CommandLine, all_options, unknown_word_error, usage_error};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-const COMPLETION: Tool = Tool {
+const COMPLETION: ToolCommand = ToolCommand {
     command: "cnibox completion",
     usage: "\
 completion: prints completions of the arguments of cnibox for a shell
@@ -29,7 +29,7 @@ Usage:
 };
 
 /// The commands that are not applets, each with its main function.
-const COMMANDS: [(&Tool, ToolFn); 9] = [
+const COMMANDS: [(&ToolCommand, ToolFunction); 9] = [
     (&install::INSTALL, install::main),
     (&install::UNINSTALL, install::main_uninstall),
     (&lint::TOOL, lint::main),
@@ -38,12 +38,12 @@ const COMMANDS: [(&Tool, ToolFn); 9] = [
     (&trace::TOOL, trace::main),
     (&gc::TOOL, gc::main),
     (&pause::TOOL, pause::main),
-    (&COMPLETION, completion),
+    (&COMPLETION, print_completion),
 ];
 
 /// All commands, each with a description.
-fn commands() -> impl Iterator<Item = (&'static str, &'static str)> {
-    COMMANDS.iter().map(|(tool, _)| tool.title()).chain([
+fn all_commands() -> impl Iterator<Item = (&'static str, &'static str)> {
+    COMMANDS.iter().map(|(tool, _)| tool.name_and_summary()).chain([
         ("help", "prints this help"),
         ("list", "lists the applets"),
         ("version", "prints the version"),
@@ -58,17 +58,17 @@ pub fn is_own_name(name: &str) -> bool {
 
 /// Runs the executable under the name of an applet. A link of a tool without an argument prints what a plugin prints, and
 /// its help: programs such as Nomad start each file in a folder of plugins to find out which plugin it is.
-pub fn link(applet: &Applet, args: Vec<String>, table: Table) -> ExitCode {
-    let Main::Tool(tool) = applet.main else { return run::main(applet, args, table) };
+pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable) -> ExitCode {
+    let AppletMain::Tool(tool) = applet.main else { return run::main(applet, args, table) };
     if !args.is_empty() {
         return tool(args, table);
     }
     if is_called_by_runtime() {
         let error = Error::config(format!("\"{}\" is a tool, not a plugin", applet.name));
         let error = error.with_details("correct \"type\" in the network configuration");
-        return run::fail(&error, SpecVersion::NEWEST);
+        return run::print_error(&error, SpecVersion::NEWEST);
     }
-    run::about(applet.name, &SpecVersion::ALL);
+    run::print_about(applet.name, &SpecVersion::ALL);
     tool(vec!["--help".to_owned()], table)
 }
 
@@ -77,50 +77,50 @@ fn is_called_by_runtime() -> bool {
 }
 
 /// Runs the executable under a name that is not an applet.
-pub fn main(name: &str, args: &[String], table: Table) -> ExitCode {
+pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
     let applets = table.applets;
     if !is_own_name(name) {
-        return unknown(name, applets, ExitCode::FAILURE);
+        return refuse_unknown_name(name, applets, ExitCode::FAILURE);
     }
     let text = match args.first().map(String::as_str) {
-        None | Some("help" | "--help" | "-h") => help(applets),
+        None | Some("help" | "--help" | "-h") => help_text(applets),
         Some(word @ ("list" | "--list" | "version" | "--version" | "-V")) => match args.get(1) {
             Some(extra) => {
-                log::line(format_args!("cnibox {word}: unexpected argument \"{extra}\""));
+                log::write_line(format_args!("cnibox {word}: unexpected argument \"{extra}\""));
                 return WRONG_USAGE.into();
             }
-            None if word.ends_with("list") => list(applets),
-            None => options::version(),
+            None if word.ends_with("list") => applet_list(applets),
+            None => options::version_text(),
         },
         Some(word) => {
-            return match COMMANDS.iter().find(|(tool, _)| tool.title().0 == word) {
+            return match COMMANDS.iter().find(|(tool, _)| tool.name_and_summary().0 == word) {
                 Some((_, main)) => main(args[1..].to_vec(), table),
-                None => unknown(word, applets, WRONG_USAGE.into()),
+                None => refuse_unknown_name(word, applets, WRONG_USAGE.into()),
             };
         }
     };
-    print(&text).unwrap_or(ExitCode::FAILURE)
+    print_text(&text).unwrap_or(ExitCode::FAILURE)
 }
 
 /// Fails with this status. A runtime, which may have started a link of this name, reads the error object; a person
 /// reads stderr.
-fn unknown(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
+fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
-    let words = names.iter().copied().chain(commands().map(|(word, _)| word));
-    let remedy = match options::nearest(name, words) {
+    let words = names.iter().copied().chain(all_commands().map(|(word, _)| word));
+    let remedy = match options::nearest_word(name, words) {
         Some(near) => format!("did you mean \"{near}\"?"),
         None => format!("the applets are: {}", names.join(", ")),
     };
-    let error = Error::new(Code::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
+    let error = Error::new(ErrorCode::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
     let error = error.with_details(remedy);
     if is_called_by_runtime() {
-        return run::fail(&error, SpecVersion::NEWEST);
+        return run::print_error(&error, SpecVersion::NEWEST);
     }
-    log::line(error);
+    log::write_line(error);
     status
 }
 
-fn list(applets: &[Applet]) -> String {
+fn applet_list(applets: &[Applet]) -> String {
     let line = |applet: &Applet| {
         let Applet { name, kind, about, .. } = applet;
         format!("{name:<12} {kind:<10} {about}\n")
@@ -128,9 +128,9 @@ fn list(applets: &[Applet]) -> String {
     applets.iter().map(line).collect()
 }
 
-fn help(applets: &[Applet]) -> String {
+fn help_text(applets: &[Applet]) -> String {
     let commands: Vec<_> =
-        commands().map(|(word, about)| format!("  cnibox {word:<12}  {about}\n")).collect();
+        all_commands().map(|(word, about)| format!("  cnibox {word:<12}  {about}\n")).collect();
     format!(
         "cnibox {}: every Linux CNI plugin in one executable
 
@@ -147,59 +147,61 @@ a network by hand, see: cnibox cnitool --help
 ",
         env!("CARGO_PKG_VERSION"),
         commands.concat(),
-        list(applets).trim_end().replace('\n', "\n  ")
+        applet_list(applets).trim_end().replace('\n', "\n  ")
     )
 }
 
 /// All tools with options: the commands, and the applets that are not plugins.
-fn tools() -> impl Iterator<Item = &'static Tool> {
+fn all_tools() -> impl Iterator<Item = &'static ToolCommand> {
     let applets = [&cnitool::TOOL, &ipam::TOOL, &repair::TOOL];
     COMMANDS.iter().map(|(tool, _)| *tool).chain(applets)
 }
 
 /// The command of each tool, with its options.
 #[cfg(feature = "testing")]
-pub fn of_tools() -> Vec<(&'static str, Vec<&'static str>)> {
-    let flags = |tool: &Tool| all(tool.options).map(|opt| opt.flag).collect();
-    tools().map(|tool| (tool.command, flags(tool))).collect()
+pub fn flags_by_tool() -> Vec<(&'static str, Vec<&'static str>)> {
+    let flags = |tool: &ToolCommand| all_options(tool.options).map(|opt| opt.flag).collect();
+    all_tools().map(|tool| (tool.command, flags(tool))).collect()
 }
 
 /// Runs `cnibox completion` with the arguments that follow it.
-fn completion(args: Vec<String>, table: Table) -> ExitCode {
+fn print_completion(args: Vec<String>, table: AppletTable) -> ExitCode {
     let read = |line: CommandLine| match line.words.as_slice() {
-        [] => Err(usage("no shell given")),
-        [shell] => script(shell, table.applets),
-        [_, extra, ..] => Err(usage(format!("unexpected argument \"{extra}\""))),
+        [] => Err(usage_error("no shell given")),
+        [shell] => completion_script(shell, table.applets),
+        [_, extra, ..] => Err(usage_error(format!("unexpected argument \"{extra}\""))),
     };
-    COMPLETION.run(args, read, |text| print(&text))
+    COMPLETION.run_command(args, read, |text| print_text(&text))
 }
 
-fn script(shell: &str, applets: &[Applet]) -> Result<String> {
+fn completion_script(shell: &str, applets: &[Applet]) -> Result<String> {
     Ok(match shell {
-        "bash" => bash(applets),
+        "bash" => bash_completion(applets),
         // zsh runs bash's completions.
         "zsh" => format!(
             "#compdef cnibox\nautoload -U +X bashcompinit && bashcompinit\n{}",
-            bash(applets)
+            bash_completion(applets)
         ),
-        "fish" => fish(applets),
-        other => return Err(unknown_word("shell", other, &SHELLS)),
+        "fish" => fish_completion(applets),
+        other => return Err(unknown_word_error("shell", other, &SHELLS)),
     })
 }
 
 /// The words that may follow `cnibox`, each with a description, sorted.
 fn first_words(applets: &[Applet]) -> Vec<(&'static str, &'static str)> {
     let applets = applets.iter().map(|applet| (applet.name, applet.about));
-    let mut words: Vec<_> = applets.chain(commands()).collect();
+    let mut words: Vec<_> = applets.chain(all_commands()).collect();
     words.sort_unstable();
     words
 }
 
-fn bash(applets: &[Applet]) -> String {
+fn bash_completion(applets: &[Applet]) -> String {
     let first: Vec<_> = first_words(applets).into_iter().map(|(word, _)| word).collect();
-    let flags = |tool: &Tool| all(tool.options).map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
-    let case = |tool: &Tool| {
-        format!("                    {}) words=\"{}\" ;;\n", tool.title().0, flags(tool))
+    let flags = |tool: &ToolCommand| {
+        all_options(tool.options).map(|opt| opt.flag).collect::<Vec<_>>().join(" ")
+    };
+    let case = |tool: &ToolCommand| {
+        format!("                    {}) words=\"{}\" ;;\n", tool.name_and_summary().0, flags(tool))
     };
     format!(
         r#"_cnibox() {{
@@ -230,21 +232,21 @@ complete -o default -F _cnibox cnibox
 "#,
         names = applets.iter().map(|applet| applet.name).collect::<Vec<_>>().join(" "),
         first = first.join(" "),
-        cases = tools().map(case).collect::<String>(),
+        cases = all_tools().map(case).collect::<String>(),
         shells = SHELLS.join(" "),
     )
 }
 
-fn fish(applets: &[Applet]) -> String {
+fn fish_completion(applets: &[Applet]) -> String {
     let quoted = |text: &str| text.replace('\n', " ").replace('\'', "\\'");
     let mut lines = vec!["complete -c cnibox -f".to_owned()];
     for (word, about) in first_words(applets) {
         let about = quoted(about);
         lines.push(format!("complete -c cnibox -n __fish_use_subcommand -a '{word}' -d '{about}'"));
     }
-    for tool in tools() {
-        let (command, _) = tool.title();
-        for opt in all(tool.options) {
+    for tool in all_tools() {
+        let (command, _) = tool.name_and_summary();
+        for opt in all_options(tool.options) {
             let (flag, about) = (opt.flag.trim_start_matches('-'), quoted(opt.about));
             let value = if opt.value.is_empty() { "" } else { " -r" };
             lines.push(format!(
@@ -263,29 +265,29 @@ mod tests {
     #[test]
     fn every_applet_command_and_option_is_offered() {
         for shell in ["bash", "zsh", "fish"] {
-            let text = script(shell, APPLETS).unwrap();
+            let text = completion_script(shell, APPLETS).unwrap();
             for (word, _) in first_words(APPLETS) {
                 assert!(text.contains(word), "{shell}: {word}");
             }
-            for opt in tools().flat_map(|tool| all(tool.options)) {
+            for opt in all_tools().flat_map(|tool| all_options(tool.options)) {
                 let flag =
                     if shell == "fish" { opt.flag.trim_start_matches('-') } else { opt.flag };
                 assert!(text.contains(flag), "{shell}: {flag}");
             }
         }
-        script("tcsh", APPLETS).unwrap_err();
+        completion_script("tcsh", APPLETS).unwrap_err();
     }
 
     #[test]
     fn bash_completes() {
         let complete = |words: &str| {
-            let script = script("bash", APPLETS).unwrap();
+            let script = completion_script("bash", APPLETS).unwrap();
             let count = words.split(' ').count() - 1;
             let test = format!(
                 "{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _cnibox; echo \"${{COMPREPLY[*]}}\""
             );
             let bash = std::path::Path::new("/bin/bash");
-            crate::cmd::run(bash, &["-c", &test], "").unwrap().require_success().unwrap()
+            crate::cmd::run_program(bash, &["-c", &test], "").unwrap().require_success().unwrap()
         };
         assert_eq!(complete("cnibox inst"), "install\n");
         assert_eq!(complete("cnibox install --mo"), "--mode\n");

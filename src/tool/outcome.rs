@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::print;
-use crate::cni::json::pretty;
+use super::print_text;
+use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
 use crate::log;
 
@@ -18,7 +18,7 @@ pub(super) const FAILED: &str = "failed";
 
 /// An object and what was done to it. In JSON the keys are sorted, as everywhere.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct ActionOutcome {
     /// `detached`, `would detach`, [`IN_DOUBT`] ...
     pub(super) action: &'static str,
     /// The network of the object; empty if there is none.
@@ -30,33 +30,33 @@ pub(super) struct Outcome {
     pub(super) remedy: String,
 }
 
-impl Outcome {
+impl ActionOutcome {
     /// An outcome with nothing left to be done.
     pub(super) fn new(
         action: &'static str,
         network: impl Into<String>,
         object: impl Into<String>,
         problem: impl Into<String>,
-    ) -> Outcome {
+    ) -> ActionOutcome {
         let (network, object, problem) = (network.into(), object.into(), problem.into());
-        Outcome { action, network, object, problem, remedy: String::new() }
+        ActionOutcome { action, network, object, problem, remedy: String::new() }
     }
 
     /// The same with something left to be done.
-    pub(super) fn with_remedy(self, remedy: impl Into<String>) -> Outcome {
-        Outcome { remedy: remedy.into(), ..self }
+    pub(super) fn with_remedy(self, remedy: impl Into<String>) -> ActionOutcome {
+        ActionOutcome { remedy: remedy.into(), ..self }
     }
 
     /// A failure, which is also logged.
-    pub(super) fn failed(network: &str, object: String, error: &Error) -> Outcome {
+    pub(super) fn log_failure(network: &str, object: String, error: &Error) -> ActionOutcome {
         log::warn(format_args!("{object}: {error}"));
-        Outcome::new(FAILED, network, object, error.msg()).with_remedy(error.details())
+        ActionOutcome::new(FAILED, network, object, error.message()).with_remedy(error.details())
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ActionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Outcome { action, network, object, problem, .. } = self;
+        let ActionOutcome { action, network, object, problem, .. } = self;
         let colon = if *action == IN_DOUBT { ":" } else { "" };
         write!(f, "{action}{colon} {object}")?;
         if !problem.is_empty() {
@@ -68,21 +68,21 @@ impl fmt::Display for Outcome {
 
 /// Prints the outcomes as JSON, or one per line without the failures, and `none` if there are none. The exit status
 /// is 1 if something failed, or with `dry_run` if something would be done.
-pub(super) fn report(
-    outcomes: &[Outcome],
+pub(super) fn report_outcomes(
+    outcomes: &[ActionOutcome],
     json: bool,
     dry_run: bool,
     none: &str,
 ) -> Result<ExitCode> {
     let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
-    let line = |outcome: &Outcome| format!("{outcome}\n");
+    let line = |outcome: &ActionOutcome| format!("{outcome}\n");
     let text: String = told.map(line).collect();
-    print(&match text.as_str() {
-        _ if json => pretty(&outcomes)? + "\n",
+    print_text(&match text.as_str() {
+        _ if json => encode_pretty(&outcomes)? + "\n",
         "" if outcomes.is_empty() => format!("{none}\n"),
         _ => text,
     })?;
     let is_found =
-        |outcome: &Outcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
+        |outcome: &ActionOutcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
     Ok(if outcomes.iter().any(is_found) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -10,12 +10,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::Tool;
+use super::ToolCommand;
 use crate::error::{Error, Result};
-use crate::options::no_words;
-use crate::skel::Table;
+use crate::framework::AppletTable;
+use crate::options::require_no_words;
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox pause",
     usage: "\
 pause: waits for SIGTERM or SIGINT, as the main container of a DaemonSet
@@ -28,17 +28,17 @@ Usage:
 };
 
 /// Runs `cnibox pause` with the arguments that follow it. There are no children to reap.
-pub(super) fn main(args: Vec<String>, _: Table) -> ExitCode {
-    TOOL.run(
+pub(super) fn main(args: Vec<String>, _: AppletTable) -> ExitCode {
+    TOOL.run_command(
         args,
-        |line| no_words(&line),
-        |()| Signals::block()?.wait(&[], None).map(|_| ExitCode::SUCCESS),
+        |line| require_no_words(&line),
+        |()| StopSignals::block_signals()?.wait_for_event(&[], None).map(|_| ExitCode::SUCCESS),
     )
 }
 
 /// The reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     /// A source has input, or the wait was interrupted.
     Change,
     /// SIGTERM or SIGINT.
@@ -47,24 +47,24 @@ pub(super) enum Woken {
 
 /// A signalfd(2) for SIGTERM and SIGINT: process 1 of a container ignores signals without a handler.
 #[derive(Debug)]
-pub(super) struct Signals(SignalFd);
+pub(super) struct StopSignals(SignalFd);
 
-impl Signals {
-    /// Blocks SIGTERM and SIGINT, so that only [`Signals::wait`] receives them.
-    pub(super) fn block() -> Result<Signals> {
+impl StopSignals {
+    /// Blocks SIGTERM and SIGINT, so that only [`StopSignals::wait_for_event`] receives them.
+    pub(super) fn block_signals() -> Result<StopSignals> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGTERM);
         set.add(Signal::SIGINT);
-        set.thread_block().map_err(failed)?;
-        SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map(Signals).map_err(failed)
+        set.thread_block().map_err(wait_error)?;
+        SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map(StopSignals).map_err(wait_error)
     }
 
     /// Waits for a signal or for input of one of `sources`; `None` after the timeout `limit`.
-    pub(super) fn wait(
+    pub(super) fn wait_for_event(
         &self,
         sources: &[BorrowedFd<'_>],
         limit: Option<Duration>,
-    ) -> Result<Option<Woken>> {
+    ) -> Result<Option<WakeReason>> {
         let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         fds.extend(sources.iter().map(|source| PollFd::new(*source, PollFlags::POLLIN)));
         let timeout = limit.map_or(PollTimeout::NONE, |limit| {
@@ -72,13 +72,13 @@ impl Signals {
         });
         match poll(&mut fds, timeout) {
             Ok(0) => Ok(None),
-            Ok(_) if fds[0].any().unwrap_or(true) => Ok(Some(Woken::End)),
-            Ok(_) | Err(Errno::EINTR) => Ok(Some(Woken::Change)),
-            Err(errno) => Err(failed(errno)),
+            Ok(_) if fds[0].any().unwrap_or(true) => Ok(Some(WakeReason::End)),
+            Ok(_) | Err(Errno::EINTR) => Ok(Some(WakeReason::Change)),
+            Err(errno) => Err(wait_error(errno)),
         }
     }
 }
 
-fn failed(errno: Errno) -> Error {
+fn wait_error(errno: Errno) -> Error {
     Error::io("wait for a signal", &errno.into())
 }

@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::folders::{CACHE, Folders, PLUGIN_PATH};
-use super::in_process::InProcess;
-use super::outcome::{FAILED, Outcome};
-use super::pause::{Signals, Woken};
-use super::{DRY_RUN, JSON, Tool, doctor, install, print};
-use crate::cni::json::pretty;
-use crate::error::{Code, Context, Error, Result};
+use super::folders::{CACHE, PLUGIN_PATH, ToolDirectories};
+use super::in_process::InProcessExecutor;
+use super::outcome::{ActionOutcome, FAILED};
+use super::pause::{StopSignals, WakeReason};
+use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
+use crate::cni::json::encode_pretty;
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::framework::AppletTable;
 use crate::log;
-use crate::netfilter::{self, PacketFilter, Repair, Watch};
-use crate::netlink::Changes;
-use crate::options::{CommandLine, Opt, no_words, opt, usage};
-use crate::repairs::Repairs;
+use crate::netfilter::{self, PacketFilter, PacketFilterWatch, RepairMode};
+use crate::netlink::LossEvents;
+use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
+use crate::repairs::RepairFindings;
 use crate::runtime::{CachedAttachment, Runtime};
-use crate::skel::Table;
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox repair",
     usage: "\
 repair: restores missing rules, bridges, ports and routes of this host's containers
@@ -40,10 +40,10 @@ gateway addresses and MAC, the port, addresses and routes of the host's end, ker
 of the container. Keeps settings that somebody changed. Prints each change.
 ",
     options: &[
-        Opt { about: "print what is missing, and change nothing", ..DRY_RUN },
-        Opt { about: "print an array of objects with action, object, problem and remedy", ..JSON },
-        opt("--watch", "", "keep running, and repair after every change, until SIGTERM"),
-        opt(INSTALL, "DIR", "with --watch: also restore the plugins in DIR that cnibox install put there"),
+        CommandOption { about: "print what is missing, and change nothing", ..DRY_RUN },
+        CommandOption { about: "print an array of objects with action, object, problem and remedy", ..JSON },
+        long_option("--watch", "", "keep running, and repair after every change, until SIGTERM"),
+        long_option(INSTALL, "DIR", "with --watch: also restore the plugins in DIR that cnibox install put there"),
         PLUGIN_PATH,
         CACHE,
     ],
@@ -76,177 +76,182 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause doubles up to this as long as each check finds something missing: another program removes what is restored.
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
-struct Job {
+struct RepairJob {
     runtime: Runtime,
-    table: Table,
+    table: AppletTable,
 }
 
 /// Runs the tool with the arguments that follow its name.
-pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, check, |line| {
-        let job = Job { runtime: Folders::read(&line).runtime(table), table };
-        match (line.has("--watch"), line.has("--dry-run")) {
-            (true, _) => job.watch(line.last(INSTALL)),
-            (false, true) => job.once(Repair::Report, line.has(JSON.flag)),
-            (false, false) => job.once(Repair::Restore, line.has(JSON.flag)),
+pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    TOOL.run_command(args, check_options, |line| {
+        let job = RepairJob {
+            runtime: ToolDirectories::from_command_line(&line).new_runtime(table),
+            table,
+        };
+        match (line.has_option("--watch"), line.has_option("--dry-run")) {
+            (true, _) => job.repair_until_stopped(line.last_value(INSTALL)),
+            (false, true) => job.repair_once(RepairMode::Report, line.has_option(JSON.flag)),
+            (false, false) => job.repair_once(RepairMode::Restore, line.has_option(JSON.flag)),
         }
     })
 }
 
-fn check(line: CommandLine) -> Result<CommandLine> {
-    no_words(&line)?;
-    if let Some(odd) = line.given().find(|flag| [DRY_RUN.flag, JSON.flag].contains(flag))
-        && line.has("--watch")
+fn check_options(line: CommandLine) -> Result<CommandLine> {
+    require_no_words(&line)?;
+    if let Some(odd) = line.given_flags().find(|flag| [DRY_RUN.flag, JSON.flag].contains(flag))
+        && line.has_option("--watch")
     {
-        return Err(usage(format!("--watch excludes {odd}")));
+        return Err(usage_error(format!("--watch excludes {odd}")));
     }
-    if line.has(INSTALL) && !line.has("--watch") {
-        return Err(usage("--install needs --watch"));
+    if line.has_option(INSTALL) && !line.has_option("--watch") {
+        return Err(usage_error("--install needs --watch"));
     }
     Ok(line)
 }
 
-impl Job {
-    fn once(&self, repair: Repair, json: bool) -> Result<ExitCode> {
-        let repairs = self.restore(repair);
-        let is_dry = repair == Repair::Report;
-        let failed = repairs.failed();
-        let is_found = is_dry && !repairs.missing().is_empty() || !failed.is_empty();
+impl RepairJob {
+    fn repair_once(&self, repair: RepairMode, json: bool) -> Result<ExitCode> {
+        let repairs = self.repair_all(repair);
+        let is_dry = repair == RepairMode::Report;
+        let failed = repairs.repair_errors();
+        let is_found = is_dry && !repairs.missing_state().is_empty() || !failed.is_empty();
         let text = match repairs.to_string() {
-            _ if json => pretty(&outcomes(&repairs, is_dry))? + "\n",
+            _ if json => encode_pretty(&repair_outcomes(&repairs, is_dry))? + "\n",
             text if text.is_empty() && failed.is_empty() => "nothing was missing\n".to_owned(),
             text => text,
         };
         failed.iter().for_each(log::warn);
-        print(&text)?;
+        print_text(&text)?;
         Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
     /// Restores the rules first: no port forwards before its rules are in force.
-    fn restore(&self, repair: Repair) -> Repairs {
-        let mut repairs = Repairs::new(repair == Repair::Report);
-        match netfilter::heal(&PacketFilter::new(), repair).context(|| "restore rules") {
-            Ok(found) => repairs.found(found),
-            Err(error) => repairs.fail(error),
+    fn repair_all(&self, repair: RepairMode) -> RepairFindings {
+        let mut repairs = RepairFindings::new(repair == RepairMode::Report);
+        match netfilter::repair_rules(&PacketFilter::new(), repair).context(|| "restore rules") {
+            Ok(found) => repairs.record_missing(found),
+            Err(error) => repairs.record_failure(error),
         }
         match self.runtime.cached_attachments("") {
-            Ok(all) => all.iter().for_each(|cached| self.attachment(cached, &mut repairs)),
-            Err(error) => repairs.fail(error),
+            Ok(all) => all.iter().for_each(|cached| self.repair_attachment(cached, &mut repairs)),
+            Err(error) => repairs.record_failure(error),
         }
         repairs
     }
 
     /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs nothing.
-    fn attachment(&self, cached: &CachedAttachment, repairs: &mut Repairs) {
+    fn repair_attachment(&self, cached: &CachedAttachment, repairs: &mut RepairFindings) {
         let attach = &cached.attach;
-        let Some(list) = cached.list().filter(|_| !attach.netns.is_empty()) else { return };
+        let Some(list) = cached.network_list().filter(|_| !attach.netns.is_empty()) else { return };
         // All versions of the specification have ADD.
-        let env = self.runtime.environment("ADD", attach);
-        let title = || doctor::title(cached);
+        let env = self.runtime.call_environment("ADD", attach);
+        let title = || doctor::attachment_title(cached);
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
-            Err(error) => return repairs.fail(error.context(title())),
+            Err(error) => return repairs.record_failure(error.context(title())),
         };
-        let plugins = InProcess { table: self.table };
+        let plugins = InProcessExecutor { table: self.table };
         for (path, request) in requests {
-            match plugins.repair(&path, &env, &request, repairs) {
+            match plugins.run_repair(&path, &env, &request, repairs) {
                 Ok(()) => {}
-                Err(error) if error.code() == Code::INVALID_NETNS => return log::debug(error),
-                Err(error) => repairs.fail(error.context(title())),
+                Err(error) if error.code() == ErrorCode::INVALID_NETNS => return log::debug(error),
+                Err(error) => repairs.record_failure(error.context(title())),
             }
         }
     }
 
     /// Repairs until SIGTERM or SIGINT. Failures are reported, and the repair is retried after the next change.
-    fn watch(&self, install: Option<&str>) -> Result<ExitCode> {
-        let signals = Signals::block()?;
+    fn repair_until_stopped(&self, install: Option<&str>) -> Result<ExitCode> {
+        let signals = StopSignals::block_signals()?;
         if let Some(folder) = install {
             keep_installed(folder.into(), self.table);
         }
         // Opened before the first check, so that no change after that check is missed.
-        let mut rules = Watch::open(&PacketFilter::new());
-        let mut links = Changes::listen()?;
+        let mut rules = PacketFilterWatch::open(&PacketFilter::new());
+        let mut links = LossEvents::listen_for_losses()?;
         let mut reported = HashSet::new();
         let mut dispute = Duration::ZERO;
-        let own = install::Own::find()?;
+        let own = install::OwnExecutable::find_current()?;
         loop {
-            own.renew();
+            own.restart_if_replaced();
             let start = Instant::now();
-            let repairs = self.restore(Repair::Restore);
-            report(&repairs, &mut reported)?;
+            let repairs = self.repair_all(RepairMode::Restore);
+            report_changes(&repairs, &mut reported)?;
             let pause = (start.elapsed() * PAUSE_FACTOR).clamp(SETTLE, LONGEST_PAUSE).max(dispute);
-            dispute = match repairs.missing() {
+            dispute = match repairs.missing_state() {
                 [] => Duration::ZERO,
                 _ => (dispute * 2).clamp(SETTLE, LONGEST_DISPUTE),
             };
             let interval = (rules.must_poll() || own.is_missing()).then_some(INTERVAL);
-            if signals.wait(&[], Some(pause))? == Some(Woken::End)
-                || wait(&signals, &rules, &mut links, interval)? == Woken::End
+            if signals.wait_for_event(&[], Some(pause))? == Some(WakeReason::End)
+                || wait_for_change(&signals, &rules, &mut links, interval)? == WakeReason::End
             {
                 return Ok(ExitCode::SUCCESS);
             }
-            rules.renew(&PacketFilter::new());
+            rules.restart_watch(&PacketFilter::new());
         }
     }
 }
 
 /// The findings, for JSON.
-fn outcomes(repairs: &Repairs, is_dry: bool) -> Vec<Outcome> {
+fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome> {
     let (action, remedy) = if is_dry { ("missing", "cnibox repair") } else { ("restored", "") };
-    let missing = repairs.missing().iter();
-    let missing = missing.map(|what| Outcome::new(action, "", what, "").with_remedy(remedy));
-    let left = repairs.left().iter().map(|what| Outcome::new("left alone", "", what, ""));
-    let failed = repairs
-        .failed()
-        .iter()
-        .map(|error| Outcome::new(FAILED, "", "repair", error.msg()).with_remedy(error.details()));
+    let missing = repairs.missing_state().iter();
+    let missing = missing.map(|what| ActionOutcome::new(action, "", what, "").with_remedy(remedy));
+    let left =
+        repairs.changed_state().iter().map(|what| ActionOutcome::new("left alone", "", what, ""));
+    let failed = repairs.repair_errors().iter().map(|error| {
+        ActionOutcome::new(FAILED, "", "repair", error.message()).with_remedy(error.details())
+    });
     missing.chain(left).chain(failed).collect()
 }
 
 /// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service
 /// manager notices.
-fn keep_installed(folder: PathBuf, table: Table) {
+fn keep_installed(folder: PathBuf, table: AppletTable) {
     thread::spawn(move || {
-        install::keep(&folder, table).unwrap_or_else(log::warn);
+        install::maintain_installation(&folder, table).unwrap_or_else(log::warn);
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }
 
 /// Prints what was restored, and logs what was not, unless it was reported the last time.
-fn report(repairs: &Repairs, reported: &mut HashSet<String>) -> Result<()> {
-    let left = repairs.left().iter().map(|what| format!("left alone: {what}"));
-    let failed = repairs.failed().iter().map(ToString::to_string);
+fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> Result<()> {
+    let left = repairs.changed_state().iter().map(|what| format!("left alone: {what}"));
+    let failed = repairs.repair_errors().iter().map(ToString::to_string);
     let troubles: HashSet<String> = left.chain(failed).collect();
     troubles.difference(reported).for_each(log::warn);
     *reported = troubles;
     let line = |what| format!("restored: {what}\n");
-    let text: String = repairs.missing().iter().map(line).collect();
-    if text.is_empty() { Ok(()) } else { print(&text).map(drop) }
+    let text: String = repairs.missing_state().iter().map(line).collect();
+    if text.is_empty() { Ok(()) } else { print_text(&text).map(drop) }
 }
 
 /// Waits for a change of rules, a loss of links, a signal, or the end of `interval`.
-fn wait(
-    signals: &Signals,
-    rules: &Watch,
-    links: &mut Changes,
+fn wait_for_change(
+    signals: &StopSignals,
+    rules: &PacketFilterWatch,
+    links: &mut LossEvents,
     interval: Option<Duration>,
-) -> Result<Woken> {
+) -> Result<WakeReason> {
     loop {
-        let sources: Vec<_> = rules.events().into_iter().chain([links.as_fd()]).collect();
-        match signals.wait(&sources, interval)? {
-            Some(Woken::End) => return Ok(Woken::End),
-            None => return Ok(Woken::Change),
-            Some(Woken::Change) => {}
+        let sources: Vec<_> = rules.event_descriptor().into_iter().chain([links.as_fd()]).collect();
+        match signals.wait_for_event(&sources, interval)? {
+            Some(WakeReason::End) => return Ok(WakeReason::End),
+            None => return Ok(WakeReason::Change),
+            Some(WakeReason::Change) => {}
         }
-        let is_lost = links.heard().or_else(|error| {
+        let is_lost = links.drain_events().or_else(|error| {
             log::debug(error);
-            *links = Changes::listen()?;
+            *links = LossEvents::listen_for_losses()?;
             Ok::<_, Error>(true)
         })?;
-        let woken = rules.events().map(|events| signals.wait(&[events], Some(Duration::ZERO)));
+        let woken = rules
+            .event_descriptor()
+            .map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
         match woken.transpose()?.flatten() {
             None if !is_lost => {}
-            woken => return Ok(woken.unwrap_or(Woken::Change)),
+            woken => return Ok(woken.unwrap_or(WakeReason::Change)),
         }
     }
 }

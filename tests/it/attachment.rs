@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use cnibox::testing::attachment::{Gone, Liveness, Owner, Record};
+use cnibox::testing::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness};
 use serde_json::{Value, json};
 
 use crate::compare::peer;
@@ -141,13 +141,13 @@ fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
         // Restores "the-dead-one" as the last owner of the address.
         chain.add("the-dead-one", &Container::new());
         drop(first);
-        eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
+        eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
         let outcome = add.run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         assert!(outcome.stderr.contains("removed what container \"the-dead-one\" left"));
         chain.has_nothing_of("the-dead-one");
         chain.has_nothing_of(&PORT.to_string());
-        assert_eq!(Record::all(None).len(), 1);
+        assert_eq!(AttachmentRecord::read_all(None).len(), 1);
     }
 }
 
@@ -158,7 +158,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     let (dead, alive) = (Container::new(), Container::new());
     chain.add("the-dead-one", &dead);
     drop(dead);
-    eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
         let args = [&["gc", "--network", "net", "--data-dir", dir.as_str()], more].concat();
@@ -270,7 +270,7 @@ fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
     let (first, next) = (Container::new(), Container::new());
     chain.add("same-name", &first);
     drop(first);
-    eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
     let add = chain.call("bridge", "ADD", "same-name", &json!({})).netns(&next.path());
     eventually("its own former lease is reclaimed", || add.run().status == Some(0));
     let port = next.ip("-d link show eth0")[0]["link_index"].as_u64().unwrap();
@@ -283,7 +283,7 @@ fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
 
 /// The liveness of every recorded attachment.
 fn lives() -> Vec<Liveness> {
-    Record::all(None).iter().map(Record::liveness).collect()
+    AttachmentRecord::read_all(None).iter().map(AttachmentRecord::liveness).collect()
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn gc_removes_the_record_that_a_kill_cut_off() {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
     let complete = records();
-    let cut_off = Owner { network: "net", ifname: "eth0", id: "killed" }.instance();
+    let cut_off = AttachmentId { network: "net", ifname: "eth0", id: "killed" }.instance_id();
     fs::write(format!("/run/cni/cnibox/attachments/{cut_off}.json"), "{\"network\":").unwrap();
     let valid = json!([{"containerID": "valid", "ifname": "eth0"}]);
     chain.call("bridge", "GC", "", &json!({"cni.dev/valid-attachments": valid})).ok();

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use cnibox::testing::{APPLETS, Kind};
+use cnibox::testing::{APPLETS, AppletKind};
 use serde_json::{Deserializer, Value};
 
 use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
@@ -160,7 +160,7 @@ fn what_is_printed_is_compared() {
 #[test]
 fn every_page_is_followed() {
     let tests = concat!(include_str!("examples.rs"), include_str!("dhcp/daemon.rs"));
-    for applet in APPLETS.iter().filter(|applet| applet.kind != Kind::Tool) {
+    for applet in APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool) {
         let call = format!("page!(\"{}\")", applet.name);
         assert!(tests.contains(&call), "add a test: works(&Node::new(), {call})");
     }

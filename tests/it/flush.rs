@@ -10,12 +10,14 @@ mod repair;
 use std::path::Path;
 use std::time::Instant;
 
-use cnibox::testing::attachment::Record;
-use cnibox::testing::netfilter::filter::{self, Pod, Policy};
-use cnibox::testing::netfilter::spoof::Port;
-use cnibox::testing::netfilter::{self, Backend, Owner, PacketFilter, Repair, masquerade, spoof};
-use cnibox::testing::netlink::Mac;
-use cnibox::testing::netns::NetnsId;
+use cnibox::testing::attachment::AttachmentRecord;
+use cnibox::testing::netfilter::filter::{self, AcceptedTraffic, IngressPolicy};
+use cnibox::testing::netfilter::spoof::CheckedPort;
+use cnibox::testing::netfilter::{
+    self, AttachmentId, PacketFilter, RepairMode, RuleBackend, masquerade, spoof,
+};
+use cnibox::testing::netlink::MacAddress;
+use cnibox::testing::netns::NetnsIdentity;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -348,11 +350,12 @@ fn an_add_that_finds_all_whole_looks_once() {
 }
 
 /// Many attachments that use every feature.
-fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, Port)> {
+fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, CheckedPort)> {
     (0..count).map(|n| {
         let addr = format!("10.2.{}.{}/16", n / 250, n % 250 + 1).parse().unwrap();
         let [.., high, low] = n.to_be_bytes();
-        let port = Port { name: format!("veth{n:08x}"), mac: Mac([2, 0, 0, 0, high, low]) };
+        let port =
+            CheckedPort { name: format!("veth{n:08x}"), mac: MacAddress([2, 0, 0, 0, high, low]) };
         (format!("crowd-{n}"), addr, port)
     })
 }
@@ -362,22 +365,23 @@ fn one_add_heals_500_containers() {
     let node = Node::new();
     let (filter, home) = (PacketFilter::new(), Container::new());
     for (id, addr, port) in crowd(500) {
-        let owner = Owner { network: "crowd", ifname: "eth0", id: &id };
-        let netns = NetnsId::at(Path::new(&home.path()));
-        let record = Record { netns, ..Record::new(owner, "bridge", &home.path()) };
-        record.write().unwrap();
-        masquerade::add(&filter, Backend::Nftables, owner, &[addr]).unwrap();
-        spoof::add(&filter, owner, &port).unwrap();
-        let pod = Pod {
-            backend: Backend::Nftables,
+        let owner = AttachmentId { network: "crowd", ifname: "eth0", id: &id };
+        let netns = NetnsIdentity::at_path(Path::new(&home.path()));
+        let record =
+            AttachmentRecord { netns, ..AttachmentRecord::new(owner, "bridge", &home.path()) };
+        record.save_with_addresses().unwrap();
+        masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &[addr]).unwrap();
+        spoof::add_port(&filter, owner, &port).unwrap();
+        let pod = AcceptedTraffic {
+            backend: RuleBackend::Nftables,
             ips: vec![addr.addr()],
             ports: vec![port.name],
-            policy: Policy::Isolated,
+            policy: IngressPolicy::Isolated,
             bridge: Some("br9".to_owned()),
             admin: Some("CNI-ADMIN".to_owned()),
             published: true,
         };
-        filter::add(&filter, owner, &pod).unwrap();
+        filter::add_rules(&filter, owner, &pod).unwrap();
     }
     let rules = || -> Vec<String> {
         let text = node.sh("nft -s list ruleset");
@@ -402,21 +406,25 @@ fn one_add_heals_500_containers() {
 fn nothing_comes_back_for_who_was_deleted_meanwhile() {
     let node = Node::new();
     let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
-    let each = |act: &dyn Fn(&PacketFilter, Owner<'_>, &[IpNet])| {
+    let each = |act: &dyn Fn(&PacketFilter, AttachmentId<'_>, &[IpNet])| {
         let filter = PacketFilter::new();
         for (n, id) in names.iter().enumerate() {
             let addr = format!("10.1.2.{}/24", n + 2).parse().unwrap();
-            act(&filter, Owner { network: "net", ifname: "eth0", id }, &[addr]);
+            act(&filter, AttachmentId { network: "net", ifname: "eth0", id }, &[addr]);
         }
     };
     for round in 0..40 {
         each(&|filter, owner, addrs| {
-            masquerade::add(filter, Backend::Nftables, owner, addrs).unwrap();
+            masquerade::add_addresses(filter, RuleBackend::Nftables, owner, addrs).unwrap();
         });
         node.sh("nft flush ruleset");
         std::thread::scope(|scope| {
-            scope.spawn(|| netfilter::heal(&PacketFilter::new(), Repair::Restore).unwrap());
-            each(&|filter, owner, addrs| masquerade::del(filter, owner, addrs).unwrap());
+            scope.spawn(|| {
+                netfilter::repair_rules(&PacketFilter::new(), RepairMode::Restore).unwrap()
+            });
+            each(&|filter, owner, addrs| {
+                masquerade::delete_addresses(filter, owner, addrs).unwrap()
+            });
         });
         let rules = node.sh("nft list ruleset");
         assert!(!rules.contains("id: c"), "round {round}: {rules}");

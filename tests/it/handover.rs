@@ -1,7 +1,7 @@
 //! Live state is converted to the layout of the reference plugins: the traffic continues, and the
 //! reference's DEL removes everything.
 
-use cnibox::testing::netfilter::{PacketFilter, to_reference};
+use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
 use crate::compare::peer;
@@ -22,7 +22,7 @@ struct Pod {
 }
 
 fn hand_over() -> Vec<String> {
-    to_reference(&PacketFilter::new()).unwrap()
+    hand_over_to_reference(&PacketFilter::new()).unwrap()
 }
 
 impl Pod {

@@ -57,7 +57,7 @@ fn play(trick: usize, container: &Container, other: &Container) {
             container.run(|| {
                 let netlink = Netlink::open().unwrap();
                 let index = netlink.require_link("eth0").unwrap().index;
-                netlink.set_link(index, LinkChange::new().netns(there.as_fd())).unwrap();
+                netlink.change_link(index, LinkChange::new().move_to_netns(there.as_fd())).unwrap();
             });
         }
     }
@@ -330,7 +330,7 @@ fn forwarding_keeps_the_advertised_default_route() {
         let there = Netns::open(router.path()).unwrap();
         let netlink = Netlink::open().unwrap();
         let index = netlink.require_link("eth0").unwrap().index;
-        netlink.set_link(index, LinkChange::new().netns(there.as_fd())).unwrap();
+        netlink.change_link(index, LinkChange::new().move_to_netns(there.as_fd())).unwrap();
         node.sh("ip link set up0 up");
         router.sh("ip link set eth0 up");
         let default = || node.sh("ip -6 route show default");

@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use cnibox::testing::APPLETS;
-use cnibox::testing::Kind;
+use cnibox::testing::AppletKind;
 use serde_json::Value;
 
 use crate::compare;
@@ -112,7 +112,7 @@ impl<'n> Installer<'n> {
 
     #[track_caller]
     fn is_all_cnibox(&self) {
-        for applet in APPLETS.iter().filter(|applet| applet.kind != Kind::Tool) {
+        for applet in APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool) {
             let outcome = self.version(applet.name);
             assert_eq!(outcome.status, Some(0), "{}: {outcome:?}", applet.name);
             assert!(self.about(applet.name).contains("+cnibox."), "{}", applet.name);

@@ -253,7 +253,7 @@ fn the_old_keys_of_findings_are_there() {
 #[test]
 fn each_help_tells_its_exit_status() {
     let node = Node::new();
-    for (command, _) in cnibox::testing::options::of_tools() {
+    for (command, _) in cnibox::testing::options::flags_by_tool() {
         let words: Vec<&str> = command.trim_start_matches("cnibox ").split(' ').collect();
         let help = node.cnibox(&[&words[..], &["--help"]].concat()).printed();
         let is_told = help.contains("Exit status: 0 ") && help.contains("2 wrong usage");

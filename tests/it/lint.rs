@@ -485,7 +485,8 @@ fn nested(path: &str) -> Value {
 fn every_documented_key_is_known() {
     let node = Node::new();
     let mut seen = 0;
-    for applet in cnibox::testing::APPLETS.iter().filter(|a| a.kind != cnibox::testing::Kind::Tool)
+    for applet in
+        cnibox::testing::APPLETS.iter().filter(|a| a.kind != cnibox::testing::AppletKind::Tool)
     {
         let name = applet.name;
         for path in documented(name).iter().filter(|path| !path.starts_with("runtimeConfig")) {

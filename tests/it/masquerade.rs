@@ -441,21 +441,23 @@ fn the_references_nftables_rules_are_removed() {
 /// few microseconds between reading and changing the rules; even rounds also delete. Returns the
 /// errors.
 fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<String> {
-    use cnibox::testing::netfilter::{Backend, Owner, PacketFilter, masquerade};
+    use cnibox::testing::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
     let (barrier, failures) = (std::sync::Barrier::new(5), std::sync::Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for n in 0..4 {
             let (barrier, failures, subnet) = (&barrier, &failures, &subnet);
             scope.spawn(move || {
                 let (id, filter) = (format!("c{n}"), PacketFilter::new());
-                let owner = Owner { network: "net", ifname: "eth0", id: &id };
+                let owner = AttachmentId { network: "net", ifname: "eth0", id: &id };
                 for round in 0..ROUNDS {
                     let addrs = [format!("10.1.{}.{n}/24", subnet(round)).parse().unwrap()];
                     barrier.wait();
-                    let mut done = masquerade::add(&filter, Backend::Nftables, owner, &addrs)
-                        .and_then(|()| masquerade::check(&filter, owner, &addrs));
+                    let mut done =
+                        masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &addrs)
+                            .and_then(|()| masquerade::check_addresses(&filter, owner, &addrs));
                     if round % 2 == 0 {
-                        done = done.and_then(|()| masquerade::del(&filter, owner, &addrs));
+                        done = done
+                            .and_then(|()| masquerade::delete_addresses(&filter, owner, &addrs));
                     }
                     failures.lock().unwrap().extend(done.err().map(|e| e.to_string()));
                 }
@@ -489,7 +491,7 @@ fn many_at_once_are_not_broken_by_gc() {
     // GC of another network also deletes unreferenced chains.
     let gc = || {
         for _ in 0..5 {
-            masquerade::gc(&PacketFilter::new(), "other", &[]).unwrap();
+            masquerade::remove_stale_addresses(&PacketFilter::new(), "other", &[]).unwrap();
         }
     };
     let even = at_once(|round| round % 2 * (round + 1), gc);

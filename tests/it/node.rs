@@ -45,7 +45,7 @@ pub(crate) struct Node {
 impl Node {
     /// Moves the calling thread into a new namespace with `lo` up and an empty `/run/cni`.
     pub(crate) fn new() -> Node {
-        crate::lane::begin();
+        crate::lane::begin_test();
         let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
         unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
@@ -154,7 +154,7 @@ pub(crate) struct Container {
 
 impl Container {
     pub(crate) fn new() -> Container {
-        Container { netns: Netns::fresh().unwrap() }
+        Container { netns: Netns::create_unnamed().unwrap() }
     }
 
     /// The namespace's path, for `CNI_NETNS`. It dangles after the container is dropped.
@@ -185,13 +185,13 @@ impl Container {
     /// The value of a kernel parameter in the container.
     pub(crate) fn sysctl(&self, key: &str) -> String {
         let path = format!("/proc/sys/{key}");
-        self.netns.run(|| fs::read_to_string(path).unwrap().trim().to_owned()).unwrap()
+        self.netns.run_inside(|| fs::read_to_string(path).unwrap().trim().to_owned()).unwrap()
     }
 
     /// Runs code in the container on a separate thread; sockets that it opens stay in the
     /// namespace.
     pub(crate) fn run<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(code).unwrap()
+        self.netns.run_inside(code).unwrap()
     }
 
     /// All state in the container that a plugin might change.

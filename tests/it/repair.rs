@@ -103,7 +103,7 @@ fn a_link_without_arguments_only_prints() {
         let about = format!("CNI {} plugin v", applet.name);
         assert!(outcome.stderr.starts_with(&about), "{outcome:?}");
         assert!(outcome.stderr.contains("CNI protocol versions supported: "), "{outcome:?}");
-        if applet.kind == cnibox::testing::Kind::Tool {
+        if applet.kind == cnibox::testing::AppletKind::Tool {
             let outcome = link.env("CNI_COMMAND", "ADD").run();
             let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
             let expected = format!("\"{}\" is a tool, not a plugin", applet.name);

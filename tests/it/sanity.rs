@@ -21,7 +21,7 @@ use crate::node::executable;
 
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
-    lane::begin();
+    lane::begin_test();
     let folder = tempfile::tempdir().unwrap();
     let mut install = Command::new(executable());
     let output = install.args(["install", "--no-verify"]).arg(folder.path()).output().unwrap();
@@ -201,7 +201,7 @@ const WITHOUT_MUTANT: &[(&str, &str)] = &[];
 /// Every MUST and SHOULD of the specification has a mutant, or a written reason for having none.
 #[test]
 fn each_clause_has_a_mutant_or_a_reason() {
-    lane::begin();
+    lane::begin_test();
     let of: BTreeMap<String, Vec<String>> = table("--list")
         .into_iter()
         .filter(|line| line.len() == 4)

@@ -9,11 +9,11 @@
 use std::path::PathBuf;
 use std::thread;
 
-use cnibox::testing::netfilter::{PacketFilter, to_reference};
+use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
 use crate::compare;
-use crate::lane::{self, Feature, needs};
+use crate::lane::{self, KernelFeature, needs};
 use crate::net::{merged, no_veth_remains, settles, wire};
 use crate::node::{Call, Container, Node, Snapshot};
 
@@ -112,7 +112,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// The cases with these link kinds.
-fn cases_of(feature: Feature) -> Vec<Case> {
+fn cases_of(feature: KernelFeature) -> Vec<Case> {
     let case = Case::of;
     let on_wire = |kind: &str| json!({"type": kind, "master": "wire0", "ipam": "v4"});
     match feature.name {
@@ -222,7 +222,7 @@ impl<'c> Site<'c> {
         self.check(adds, &pod);
         if (adds, deletes) == (Side::Ours, Side::Reference) {
             // The last step of the way back, `cnibox uninstall`.
-            to_reference(&PacketFilter::new()).unwrap();
+            hand_over_to_reference(&PacketFilter::new()).unwrap();
         }
         self.check(deletes, &pod);
         self.detach(deletes, &pod);

@@ -11,55 +11,58 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::Json;
-use super::mismatch::Mismatch;
-use super::place::{Place, Step};
-use crate::error::{Code, Error};
+use super::mismatch::TypeMismatch;
+use super::place::{JsonPathStep, JsonValuePath};
+use crate::error::{Error, ErrorCode};
 
 /// Why a value could not be decoded, and its place.
 #[derive(Debug)]
-pub struct DecodeError {
+pub struct JsonDecodeError {
     reason: String,
     /// How to correct the value; empty if the reason says it.
     remedy: String,
     /// The steps to the place, the last one first.
-    steps: Vec<Step>,
+    steps: Vec<JsonPathStep>,
 }
 
-impl DecodeError {
-    fn below(mut self, step: Step) -> DecodeError {
+impl JsonDecodeError {
+    fn with_parent_step(mut self, step: JsonPathStep) -> JsonDecodeError {
         self.steps.push(step);
         self
     }
 
     /// The steps to the place from the root.
-    pub(super) fn steps(&self) -> impl Iterator<Item = &Step> {
+    pub(super) fn path_steps(&self) -> impl Iterator<Item = &JsonPathStep> {
         self.steps.iter().rev()
     }
 
     pub(super) fn into_error(self) -> Error {
-        let error = Error::new(Code::DECODE, self.reason);
+        let error = Error::new(ErrorCode::DECODE, self.reason);
         if self.steps.is_empty() {
             return error;
         }
-        let place: Place = self.steps.into_iter().rev().collect();
-        let remedy =
-            if self.remedy.is_empty() { remedy(error.msg(), &place) } else { &self.remedy };
+        let place: JsonValuePath = self.steps.into_iter().rev().collect();
+        let remedy = if self.remedy.is_empty() {
+            remedy_for_reason(error.message(), &place)
+        } else {
+            &self.remedy
+        };
         let colon = if remedy.is_empty() { "" } else { ": " };
         error.with_details(format!("in \"{place}\"{colon}{remedy}"))
     }
 }
 
-impl From<Mismatch> for DecodeError {
-    fn from(Mismatch { message, remedy }: Mismatch) -> DecodeError {
-        DecodeError { reason: message, remedy, steps: Vec::new() }
+impl From<TypeMismatch> for JsonDecodeError {
+    fn from(TypeMismatch { message, remedy }: TypeMismatch) -> JsonDecodeError {
+        JsonDecodeError { reason: message, remedy, steps: Vec::new() }
     }
 }
 
 /// The remedy for a refused value, by the reason and the place.
-fn remedy(reason: &str, place: &Place) -> &'static str {
+fn remedy_for_reason(reason: &str, place: &JsonValuePath) -> &'static str {
     if reason.starts_with("expected an object") {
         // The key of a list's item is that of the list.
-        match place.keys().next_back().unwrap_or_default() {
+        match place.key_steps().next_back().unwrap_or_default() {
             "ipam" => "write the type as {\"type\": \"host-local\"}",
             "dns" => "write the servers as {\"nameservers\": [\"192.0.2.53\"]}",
             "vlanTrunk" => "write the VLAN as {\"id\": 100}",
@@ -74,28 +77,28 @@ fn remedy(reason: &str, place: &Place) -> &'static str {
     }
 }
 
-impl fmt::Display for DecodeError {
+impl fmt::Display for JsonDecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reason)
     }
 }
 
-impl std::error::Error for DecodeError {}
+impl std::error::Error for JsonDecodeError {}
 
-impl de::Error for DecodeError {
-    fn custom<T: fmt::Display>(reason: T) -> DecodeError {
-        DecodeError { reason: reason.to_string(), remedy: String::new(), steps: Vec::new() }
+impl de::Error for JsonDecodeError {
+    fn custom<T: fmt::Display>(reason: T) -> JsonDecodeError {
+        JsonDecodeError { reason: reason.to_string(), remedy: String::new(), steps: Vec::new() }
     }
 
-    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> DecodeError {
-        Mismatch::of_type(found, expected).into()
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> JsonDecodeError {
+        TypeMismatch::of_type(found, expected).into()
     }
 
-    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> DecodeError {
-        Mismatch::of_type(found, expected).into()
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> JsonDecodeError {
+        TypeMismatch::of_type(found, expected).into()
     }
 
-    fn missing_field(field: &'static str) -> DecodeError {
+    fn missing_field(field: &'static str) -> JsonDecodeError {
         de::Error::custom(format_args!("the key \"{field}\" is missing"))
     }
 }
@@ -117,9 +120,9 @@ pub(super) fn fields_read<T: DeserializeOwned>(document: &Json) -> Option<&'stat
 }
 
 impl<'de> Deserializer<'de> for &'de Json {
-    type Error = DecodeError;
+    type Error = JsonDecodeError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonDecodeError> {
         match self {
             Json::Null => visitor.visit_unit(),
             Json::Bool(b) => visitor.visit_bool(*b),
@@ -129,15 +132,17 @@ impl<'de> Deserializer<'de> for &'de Json {
                 (None, None) => visitor.visit_f64(number.as_f64().unwrap_or_default()),
             },
             Json::String(text) => visitor.visit_borrowed_str(text),
-            Json::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
+            Json::Array(items) => visitor.visit_seq(JsonItemAccess(items.iter().enumerate())),
             Json::Object(members) => {
                 let members = members.iter().filter(|(_, value)| *value != Json::Null);
-                visitor.visit_map(Members::new(members.map(|(k, v)| (k.as_str(), v)).collect()))
+                visitor.visit_map(JsonMemberAccess::new(
+                    members.map(|(k, v)| (k.as_str(), v)).collect(),
+                ))
             }
         }
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonDecodeError> {
         if *self == Json::Null { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
@@ -145,7 +150,7 @@ impl<'de> Deserializer<'de> for &'de Json {
         self,
         _: &'static str,
         visitor: V,
-    ) -> Result<V::Value, DecodeError> {
+    ) -> Result<V::Value, JsonDecodeError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -154,7 +159,7 @@ impl<'de> Deserializer<'de> for &'de Json {
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, DecodeError> {
+    ) -> Result<V::Value, JsonDecodeError> {
         let members = match self {
             Json::Object(members) => {
                 if matches!(members.as_slice(), [(key, _)] if key == MARK) {
@@ -166,7 +171,7 @@ impl<'de> Deserializer<'de> for &'de Json {
             Json::Array(_) => return Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
             other => return other.deserialize_any(visitor),
         };
-        visitor.visit_map(Members::new(match_fields(members, fields)))
+        visitor.visit_map(JsonMemberAccess::new(match_fields(members, fields)))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -174,7 +179,7 @@ impl<'de> Deserializer<'de> for &'de Json {
         _: &'static str,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, DecodeError> {
+    ) -> Result<V::Value, JsonDecodeError> {
         match self {
             Json::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
             other => other.deserialize_any(visitor),
@@ -207,24 +212,24 @@ fn match_fields<'de>(
     found
 }
 
-struct Members<'de> {
+struct JsonMemberAccess<'de> {
     members: std::vec::IntoIter<(&'de str, &'de Json)>,
     value: Option<(&'de str, &'de Json)>,
 }
 
-impl<'de> Members<'de> {
-    fn new(members: Vec<(&'de str, &'de Json)>) -> Members<'de> {
-        Members { members: members.into_iter(), value: None }
+impl<'de> JsonMemberAccess<'de> {
+    fn new(members: Vec<(&'de str, &'de Json)>) -> JsonMemberAccess<'de> {
+        JsonMemberAccess { members: members.into_iter(), value: None }
     }
 }
 
-impl<'de> MapAccess<'de> for Members<'de> {
-    type Error = DecodeError;
+impl<'de> MapAccess<'de> for JsonMemberAccess<'de> {
+    type Error = JsonDecodeError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
-    ) -> Result<Option<K::Value>, DecodeError> {
+    ) -> Result<Option<K::Value>, JsonDecodeError> {
         self.value = self.members.next();
         self.value.map(|(key, _)| seed.deserialize(key.into_deserializer())).transpose()
     }
@@ -232,24 +237,24 @@ impl<'de> MapAccess<'de> for Members<'de> {
     fn next_value_seed<V: DeserializeSeed<'de>>(
         &mut self,
         seed: V,
-    ) -> Result<V::Value, DecodeError> {
+    ) -> Result<V::Value, JsonDecodeError> {
         let Some((key, value)) = self.value else {
             return Err(de::Error::custom("value asked for before its key"));
         };
-        seed.deserialize(value).map_err(|e| e.below(Step::Key(key.to_owned())))
+        seed.deserialize(value).map_err(|e| e.with_parent_step(JsonPathStep::Key(key.to_owned())))
     }
 }
 
-struct Items<'de>(Enumerate<slice::Iter<'de, Json>>);
+struct JsonItemAccess<'de>(Enumerate<slice::Iter<'de, Json>>);
 
-impl<'de> SeqAccess<'de> for Items<'de> {
-    type Error = DecodeError;
+impl<'de> SeqAccess<'de> for JsonItemAccess<'de> {
+    type Error = JsonDecodeError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
         &mut self,
         seed: T,
-    ) -> Result<Option<T::Value>, DecodeError> {
+    ) -> Result<Option<T::Value>, JsonDecodeError> {
         let Some((index, item)) = self.0.next() else { return Ok(None) };
-        seed.deserialize(item).map(Some).map_err(|e| e.below(Step::Index(index)))
+        seed.deserialize(item).map(Some).map_err(|e| e.with_parent_step(JsonPathStep::Index(index)))
     }
 }

@@ -2,32 +2,36 @@
 
 use serde::de::DeserializeOwned;
 
-use super::place::{Place, Step};
+use super::place::{JsonPathStep, JsonValuePath};
 use super::{Json, decode};
 
 /// The keys of a value that are decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum DecodedKeys {
     /// The value is neither an object nor a list, or all its keys are decoded.
     Any,
     /// The fields of a struct.
-    Fields(Vec<(&'static str, Keys)>),
+    Fields(Vec<(&'static str, DecodedKeys)>),
     /// A list, with the keys of each item.
-    Items(Box<Keys>),
+    Items(Box<DecodedKeys>),
 }
 
-impl Keys {
+impl DecodedKeys {
     /// The keys that `T` decodes.
-    pub fn of<T: DeserializeOwned>() -> Keys {
+    pub fn of_type<T: DeserializeOwned>() -> DecodedKeys {
         keys_at(decode::fields_read::<T>, &mut Vec::new())
     }
 
     /// Adds the keys of the member `name`.
     #[must_use]
-    pub fn with(mut self, name: &'static str, keys: Keys) -> Keys {
-        let Keys::Fields(fields) = &mut self else { return Keys::Fields(vec![(name, keys)]) };
+    pub fn with_member(mut self, name: &'static str, keys: DecodedKeys) -> DecodedKeys {
+        let DecodedKeys::Fields(fields) = &mut self else {
+            return DecodedKeys::Fields(vec![(name, keys)]);
+        };
         match fields.iter_mut().find(|(field, _)| *field == name) {
-            Some((_, known)) => *known = std::mem::replace(known, Keys::Any).and(keys),
+            Some((_, known)) => {
+                *known = std::mem::replace(known, DecodedKeys::Any).union_with(keys)
+            }
             None => fields.push((name, keys)),
         }
         self
@@ -35,50 +39,57 @@ impl Keys {
 
     /// The union of two sets of keys.
     #[must_use]
-    pub fn and(self, other: Keys) -> Keys {
+    pub fn union_with(self, other: DecodedKeys) -> DecodedKeys {
         match (self, other) {
-            (fields @ Keys::Fields(_), Keys::Fields(more)) => {
-                more.into_iter().fold(fields, |all, (name, keys)| all.with(name, keys))
+            (fields @ DecodedKeys::Fields(_), DecodedKeys::Fields(more)) => {
+                more.into_iter().fold(fields, |all, (name, keys)| all.with_member(name, keys))
             }
-            (Keys::Items(keys), Keys::Items(more)) => Keys::Items(Box::new(keys.and(*more))),
-            (Keys::Any, keys) | (keys, _) => keys,
+            (DecodedKeys::Items(keys), DecodedKeys::Items(more)) => {
+                DecodedKeys::Items(Box::new(keys.union_with(*more)))
+            }
+            (DecodedKeys::Any, keys) | (keys, _) => keys,
         }
     }
 
     /// The keys of the member `name`.
-    pub fn get(&self, name: &str) -> Option<&Keys> {
-        let Keys::Fields(fields) = self else { return None };
+    pub fn member_keys(&self, name: &str) -> Option<&DecodedKeys> {
+        let DecodedKeys::Fields(fields) = self else { return None };
         let (_, keys) = fields.iter().find(|(field, _)| field.eq_ignore_ascii_case(name))?;
         Some(keys)
     }
 
     /// The names of the fields of a struct.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let fields = if let Keys::Fields(fields) = self { fields.as_slice() } else { &[] };
+    pub fn field_names(&self) -> impl Iterator<Item = &'static str> {
+        let fields = if let DecodedKeys::Fields(fields) = self { fields.as_slice() } else { &[] };
         fields.iter().map(|(name, _)| *name)
     }
 
     /// The places in `json` of unknown keys, each with the known names of the same object.
-    pub fn unknown_in(&self, json: &Json) -> Vec<(Place, Vec<&'static str>)> {
+    pub fn find_unknown_keys(&self, json: &Json) -> Vec<(JsonValuePath, Vec<&'static str>)> {
         let mut unknown = Vec::new();
-        self.compare(json, &Place::default(), &mut unknown);
+        self.collect_unknown_keys(json, &JsonValuePath::default(), &mut unknown);
         unknown
     }
 
-    fn compare(&self, json: &Json, at: &Place, unknown: &mut Vec<(Place, Vec<&'static str>)>) {
+    fn collect_unknown_keys(
+        &self,
+        json: &Json,
+        at: &JsonValuePath,
+        unknown: &mut Vec<(JsonValuePath, Vec<&'static str>)>,
+    ) {
         match (self, json) {
-            (Keys::Fields(_), Json::Object(members)) => {
+            (DecodedKeys::Fields(_), Json::Object(members)) => {
                 for (name, value) in members {
-                    let place = at.join(Step::Key(name.clone()));
-                    match self.get(name) {
-                        Some(keys) => keys.compare(value, &place, unknown),
-                        None => unknown.push((place, self.names().collect())),
+                    let place = at.join_step(JsonPathStep::Key(name.clone()));
+                    match self.member_keys(name) {
+                        Some(keys) => keys.collect_unknown_keys(value, &place, unknown),
+                        None => unknown.push((place, self.field_names().collect())),
                     }
                 }
             }
-            (Keys::Items(keys), Json::Array(items)) => {
+            (DecodedKeys::Items(keys), Json::Array(items)) => {
                 for (i, item) in items.iter().enumerate() {
-                    keys.compare(item, &at.join(Step::Index(i)), unknown);
+                    keys.collect_unknown_keys(item, &at.join_step(JsonPathStep::Index(i)), unknown);
                 }
             }
             _ => {}
@@ -90,13 +101,13 @@ impl Keys {
 const DEEPEST: usize = 2;
 
 /// [`decode::fields_read`] of a type.
-type FieldsRead = fn(&Json) -> Option<&'static [&'static str]>;
+type FieldReaderFn = fn(&Json) -> Option<&'static [&'static str]>;
 
 /// The keys at `path` within a type. `fields_read` decodes the type from a document with only this path and, at its end,
 /// an object with the [mark](decode::MARK).
-fn keys_at(fields_read: FieldsRead, path: &mut Vec<Step>) -> Keys {
-    let fields = fields_read(&document(path));
-    let lists = path.iter().rev().take_while(|step| matches!(step, Step::Index(_))).count();
+fn keys_at(fields_read: FieldReaderFn, path: &mut Vec<JsonPathStep>) -> DecodedKeys {
+    let fields = fields_read(&probe_document(path));
+    let lists = path.iter().rev().take_while(|step| matches!(step, JsonPathStep::Index(_))).count();
     let mut below = |step| {
         path.push(step);
         let keys = keys_at(fields_read, path);
@@ -104,23 +115,23 @@ fn keys_at(fields_read: FieldsRead, path: &mut Vec<Step>) -> Keys {
         keys
     };
     if let Some(names) = fields {
-        let field = |name: &&'static str| (*name, below(Step::Key((*name).to_owned())));
-        return Keys::Fields(names.iter().map(field).collect());
+        let field = |name: &&'static str| (*name, below(JsonPathStep::Key((*name).to_owned())));
+        return DecodedKeys::Fields(names.iter().map(field).collect());
     }
     if lists == DEEPEST {
-        return Keys::Any;
+        return DecodedKeys::Any;
     }
-    match below(Step::Index(0)) {
-        Keys::Any => Keys::Any,
-        keys => Keys::Items(Box::new(keys)),
+    match below(JsonPathStep::Index(0)) {
+        DecodedKeys::Any => DecodedKeys::Any,
+        keys => DecodedKeys::Items(Box::new(keys)),
     }
 }
 
-fn document(path: &[Step]) -> Json {
+fn probe_document(path: &[JsonPathStep]) -> Json {
     let end = Json::Object(vec![(decode::MARK.to_owned(), Json::Bool(true))]);
     path.iter().rev().fold(end, |below, step| match step {
-        Step::Key(name) => Json::Object(vec![(name.clone(), below)]),
-        Step::Index(_) => Json::Array(vec![below]),
+        JsonPathStep::Key(name) => Json::Object(vec![(name.clone(), below)]),
+        JsonPathStep::Index(_) => Json::Array(vec![below]),
     })
 }
 
@@ -148,36 +159,39 @@ mod tests {
         mtu: u32,
     }
 
-    fn unknown(keys: &Keys, text: &str) -> Vec<String> {
+    fn unknown(keys: &DecodedKeys, text: &str) -> Vec<String> {
         let json = Json::parse(text.as_bytes()).unwrap();
-        keys.unknown_in(&json).iter().map(|(place, _)| place.to_string()).collect()
+        keys.find_unknown_keys(&json).iter().map(|(place, _)| place.to_string()).collect()
     }
 
     #[test]
     fn a_struct_tells_its_keys() {
-        let inner = Keys::Fields(vec![("subnet", Keys::Any), ("mtu", Keys::Any)]);
-        let list = |keys| Keys::Items(Box::new(keys));
-        let keys = Keys::of::<Outer>();
+        let inner =
+            DecodedKeys::Fields(vec![("subnet", DecodedKeys::Any), ("mtu", DecodedKeys::Any)]);
+        let list = |keys| DecodedKeys::Items(Box::new(keys));
+        let keys = DecodedKeys::of_type::<Outer>();
         assert_eq!(
             keys,
-            Keys::Fields(vec![
-                ("isOne", Keys::Any),
-                ("pciBusID", Keys::Any),
+            DecodedKeys::Fields(vec![
+                ("isOne", DecodedKeys::Any),
+                ("pciBusID", DecodedKeys::Any),
                 ("inner", inner.clone()),
                 ("sets", list(list(inner.clone()))),
-                ("raw", Keys::Any),
+                ("raw", DecodedKeys::Any),
             ])
         );
-        let more = Keys::Fields(vec![("new", Keys::Any)]);
-        let keys =
-            keys.with("raw", inner.clone()).with("raw", more.clone()).with("x", more.clone());
-        assert_eq!(keys.get("RAW"), Some(&inner.with("new", Keys::Any)));
-        assert_eq!(keys.get("x"), Some(&more));
+        let more = DecodedKeys::Fields(vec![("new", DecodedKeys::Any)]);
+        let keys = keys
+            .with_member("raw", inner.clone())
+            .with_member("raw", more.clone())
+            .with_member("x", more.clone());
+        assert_eq!(keys.member_keys("RAW"), Some(&inner.with_member("new", DecodedKeys::Any)));
+        assert_eq!(keys.member_keys("x"), Some(&more));
     }
 
     #[test]
     fn unknown_keys_are_found_at_every_depth_and_in_any_case() {
-        let keys = Keys::of::<Outer>();
+        let keys = DecodedKeys::of_type::<Outer>();
         let text = r#"{"ISONE": true, "isTwo": 1, "inner": {"mtu": 1, "mut": 2}, "raw": {"any": 1},
             "sets": [[{"subnet": ""}, {"subnt": ""}], 7]}"#;
         assert_eq!(unknown(&keys, text), ["isTwo", "inner.mut", "sets[0][1].subnt"]);

@@ -6,27 +6,30 @@ use serde::de::{Expected, Unexpected};
 
 /// Why a value is refused, and how to correct it.
 #[derive(Debug)]
-pub(super) struct Mismatch {
+pub(super) struct TypeMismatch {
     pub(super) message: String,
     /// Empty if there is no general one.
     pub(super) remedy: String,
 }
 
-impl Mismatch {
+impl TypeMismatch {
     /// A value of another type than `expected`.
-    pub(super) fn of_type(found: Unexpected<'_>, expected: &dyn Expected) -> Mismatch {
-        let expected = in_words(&expected.to_string());
-        Mismatch { message: message(found, &expected), remedy: remedy(found, &expected) }
+    pub(super) fn of_type(found: Unexpected<'_>, expected: &dyn Expected) -> TypeMismatch {
+        let expected = describe_expected(&expected.to_string());
+        TypeMismatch {
+            message: mismatch_message(found, &expected),
+            remedy: mismatch_remedy(found, &expected),
+        }
     }
 }
 
 /// The message of a mismatch.
-pub(super) fn message(found: Unexpected<'_>, expected: &str) -> String {
-    format!("expected {expected}, found {}", Found(found))
+pub(super) fn mismatch_message(found: Unexpected<'_>, expected: &str) -> String {
+    format!("expected {expected}, found {}", FoundValue(found))
 }
 
 /// What is expected, by the decoder's name of it.
-fn in_words(name: &str) -> String {
+fn describe_expected(name: &str) -> String {
     match name {
         "a boolean" => "true or false".to_owned(),
         "a string" | "string" | "str" | "a character" => "a text".to_owned(),
@@ -48,9 +51,9 @@ fn in_words(name: &str) -> String {
 }
 
 /// A value that was found. Lists and objects are named by their type only.
-struct Found<'a>(Unexpected<'a>);
+struct FoundValue<'a>(Unexpected<'a>);
 
-impl fmt::Display for Found<'_> {
+impl fmt::Display for FoundValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Unexpected::Bool(value) => write!(f, "{value}"),
@@ -67,7 +70,7 @@ impl fmt::Display for Found<'_> {
 }
 
 /// How to write the value.
-fn remedy(found: Unexpected<'_>, expected: &str) -> String {
+fn mismatch_remedy(found: Unexpected<'_>, expected: &str) -> String {
     let number = expected.starts_with("a whole number") || expected == "a number";
     match found {
         Unexpected::Str(text) if number && text.parse::<f64>().is_ok() => {

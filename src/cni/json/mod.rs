@@ -6,7 +6,7 @@
 //! * a key matches a field exactly or in another case; of repeated keys the last one counts, repeated objects merge;
 //! * `null` is an absent key; unknown keys are ignored; values are not converted to another type.
 //!
-//! [`pretty`] and [`compact`] escape as the reference does, to the byte.
+//! [`encode_pretty`] and [`encode_compact`] escape as the reference does, to the byte.
 
 pub mod decode;
 pub mod keys;
@@ -57,8 +57,9 @@ impl Json {
     /// Parses a document; the error (code 6) names the wrong character, its line and column. In strings each byte of
     /// invalid UTF-8 is read as U+FFFD, as in the reference.
     pub fn parse(bytes: &[u8]) -> Result<Json> {
-        let text = str::from_utf8(bytes).map_or_else(|_| as_utf8(bytes).into(), Cow::Borrowed);
-        serde_json::from_str(&text).map_err(|cause| syntax::error(bytes, &text, &cause))
+        let text = str::from_utf8(bytes)
+            .map_or_else(|_| replace_invalid_utf8(bytes).into(), Cow::Borrowed);
+        serde_json::from_str(&text).map_err(|cause| syntax::parse_error(bytes, &text, &cause))
     }
 
     /// Encodes a value whose serialization cannot fail: structs, lists and texts.
@@ -71,7 +72,7 @@ impl Json {
     // One copy for all callers: a large struct has 10 kB of code.
     #[inline(never)]
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T> {
-        T::deserialize(self).map_err(decode::DecodeError::into_error)
+        T::deserialize(self).map_err(decode::JsonDecodeError::into_error)
     }
 
     /// As [`decode`](Json::decode), with the defaults of an absent object.
@@ -80,40 +81,40 @@ impl Json {
     }
 
     /// The last value of `key`, which matches in any case; `None` for an absent key, `Some(Null)` for a `null`.
-    pub fn get(&self, key: &str) -> Option<&Json> {
-        self.find(&|k, _| k.eq_ignore_ascii_case(key))
+    pub fn get_member(&self, key: &str) -> Option<&Json> {
+        self.find_last_member(&|k, _| k.eq_ignore_ascii_case(key))
     }
 
-    /// As [`Json::get`], without `null` values.
-    pub fn get_present(&self, key: &str) -> Option<&Json> {
-        self.find(&|k, value| k.eq_ignore_ascii_case(key) && *value != Json::Null)
+    /// As [`Json::get_member`], without `null` values.
+    pub fn get_present_member(&self, key: &str) -> Option<&Json> {
+        self.find_last_member(&|k, value| k.eq_ignore_ascii_case(key) && *value != Json::Null)
     }
 
-    fn find(&self, is_wanted: &dyn Fn(&str, &Json) -> bool) -> Option<&Json> {
+    fn find_last_member(&self, is_wanted: &dyn Fn(&str, &Json) -> bool) -> Option<&Json> {
         let Json::Object(members) = self else { return None };
         members.iter().rfind(|(key, value)| is_wanted(key, value)).map(|(_, value)| value)
     }
 
     /// The mutable value of exactly `key`.
-    pub fn get_mut(&mut self, key: &str) -> Option<&mut Json> {
+    pub fn get_member_mut(&mut self, key: &str) -> Option<&mut Json> {
         let Json::Object(members) = self else { return None };
         members.iter_mut().find(|(k, _)| k == key).map(|(_, value)| value)
     }
 
     /// Applies `change` to every value of the document, to a parent before its children.
-    pub fn for_each(&mut self, change: &dyn Fn(&mut Json)) {
+    pub fn modify_values(&mut self, change: &dyn Fn(&mut Json)) {
         change(self);
         match self {
-            Json::Array(items) => items.iter_mut().for_each(|item| item.for_each(change)),
-            Json::Object(members) => members.iter_mut().for_each(|(_, v)| v.for_each(change)),
+            Json::Array(items) => items.iter_mut().for_each(|item| item.modify_values(change)),
+            Json::Object(members) => members.iter_mut().for_each(|(_, v)| v.modify_values(change)),
             _ => {}
         }
     }
 
     /// The same document with the keys of every object in alphabetical order.
     #[must_use]
-    pub fn sorted(mut self) -> Json {
-        self.for_each(&|json| {
+    pub fn with_sorted_keys(mut self) -> Json {
+        self.modify_values(&|json| {
             if let Json::Object(members) = json {
                 sort_by(members, |a, b| a.0.cmp(&b.0));
             }
@@ -124,8 +125,8 @@ impl Json {
     /// The same document with integral floats as integers (`1.0`, `1e3`), as the reference's runtime library rewrites
     /// numbers.
     #[must_use]
-    pub fn normalised(mut self) -> Json {
-        self.for_each(&|json| {
+    pub fn with_normalised_numbers(mut self) -> Json {
+        self.modify_values(&|json| {
             if let Json::Number(number) = json
                 && number.is_f64()
                 && let Some(x) = number.as_f64()
@@ -142,8 +143,8 @@ impl Json {
 
     /// The same document with each key once in every object, with the last value.
     #[must_use]
-    pub fn distinct(mut self) -> Json {
-        self.for_each(&|json| {
+    pub fn without_repeated_keys(mut self) -> Json {
+        self.modify_values(&|json| {
             let Json::Object(members) = json else { return };
             for (key, value) in mem::take(members) {
                 match members.iter_mut().find(|(k, _)| *k == key) {
@@ -156,7 +157,7 @@ impl Json {
     }
 
     /// The message for a value of the wrong type: `expected an object, found a list`.
-    pub fn expected(&self, what: &str) -> String {
+    pub fn wrong_type_message(&self, what: &str) -> String {
         let found = match self {
             Json::Null => Unexpected::Unit,
             Json::Bool(value) => Unexpected::Bool(*value),
@@ -165,7 +166,7 @@ impl Json {
             Json::Array(_) => Unexpected::Seq,
             Json::Object(_) => Unexpected::Map,
         };
-        mismatch::message(found, what)
+        mismatch::mismatch_message(found, what)
     }
 
     /// The type of this value as Go names it, in messages that are the reference's.
@@ -186,15 +187,15 @@ impl Json {
     }
 
     /// Sets a member, replacing every other spelling of its key: plugins ignore the case.
-    pub fn set(&mut self, key: &str, value: Json) {
-        self.remove(key);
+    pub fn set_member(&mut self, key: &str, value: Json) {
+        self.remove_member(key);
         if let Json::Object(members) = self {
             members.push((key.to_owned(), value));
         }
     }
 
     /// Removes a member, whatever the case of its key.
-    pub fn remove(&mut self, key: &str) {
+    pub fn remove_member(&mut self, key: &str) {
         if let Json::Object(members) = self {
             members.retain(|(k, _)| !k.eq_ignore_ascii_case(key));
         }
@@ -202,7 +203,7 @@ impl Json {
 }
 
 /// The text with U+FFFD for each byte of invalid UTF-8.
-fn as_utf8(bytes: &[u8]) -> String {
+fn replace_invalid_utf8(bytes: &[u8]) -> String {
     bytes.utf8_chunks().fold(String::with_capacity(bytes.len()), |text, chunk| {
         text + chunk.valid() + &"\u{fffd}".repeat(chunk.invalid().len())
     })
@@ -215,19 +216,19 @@ impl From<&str> for Json {
 }
 
 /// Text with an indentation of four blanks and no newline at the end, for results and errors on stdout.
-pub fn pretty(value: &impl Serialize) -> Result<String> {
+pub fn encode_pretty(value: &impl Serialize) -> Result<String> {
     let mut out = Vec::new();
     let formatter = PrettyFormatter::with_indent(b"    ");
     let written = value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter));
-    escaped(written.and_then(|()| String::from_utf8(out).map_err(de::Error::custom)))
+    escape_as_go(written.and_then(|()| String::from_utf8(out).map_err(de::Error::custom)))
 }
 
 /// Text on one line, for requests to plugins and cache files.
-pub fn compact(value: &impl Serialize) -> Result<String> {
-    escaped(serde_json::to_string(value))
+pub fn encode_compact(value: &impl Serialize) -> Result<String> {
+    escape_as_go(serde_json::to_string(value))
 }
 
-fn escaped(text: serde_json::Result<String>) -> Result<String> {
+fn escape_as_go(text: serde_json::Result<String>) -> Result<String> {
     let text = text.map_err(|e| Error::internal(format!("encode JSON: {e}")))?;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -246,14 +247,14 @@ fn escaped(text: serde_json::Result<String>) -> Result<String> {
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Json, D::Error> {
-        d.deserialize_any(Builder)
+        d.deserialize_any(JsonVisitor)
     }
 }
 
 /// Builds a [`Json`].
-struct Builder;
+struct JsonVisitor;
 
-impl<'de> Visitor<'de> for Builder {
+impl<'de> Visitor<'de> for JsonVisitor {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -293,12 +294,12 @@ impl<'de> Visitor<'de> for Builder {
         while let Some(member) = map.next_entry()? {
             members.push(member);
         }
-        Ok(Json::Object(merge(members)))
+        Ok(Json::Object(merge_repeated_objects(members)))
     }
 }
 
 /// Merges the objects of a repeated key into the first of them.
-fn merge(members: Vec<(String, Json)>) -> Vec<(String, Json)> {
+fn merge_repeated_objects(members: Vec<(String, Json)>) -> Vec<(String, Json)> {
     let (mut merged, mut grown) = (Vec::with_capacity(members.len()), BTreeSet::new());
     let mut places = BTreeMap::new();
     for (key, value) in members {
@@ -316,7 +317,7 @@ fn merge(members: Vec<(String, Json)>) -> Vec<(String, Json)> {
     }
     for place in grown {
         if let (_, Json::Object(members)) = &mut merged[place] {
-            *members = merge(mem::take(members));
+            *members = merge_repeated_objects(mem::take(members));
         }
     }
     merged

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 /// A step from a value to a value within it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum JsonPathStep {
     /// A member of an object.
     Key(String),
     /// An item of an array, counted from 0.
@@ -16,66 +16,66 @@ pub enum Step {
 
 /// The steps from a document's root to a value in it. Its text is `plugins[0].ipam.type`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place(Vec<Step>);
+pub struct JsonValuePath(Vec<JsonPathStep>);
 
 /// A position in a text, counted from 1; the column counts characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
+pub struct TextPosition {
     pub line: usize,
     pub column: usize,
 }
 
-impl Place {
+impl JsonValuePath {
     /// The place of a member of the root.
-    pub fn key(name: &str) -> Place {
-        Place::default().join(Step::Key(name.to_owned()))
+    pub fn root_member(name: &str) -> JsonValuePath {
+        JsonValuePath::default().join_step(JsonPathStep::Key(name.to_owned()))
     }
 
     /// The place at `step` in the value of this place.
     #[must_use]
-    pub fn join(&self, step: Step) -> Place {
-        Place(self.0.iter().cloned().chain([step]).collect())
+    pub fn join_step(&self, step: JsonPathStep) -> JsonValuePath {
+        JsonValuePath(self.0.iter().cloned().chain([step]).collect())
     }
 
     /// The place `below` in the value of this place.
     #[must_use]
-    pub fn concat(&self, below: &Place) -> Place {
-        Place(self.0.iter().chain(&below.0).cloned().collect())
+    pub fn join_path(&self, below: &JsonValuePath) -> JsonValuePath {
+        JsonValuePath(self.0.iter().chain(&below.0).cloned().collect())
     }
 
     /// The place of the text `a.b[0].c`, as [`Json::decode`](super::Json::decode) names it in its errors.
-    pub fn parse(text: &str) -> Place {
+    pub fn parse(text: &str) -> JsonValuePath {
         let steps = text.split(['.', '[']).filter(|step| !step.is_empty());
         let step = |step: &str| match step.strip_suffix(']').and_then(|index| index.parse().ok()) {
-            Some(index) => Step::Index(index),
-            None => Step::Key(step.to_owned()),
+            Some(index) => JsonPathStep::Index(index),
+            None => JsonPathStep::Key(step.to_owned()),
         };
-        Place(steps.map(step).collect())
+        JsonValuePath(steps.map(step).collect())
     }
 
     /// The last step, if it is a key.
     pub fn last_key(&self) -> Option<&str> {
-        if let Some(Step::Key(name)) = self.0.last() { Some(name) } else { None }
+        if let Some(JsonPathStep::Key(name)) = self.0.last() { Some(name) } else { None }
     }
 
     /// The keys among the steps.
-    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.0
-            .iter()
-            .filter_map(|step| if let Step::Key(name) = step { Some(&**name) } else { None })
+    pub fn key_steps(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.0.iter().filter_map(|step| {
+            if let JsonPathStep::Key(name) = step { Some(&**name) } else { None }
+        })
     }
 
     /// The first step, if it is a key.
     pub fn first_key(&self) -> Option<&str> {
-        if let Some(Step::Key(name)) = self.0.first() { Some(name) } else { None }
+        if let Some(JsonPathStep::Key(name)) = self.0.first() { Some(name) } else { None }
     }
 
     /// The position of this place in `text`, a JSON document: of the key of a member, or of the item of an array.
-    pub fn position_in(&self, text: &str) -> Option<Position> {
+    pub fn position_in(&self, text: &str) -> Option<TextPosition> {
         let mut value: &RawValue = serde_json::from_str(text).ok()?;
         for step in &self.0 {
             value = match step {
-                Step::Key(name) => {
+                JsonPathStep::Key(name) => {
                     let members: HashMap<String, &RawValue> =
                         serde_json::from_str(value.get()).ok()?;
                     let found =
@@ -83,7 +83,7 @@ impl Place {
                     // The last one in the text counts.
                     found.map(|(_, value)| value).max_by_key(|value| value.get().as_ptr())?
                 }
-                Step::Index(index) => {
+                JsonPathStep::Index(index) => {
                     let items: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
                     *items.get(*index)?
                 }
@@ -96,34 +96,34 @@ impl Place {
             let quoted = format!("\"{}\"", name.to_ascii_lowercase());
             before.to_ascii_lowercase().rfind(&quoted)
         });
-        Some(Position::of(before.get(..key.unwrap_or(start))?))
+        Some(TextPosition::after_text(before.get(..key.unwrap_or(start))?))
     }
 }
 
-impl Position {
+impl TextPosition {
     /// The position after `before`.
-    pub(super) fn of(before: &str) -> Position {
+    pub(super) fn after_text(before: &str) -> TextPosition {
         let line = before.rsplit('\n').next().unwrap_or_default();
-        Position { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
+        TextPosition { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for JsonValuePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, step) in self.0.iter().enumerate() {
             match step {
-                Step::Key(name) if i == 0 => f.write_str(name)?,
-                Step::Key(name) => write!(f, ".{name}")?,
-                Step::Index(index) => write!(f, "[{index}]")?,
+                JsonPathStep::Key(name) if i == 0 => f.write_str(name)?,
+                JsonPathStep::Key(name) => write!(f, ".{name}")?,
+                JsonPathStep::Index(index) => write!(f, "[{index}]")?,
             }
         }
         Ok(())
     }
 }
 
-impl FromIterator<Step> for Place {
-    fn from_iter<I: IntoIterator<Item = Step>>(steps: I) -> Place {
-        Place(steps.into_iter().collect())
+impl FromIterator<JsonPathStep> for JsonValuePath {
+    fn from_iter<I: IntoIterator<Item = JsonPathStep>>(steps: I) -> JsonValuePath {
+        JsonValuePath(steps.into_iter().collect())
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         \"MTU\": 7, \"ipam\": {\"type\": \"c\"}}\n  ]\n}\n";
 
     fn position(place: &str) -> Option<(usize, usize)> {
-        Place::parse(place).position_in(TEXT).map(|at| (at.line, at.column))
+        JsonValuePath::parse(place).position_in(TEXT).map(|at| (at.line, at.column))
     }
 
     #[test]
@@ -154,8 +154,11 @@ mod tests {
     #[test]
     fn texts_of_places() {
         for text in ["", "a", "ipam.ranges[0][1].subnet", "plugins[1]"] {
-            assert_eq!(Place::parse(text).to_string(), text);
+            assert_eq!(JsonValuePath::parse(text).to_string(), text);
         }
-        assert_eq!(Place::key("a").concat(&Place::parse("b[0]")).to_string(), "a.b[0]");
+        assert_eq!(
+            JsonValuePath::root_member("a").join_path(&JsonValuePath::parse("b[0]")).to_string(),
+            "a.b[0]"
+        );
     }
 }

@@ -4,21 +4,21 @@
 use serde::de::DeserializeOwned;
 
 use super::Json;
-use super::decode::DecodeError;
-use super::place::Step;
+use super::decode::JsonDecodeError;
+use super::place::JsonPathStep;
 use crate::error::{Error, Result};
 
 impl Json {
     /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent, and `report` gets its
     /// error.
-    pub fn decode_sound<T: DeserializeOwned>(&self, report: &dyn Fn(&Error)) -> Result<T> {
+    pub fn decode_valid_members<T: DeserializeOwned>(&self, report: &dyn Fn(&Error)) -> Result<T> {
         let mut error = match T::deserialize(self) {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
         let mut rest = self.clone();
         // Each round removes a value, so this ends.
-        while rest.remove_at(&error) {
+        while rest.remove_undecodable(&error) {
             report(&error.into_error());
             match T::deserialize(&rest) {
                 Ok(value) => return Ok(value),
@@ -28,26 +28,26 @@ impl Json {
         Err(error.into_error())
     }
 
-    fn remove_at(&mut self, error: &DecodeError) -> bool {
-        let mut steps = error.steps();
+    fn remove_undecodable(&mut self, error: &JsonDecodeError) -> bool {
+        let mut steps = error.path_steps();
         let Some(mut step) = steps.next() else { return false };
         let mut parent = self;
         for next in steps {
             let below = match (step, parent) {
-                (Step::Key(key), Json::Object(members)) => last_of(members, key),
-                (Step::Index(index), Json::Array(items)) => items.get_mut(*index),
+                (JsonPathStep::Key(key), Json::Object(members)) => last_member_mut(members, key),
+                (JsonPathStep::Index(index), Json::Array(items)) => items.get_mut(*index),
                 _ => None,
             };
             let Some(below) = below else { return false };
             (step, parent) = (next, below);
         }
         match (step, parent) {
-            (Step::Key(key), Json::Object(members)) => {
+            (JsonPathStep::Key(key), Json::Object(members)) => {
                 let before = members.len();
                 members.retain(|(name, _)| !name.eq_ignore_ascii_case(key));
                 members.len() < before
             }
-            (Step::Index(index), Json::Array(items)) if *index < items.len() => {
+            (JsonPathStep::Index(index), Json::Array(items)) if *index < items.len() => {
                 items.remove(*index);
                 true
             }
@@ -57,7 +57,7 @@ impl Json {
 }
 
 /// The value that a decoder reads of a repeated key.
-fn last_of<'a>(members: &'a mut [(String, Json)], key: &str) -> Option<&'a mut Json> {
+fn last_member_mut<'a>(members: &'a mut [(String, Json)], key: &str) -> Option<&'a mut Json> {
     let is_key = |(name, value): &&mut (String, Json)| {
         name.eq_ignore_ascii_case(key) && *value != Json::Null
     };
@@ -90,7 +90,7 @@ mod tests {
     fn read(text: &str) -> (Conf, Vec<String>) {
         let reported = RefCell::new(Vec::new());
         let report = |error: &Error| reported.borrow_mut().push(error.details().to_owned());
-        let conf = Json::parse(text.as_bytes()).unwrap().decode_sound(&report).unwrap();
+        let conf = Json::parse(text.as_bytes()).unwrap().decode_valid_members(&report).unwrap();
         (conf, reported.into_inner())
     }
 
@@ -111,6 +111,6 @@ mod tests {
     #[test]
     fn a_document_of_another_type_is_an_error() {
         let json = Json::parse(b"[1]").unwrap();
-        assert!(json.decode_sound::<Conf>(&|_| ()).is_err());
+        assert!(json.decode_valid_members::<Conf>(&|_| ()).is_err());
     }
 }

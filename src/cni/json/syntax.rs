@@ -2,40 +2,37 @@
 
 use serde_json::error::Category;
 
-use super::place::Position;
-use crate::error::{Code, Error};
+use super::place::TextPosition;
+use crate::error::{Error, ErrorCode};
 
 /// The error of a document that the parser refused. `text` is what the parser read of `bytes`. Code 6; the message ends
 /// with `at line 2 column 7`, the details are the usual cause and the correction.
-pub(super) fn error(bytes: &[u8], text: &str, cause: &serde_json::Error) -> Error {
-    let at = offset(text, cause);
-    let Position { line, column } = Position::of(&text[..at]);
+pub(super) fn parse_error(bytes: &[u8], text: &str, cause: &serde_json::Error) -> Error {
+    let at = error_offset(text, cause);
+    let TextPosition { line, column } = TextPosition::after_text(&text[..at]);
     let place = format!("at line {line} column {column}");
     if cause.classify() == Category::Eof {
-        return malformed(format!("unexpected end of JSON input {place}"))
+        return malformed_error(format!("unexpected end of JSON input {place}"))
             .with_details("the document is empty or was cut short: write it again");
     }
-    let expected = expectation(cause);
+    let expected = expected_token(cause);
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return malformed(format!("{expected}, found a byte order mark of UTF-16 {place}"))
+        return malformed_error(format!("{expected}, found a byte order mark of UTF-16 {place}"))
             .with_details("save the file as UTF-8");
     }
     let Some(found) = text[at..].chars().next() else {
-        return malformed(format!("{expected} {place}"));
+        return malformed_error(format!("{expected} {place}"));
     };
-    malformed(format!("{expected}, found {} {place}", named(found))).with_details(correction(
-        &expected,
-        &text[..at],
-        found,
-    ))
+    malformed_error(format!("{expected}, found {} {place}", describe_char(found)))
+        .with_details(suggest_correction(&expected, &text[..at], found))
 }
 
-fn malformed(msg: String) -> Error {
-    Error::new(Code::DECODE, msg)
+fn malformed_error(msg: String) -> Error {
+    Error::new(ErrorCode::DECODE, msg)
 }
 
 /// The offset of the character that the parser refused, or of the last one that it read.
-fn offset(text: &str, cause: &serde_json::Error) -> usize {
+fn error_offset(text: &str, cause: &serde_json::Error) -> usize {
     let before: usize =
         text.split_inclusive('\n').take(cause.line().saturating_sub(1)).map(str::len).sum();
     // The parser counts bytes; at the end of the text, those that it read.
@@ -45,7 +42,7 @@ fn offset(text: &str, cause: &serde_json::Error) -> usize {
 }
 
 /// What the grammar has at this place.
-fn expectation(cause: &serde_json::Error) -> String {
+fn expected_token(cause: &serde_json::Error) -> String {
     let text = cause.to_string();
     let reason = text.rsplit_once(" at line ").map_or(&*text, |(reason, _)| reason);
     match reason {
@@ -66,7 +63,7 @@ fn expectation(cause: &serde_json::Error) -> String {
 }
 
 /// A character in messages: as it looks, and unless it is of ASCII, its code point.
-fn named(c: char) -> String {
+fn describe_char(c: char) -> String {
     let code = u32::from(c);
     match c.escape_debug().count() {
         _ if c.is_ascii_graphic() || c == ' ' => format!("'{c}'"),
@@ -76,7 +73,7 @@ fn named(c: char) -> String {
 }
 
 /// How to correct the text, which is sound up to `before`.
-fn correction(expected: &str, before: &str, found: char) -> &'static str {
+fn suggest_correction(expected: &str, before: &str, found: char) -> &'static str {
     let is_start = before.trim().is_empty();
     match found {
         '\u{feff}' if before.is_empty() => "this is a byte order mark: save the file without it",
@@ -103,12 +100,12 @@ fn correction(expected: &str, before: &str, found: char) -> &'static str {
         '-' | 'A'..='Z' | 'a'..='z' if is_start => {
             "the document starts with {: rewrite YAML and other formats as JSON"
         }
-        _ => grammar(expected, found),
+        _ => correction_by_grammar(expected, found),
     }
 }
 
 /// The correction by what is expected.
-fn grammar(expected: &str, found: char) -> &'static str {
+fn correction_by_grammar(expected: &str, found: char) -> &'static str {
     match expected {
         "expected a colon" => "write a colon between the key and its value",
         "expected a key in double quotes" => "write the key as \"key\"",
@@ -194,7 +191,7 @@ mod tests {
         for from in 0..text.len() {
             for to in from..=text.len() {
                 if let Err(error) = Json::parse(&text.as_bytes()[from..to]) {
-                    assert!(error.msg().contains(" at line "), "{error}");
+                    assert!(error.message().contains(" at line "), "{error}");
                 }
             }
         }

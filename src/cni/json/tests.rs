@@ -90,9 +90,9 @@ fn wrong_types_are_told_in_the_authors_words() {
         let line = line.replace("BYTES", "a whole number from 0 to 4294967295");
         let parts: Vec<&str> = line.split(" | ").collect();
         let error = decode(parts[0]).unwrap_err();
-        assert_eq!((error.msg(), error.details()), (parts[1], parts[2]), "{line}");
+        assert_eq!((error.message(), error.details()), (parts[1], parts[2]), "{line}");
     }
-    assert_eq!(Json::Null.expected("an object"), "expected an object, found null");
+    assert_eq!(Json::Null.wrong_type_message("an object"), "expected an object, found null");
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn numbers_stay_exact() {
     let text =
         r#"{"a":18446744073709551615,"b":-9223372036854775808,"c":9007199254740993,"d":0.5}"#;
     let json = Json::parse(text.as_bytes()).unwrap();
-    assert_eq!(compact(&json).unwrap(), text);
-    let json = Json::parse(br#"{"a":1.0,"b":[1e3,2.5]}"#).unwrap().normalised();
-    assert_eq!(compact(&json).unwrap(), r#"{"a":1,"b":[1000,2.5]}"#);
+    assert_eq!(encode_compact(&json).unwrap(), text);
+    let json = Json::parse(br#"{"a":1.0,"b":[1e3,2.5]}"#).unwrap().with_normalised_numbers();
+    assert_eq!(encode_compact(&json).unwrap(), r#"{"a":1,"b":[1000,2.5]}"#);
 }
 
 #[test]
@@ -116,11 +116,11 @@ fn output_is_the_references() {
     let json =
         Json::parse(r#"{"b":[1,{"x":"<&>\u2028\u2029ä\""}],"a":{},"c":[]}"#.as_bytes()).unwrap();
     assert_eq!(
-        compact(&json).unwrap(),
+        encode_compact(&json).unwrap(),
         r#"{"b":[1,{"x":"\u003c\u0026\u003e\u2028\u2029ä\""}],"a":{},"c":[]}"#
     );
     assert_eq!(
-        pretty(&json.sorted()).unwrap().lines().take(3).collect::<Vec<_>>(),
+        encode_pretty(&json.with_sorted_keys()).unwrap().lines().take(3).collect::<Vec<_>>(),
         ["{", "    \"a\": {},", "    \"b\": ["]
     );
 }
@@ -134,7 +134,7 @@ fn not_json() {
 
 #[test]
 fn invalid_utf8_is_replaced_in_strings_only() {
-    let text = |bytes: &[u8]| Json::parse(bytes).map(|json| compact(&json).unwrap());
+    let text = |bytes: &[u8]| Json::parse(bytes).map(|json| encode_compact(&json).unwrap());
     assert_eq!(text(b"{\"a\":\"x\xffy\"}").unwrap(), "{\"a\":\"x\u{fffd}y\"}");
     // One for each byte, also of a character that is cut off.
     assert_eq!(text(b"[\"\xe2\x82\"]").unwrap(), "[\"\u{fffd}\u{fffd}\"]");
@@ -146,7 +146,7 @@ fn merging_goes_all_the_way_down() {
     let text = r#"{"a":{"b":{"c":1}},"A":7,"a":{"B":{"d":2},"x":{}},"A":{"b":{"c":3}}}"#;
     let json = Json::parse(text.as_bytes()).unwrap();
     let merged = r#"{"a":{"b":{"c":1,"d":2,"c":3},"x":{}},"A":7}"#;
-    assert_eq!(compact(&json).unwrap(), merged);
+    assert_eq!(encode_compact(&json).unwrap(), merged);
 }
 
 /// Instructions would be counted if they could be; the processor's time of this thread is next to it.

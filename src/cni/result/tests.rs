@@ -15,11 +15,11 @@ fn decode(text: &str) -> CniResult {
 }
 
 fn print(result: &CniResult) -> String {
-    json::compact(&result.to_json()).unwrap()
+    json::encode_compact(&result.to_json()).unwrap()
 }
 
 fn converted(text: &str, to: SpecVersion) -> String {
-    print(&decode(text).convert(to).unwrap())
+    print(&decode(text).convert_to(to).unwrap())
 }
 
 #[test]
@@ -47,10 +47,10 @@ fn upwards_and_back_is_identity() {
     ] {
         let original = decode(text);
         for version in versions {
-            let there = original.clone().convert(*version).unwrap();
+            let there = original.clone().convert_to(*version).unwrap();
             let there = decode(&print(&there));
             assert_eq!(there.version, *version);
-            assert_eq!(print(&there.convert(original.version).unwrap()), text, "{version}");
+            assert_eq!(print(&there.convert_to(original.version).unwrap()), text, "{version}");
         }
     }
 }
@@ -58,10 +58,10 @@ fn upwards_and_back_is_identity() {
 #[test]
 fn no_address_fits_no_old_version() {
     let empty = CniResult::new();
-    let error = empty.clone().convert(SpecVersion::V0_2_0).unwrap_err();
-    assert_eq!(error.msg(), "cannot convert: no valid IP addresses");
+    let error = empty.clone().convert_to(SpecVersion::V0_2_0).unwrap_err();
+    assert_eq!(error.message(), "cannot convert: no valid IP addresses");
     assert_eq!(
-        print(&empty.convert(SpecVersion::V0_4_0).unwrap()),
+        print(&empty.convert_to(SpecVersion::V0_4_0).unwrap()),
         r#"{"cniVersion":"0.4.0","dns":{}}"#
     );
     // ... unless it came in one.
@@ -82,7 +82,7 @@ fn indexes_zero_and_missing() {
     let text = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","interface":0,"address":"10.0.0.2/24"},{"version":"4","address":"10.0.0.3/24"}],"dns":{}}"#;
     assert_eq!(print(&decode(text)), text);
     let result = decode(text);
-    assert_eq!(result.ips_of(0).count(), 1);
+    assert_eq!(result.ips_of_interface(0).count(), 1);
 }
 
 #[test]
@@ -94,22 +94,22 @@ fn versions_of_results() {
     assert_eq!(version(r#"{"cniVersion":""}"#), default);
     assert_eq!(version(r#"{"CniVersion":"1.0.0"}"#), SpecVersion::V1_0_0);
     let error = CniResult::decode(&json(r#"{"cniVersion":"2.0.0"}"#), default).unwrap_err();
-    assert_eq!(error.msg(), "unsupported CNI result version \"2.0.0\"");
+    assert_eq!(error.message(), "unsupported CNI result version \"2.0.0\"");
 }
 
 #[test]
 fn previous_results_must_be_of_the_same_generation() {
     let prev = |text: &str, version| {
-        CniResult::decode_prev(&Json::parse(text.as_bytes()).unwrap(), version)
+        CniResult::decode_prev_result(&Json::parse(text.as_bytes()).unwrap(), version)
     };
     assert!(prev(r#"{"cniVersion":"1.0.0"}"#, SpecVersion::V1_1_0).is_ok());
     assert!(prev(r#"{"cniVersion":""}"#, SpecVersion::V1_1_0).is_ok());
     assert_eq!(
-        prev(r#"{"cniVersion":"0.4.0"}"#, SpecVersion::V1_1_0).unwrap_err().msg(),
+        prev(r#"{"cniVersion":"0.4.0"}"#, SpecVersion::V1_1_0).unwrap_err().message(),
         "could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is \"0.4.0\""
     );
     assert_eq!(
-        prev(r#"{"cniVersion":"0.4.0"}"#, SpecVersion::V0_1_0).unwrap_err().msg(),
+        prev(r#"{"cniVersion":"0.4.0"}"#, SpecVersion::V0_1_0).unwrap_err().message(),
         "could not parse prevResult: result type supports [ 0.1.0 0.2.0] but unmarshalled CNIVersion is \"0.4.0\""
     );
 }
@@ -120,9 +120,12 @@ fn bad_members_are_named() {
         let json = Json::parse(text.as_bytes()).unwrap();
         CniResult::decode(&json, SpecVersion::NEWEST).unwrap_err()
     };
-    assert_eq!(bad(r#"{"routes":[{"dst":"10.0.0.0/8","gw":"x"}]}"#).msg(), "invalid IP address: x");
-    assert_eq!(bad(r#"{"routes":[{"gw":"1.1.1.1"}]}"#).msg(), "the key \"dst\" is missing");
-    assert_eq!(bad(r#"{"ips":[{"address":"1.2.3"}]}"#).msg(), "invalid CIDR address: 1.2.3");
+    assert_eq!(
+        bad(r#"{"routes":[{"dst":"10.0.0.0/8","gw":"x"}]}"#).message(),
+        "invalid IP address: x"
+    );
+    assert_eq!(bad(r#"{"routes":[{"gw":"1.1.1.1"}]}"#).message(), "the key \"dst\" is missing");
+    assert_eq!(bad(r#"{"ips":[{"address":"1.2.3"}]}"#).message(), "invalid CIDR address: 1.2.3");
     assert!(bad(r#"{"interfaces":[null]}"#).details().contains("interfaces[0]"));
 }
 

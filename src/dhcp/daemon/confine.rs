@@ -116,7 +116,7 @@ const REFUSED: &[c_long] = &[
 
 /// The files that the daemon changes.
 #[derive(Debug)]
-pub(super) struct Files<'a> {
+pub(super) struct WritableFiles<'a> {
     /// The folder of leases.
     pub(super) leases: &'a Path,
     /// Files that are removed at the end. Landlock has no smaller permission than removing any file below their folders.
@@ -124,7 +124,7 @@ pub(super) struct Files<'a> {
 }
 
 /// Drops privileges of this thread and of the threads that it will start. No other thread may exist.
-pub(super) fn confine(files: &Files<'_>) -> Result<()> {
+pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     drop_capabilities()?;
     let failed = |e: RulesetError| Error::internal(format!("restrict files: {e}"));
     if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
@@ -134,7 +134,7 @@ pub(super) fn confine(files: &Files<'_>) -> Result<()> {
     }
     let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
     // Installing the filter sets PR_SET_NO_NEW_PRIVS as well.
-    apply_filter(&filter().map_err(|e| failed(e.into()))?).map_err(failed)
+    apply_filter(&syscall_filter().map_err(|e| failed(e.into()))?).map_err(failed)
 }
 
 fn drop_capabilities() -> Result<()> {
@@ -160,7 +160,7 @@ fn drop_capabilities() -> Result<()> {
 
 /// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also refuses mounts, and access to
 /// other processes through procfs.
-fn restrict_files(files: &Files<'_>) -> Result<RestrictionStatus, RulesetError> {
+fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, RulesetError> {
     let changes = AccessFs::from_write(ABI::V5);
     let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
     let leases = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
@@ -174,7 +174,7 @@ fn restrict_files(files: &Files<'_>) -> Result<RestrictionStatus, RulesetError> 
         .restrict_self()
 }
 
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+fn syscall_filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let one = |argument, operator, value| {
         SeccompRule::new(vec![SeccompCondition::new(argument, Dword, operator, value)?])
     };
@@ -199,12 +199,12 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let arch = std::env::consts::ARCH.try_into()?;
     let compiled: BpfProgram =
         SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
-    Ok(by_number().into_iter().chain(compiled).collect())
+    Ok(syscall_number_filter().into_iter().chain(compiled).collect())
 }
 
 /// Refuses by number alone: clone3(2), whose flags are in memory and which the C library replaces by clone(2) after
 /// `ENOSYS`; and x32 system calls, which are the system calls of x86-64 with other numbers.
-fn by_number() -> [sock_filter; 5] {
+fn syscall_number_filter() -> [sock_filter; 5] {
     const X32: u32 = 0x4000_0000;
     // The number is the same on every architecture.
     const CLONE3: u32 = 435;
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_filter_knows_calls_by_their_arguments() {
-        let program = filter().unwrap();
+        let program = syscall_filter().unwrap();
         let flag = |flag: i32| u64::from(flag.unsigned_abs());
         let thread = flag(libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_THREAD);
         let own = u64::from(id());
@@ -399,7 +399,8 @@ mod tests {
         assert_eq!(failed(node.all()), [], "the attempts succeed without confinement");
         let (leases, socket) = (node.path("leases"), node.path("run/socket"));
         let confined = || {
-            confine(&Files { leases: &leases, removed: &[Some(&socket), None] }).unwrap();
+            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] })
+                .unwrap();
             let failed = failed(node.all());
             // EXDEV is Landlock's answer to a hard link from another folder.
             let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];

@@ -37,46 +37,46 @@ use tokio::net::UnixListener;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
-use self::confine::Files;
-use self::options::Options;
-use self::registry::Registry;
-use super::record::Records;
+use self::confine::WritableFiles;
+use self::options::DaemonOptions;
+use self::registry::LeaseRegistry;
+use super::record::DhcpRecordStore;
 use crate::error::{Error, Result, io_text};
-use crate::files::atomic::{Durability, Writer};
+use crate::files::atomic::{AtomicWriter, Durability};
 use crate::log;
-use crate::options::{Asked, version};
+use crate::options::{ParsedCommandLine, version_text};
 
 /// The line that a daemon started on demand prints when plugins can connect.
 pub const READY: &str = "ready";
 
 /// Runs the daemon with the arguments after `daemon`.
 pub fn main(args: Vec<String>) -> ExitCode {
-    let read = options::parse(args).and_then(|asked| match asked {
-        Asked::Help => Ok(Err(options::help())),
-        Asked::Version => Ok(Err(version())),
-        Asked::Work(line) => Options::read(&line).map(Ok),
+    let read = options::parse_arguments(args).and_then(|asked| match asked {
+        ParsedCommandLine::Help => Ok(Err(options::help_text())),
+        ParsedCommandLine::Version => Ok(Err(version_text())),
+        ParsedCommandLine::Work(line) => DaemonOptions::from_command_line(&line).map(Ok),
     });
     let options = match read {
         Ok(Ok(options)) => options,
         Ok(Err(text)) => {
-            log::line(text);
+            log::write_line(text);
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            log::line(format_args!("{error}; see dhcp daemon --help"));
+            log::write_line(format_args!("{error}; see dhcp daemon --help"));
             return ExitCode::from(2);
         }
     };
     let on_demand = options.on_demand;
-    let Err(error) = run(options) else { return ExitCode::SUCCESS };
-    log::line(&error);
+    let Err(error) = run_daemon(options) else { return ExitCode::SUCCESS };
+    log::write_line(&error);
     if on_demand {
-        report(&error.to_string());
+        report_to_plugin(&error.to_string());
     }
     ExitCode::FAILURE
 }
 
-fn run(options: Options) -> Result<()> {
+fn run_daemon(options: DaemonOptions) -> Result<()> {
     let system = |what: &'static str| move |e: nix::Error| Error::io(what, &e.into());
     raise_file_limit();
     if options.on_demand {
@@ -92,30 +92,33 @@ fn run(options: Options) -> Result<()> {
 
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
     let path = options.socket.clone();
-    let records = Records::create(&path)?;
-    let _lock = records.claim()?.ok_or_else(|| {
+    let records = DhcpRecordStore::open_or_create(&path)?;
+    let _lock = records.try_lock()?.ok_or_else(|| {
         Error::internal(format!("another daemon keeps the leases of {}", path.display()))
     })?;
-    let (listener, created) = serve::listen(&path)?;
-    let _removed = created.clone().map(Removed);
+    let (listener, created) = serve::open_listener(&path)?;
+    let _removed = created.clone().map(RemovedOnDrop);
     let null = File::options().write(true).open("/dev/null");
-    let recorded = Registry::recorded(&options, &records);
+    let recorded = LeaseRegistry::open_recorded_leases(&options, &records);
 
     let removed = [created.as_deref(), options.pidfile.as_deref()];
-    confine::confine(&Files { leases: records.dir(), removed: &removed })?;
+    confine::drop_privileges(&WritableFiles {
+        leases: records.directory_path(),
+        removed: &removed,
+    })?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let served = LocalSet::new().block_on(&runtime, async {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         let on_demand = options.on_demand;
-        let registry = Rc::new(Registry::new(options, records));
-        log::line(format_args!("ready, with {} leases of before", recorded.len()));
-        registry.resume(recorded);
+        let registry = Rc::new(LeaseRegistry::new(options, records));
+        log::write_line(format_args!("ready, with {} leases of before", recorded.len()));
+        registry.resume_leases(recorded);
         if on_demand {
-            detach(null);
+            report_ready(null);
         }
-        serve::until_signal(listener, signals, registry).await
+        serve::serve_until_signal(listener, signals, registry).await
     });
     served.map_err(|e| Error::io("serve", &e))
 }
@@ -131,14 +134,14 @@ fn leave_session() {
 }
 
 /// Reports to the plugin that waits, and closes the pipe to it.
-fn detach(null: io::Result<File>) {
-    report(READY);
+fn report_ready(null: io::Result<File>) {
+    report_to_plugin(READY);
     if let Err(error) = null.and_then(|null| dup2_stdout(null).map_err(io::Error::from)) {
         log::warn(Error::io("close standard output", &error));
     }
 }
 
-fn report(text: &str) {
+fn report_to_plugin(text: &str) {
     // This fails if the plugin has stopped waiting.
     drop(writeln!(io::stdout(), "{text}"));
 }
@@ -153,7 +156,7 @@ fn raise_file_limit() {
 }
 
 /// Creates the pidfile, or replaces a regular file of this user. Symbolic links are not followed.
-fn write_pidfile(path: &Path) -> Result<Removed> {
+fn write_pidfile(path: &Path) -> Result<RemovedOnDrop> {
     let failed = |why: String| {
         Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()))
     };
@@ -168,16 +171,16 @@ fn write_pidfile(path: &Path) -> Result<Removed> {
     if fs::symlink_metadata(path).is_ok_and(|meta| !is_own(meta)) {
         return Err(failed("the path is not a regular file of this user".to_owned()));
     }
-    let writer = Writer::unlocked(path, Durability::Volatile);
-    let written = writer.replace(path, std::process::id().to_string().as_bytes(), 0o644);
+    let writer = AtomicWriter::with_unique_name(path, Durability::Volatile);
+    let written = writer.replace_file(path, std::process::id().to_string().as_bytes(), 0o644);
     written.map_err(|e| failed(e.to_string()))?;
-    Ok(Removed(path.to_owned()))
+    Ok(RemovedOnDrop(path.to_owned()))
 }
 
 /// A file that is removed on drop.
-struct Removed(PathBuf);
+struct RemovedOnDrop(PathBuf);
 
-impl Drop for Removed {
+impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             log::debug(error);

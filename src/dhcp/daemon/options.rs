@@ -4,29 +4,39 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::conf::SOCKET;
-use super::super::timing::Timing;
+use super::super::timing::ClientTiming;
 use crate::error::Result;
-use crate::options::{self, Asked, CommandLine, Opt, no_words, opt, usage};
+use crate::options::{
+    self, CommandLine, CommandOption, ParsedCommandLine, long_option, require_no_words, usage_error,
+};
 
-const OPTIONS: &[Opt] = &[
-    opt("--socketpath", "PATH", "the socket to listen on (/run/cni/dhcp.sock)"),
-    opt("--hostprefix", "TEXT", "prefix of the paths of the socket and of namespaces"),
-    opt("--pidfile", "PATH", "absolute; created at the start, removed at the end"),
-    opt("--broadcast", "", "request broadcast replies from servers"),
-    opt("--timeout", "TIME", "timeout of the first message (4s), doubled for each further one"),
-    opt("--resendmax", "TIME", "longest timeout of a message (62s)"),
-    opt("--resendtimeout", "TIME", "time limit for the first lease (3m28s)"),
-    opt(
+const OPTIONS: &[CommandOption] = &[
+    long_option("--socketpath", "PATH", "the socket to listen on (/run/cni/dhcp.sock)"),
+    long_option("--hostprefix", "TEXT", "prefix of the paths of the socket and of namespaces"),
+    long_option("--pidfile", "PATH", "absolute; created at the start, removed at the end"),
+    long_option("--broadcast", "", "request broadcast replies from servers"),
+    long_option(
+        "--timeout",
+        "TIME",
+        "timeout of the first message (4s), doubled for each further one",
+    ),
+    long_option("--resendmax", "TIME", "longest timeout of a message (62s)"),
+    long_option("--resendtimeout", "TIME", "time limit for the first lease (3m28s)"),
+    long_option(
         "--probe",
         "TIME",
         "timeout for the reply of a host that uses the address (200ms); 0 sends no probe",
     ),
-    opt("--on-demand", "", "started by a plugin: print \"ready\", then close standard output"),
+    long_option(
+        "--on-demand",
+        "",
+        "started by a plugin: print \"ready\", then close standard output",
+    ),
 ];
 
 /// The text of `--help`.
-pub(super) fn help() -> String {
-    let options = options::help(OPTIONS);
+pub(super) fn help_text() -> String {
+    let options = options::help_text(OPTIONS);
     format!(
         "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOptions can have one dash or two. Times are like 10s or 1m30s.\n"
     )
@@ -34,47 +44,47 @@ pub(super) fn help() -> String {
 
 /// The options of the daemon.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Options {
+pub(super) struct DaemonOptions {
     pub(super) socket: PathBuf,
     pub(super) prefix: String,
     pub(super) pidfile: Option<PathBuf>,
     pub(super) broadcast: bool,
-    pub(super) timing: Timing,
+    pub(super) timing: ClientTiming,
     /// The time limit of the first lease.
     pub(super) limit: Duration,
     pub(super) on_demand: bool,
 }
 
-impl Options {
+impl DaemonOptions {
     /// Reads the options of a command line.
-    pub(super) fn read(line: &CommandLine) -> Result<Options> {
-        no_words(line)?;
-        let prefix = line.last("--hostprefix").unwrap_or_default().to_owned();
-        let defaults = Timing::default();
-        Ok(Options {
-            socket: format!("{prefix}{}", line.last("--socketpath").unwrap_or(SOCKET)).into(),
+    pub(super) fn from_command_line(line: &CommandLine) -> Result<DaemonOptions> {
+        require_no_words(line)?;
+        let prefix = line.last_value("--hostprefix").unwrap_or_default().to_owned();
+        let defaults = ClientTiming::default();
+        Ok(DaemonOptions {
+            socket: format!("{prefix}{}", line.last_value("--socketpath").unwrap_or(SOCKET)).into(),
             prefix,
-            pidfile: line.last("--pidfile").filter(|path| !path.is_empty()).map(Into::into),
-            broadcast: line.has("--broadcast"),
-            timing: Timing {
-                first: positive(line, "--timeout", defaults.first)?,
-                most: positive(line, "--resendmax", defaults.most)?,
-                probe: time(line, "--probe", defaults.probe)?,
+            pidfile: line.last_value("--pidfile").filter(|path| !path.is_empty()).map(Into::into),
+            broadcast: line.has_option("--broadcast"),
+            timing: ClientTiming {
+                first: positive_time(line, "--timeout", defaults.first)?,
+                most: positive_time(line, "--resendmax", defaults.most)?,
+                probe: time_option(line, "--probe", defaults.probe)?,
             },
-            limit: positive(line, "--resendtimeout", Duration::from_secs(208))?,
-            on_demand: line.has("--on-demand"),
+            limit: positive_time(line, "--resendtimeout", Duration::from_secs(208))?,
+            on_demand: line.has_option("--on-demand"),
         })
     }
 
     /// The path of a plugin, as this process sees it.
-    pub(super) fn prefixed(&self, path: &str) -> PathBuf {
+    pub(super) fn prefixed_path(&self, path: &str) -> PathBuf {
         format!("{}{path}", self.prefix).into()
     }
 }
 
 /// Parses the arguments after `daemon`.
-pub(super) fn parse(args: Vec<String>) -> Result<Asked> {
-    options::parse(as_long_options(args), OPTIONS)
+pub(super) fn parse_arguments(args: Vec<String>) -> Result<ParsedCommandLine> {
+    options::parse_args(as_long_options(args), OPTIONS)
 }
 
 /// Converts options as Go's `flag` accepts them: with one dash, and switches with a value. The argument after an option
@@ -105,22 +115,22 @@ fn as_long_options(args: Vec<String>) -> Vec<String> {
     all
 }
 
-fn positive(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
-    match time(line, flag, default)? {
-        Duration::ZERO => Err(usage(format!("{flag} must be more than 0"))),
+fn positive_time(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
+    match time_option(line, flag, default)? {
+        Duration::ZERO => Err(usage_error(format!("{flag} must be more than 0"))),
         time => Ok(time),
     }
 }
 
-fn time(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
-    let Some(text) = line.last(flag) else { return Ok(default) };
-    duration(text).ok_or_else(|| {
-        usage(format!("invalid time \"{text}\" of {flag}"))
+fn time_option(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
+    let Some(text) = line.last_value(flag) else { return Ok(default) };
+    parse_duration(text).ok_or_else(|| {
+        usage_error(format!("invalid time \"{text}\" of {flag}"))
             .with_details("write it like 10s or 1m30s")
     })
 }
 
-/// The units of [`duration`] in seconds.
+/// The units of [`parse_duration`] in seconds.
 const UNITS: [(&str, f64); 7] = [
     ("ns", 1e-9),
     ("us", 1e-6),
@@ -132,7 +142,7 @@ const UNITS: [(&str, f64); 7] = [
 ];
 
 /// A duration in the format of Go: numbers with units, at most a day.
-fn duration(text: &str) -> Option<Duration> {
+fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }
@@ -156,21 +166,21 @@ mod tests {
 
     use super::*;
 
-    fn defaults() -> Options {
-        Options {
+    fn defaults() -> DaemonOptions {
+        DaemonOptions {
             socket: "/run/cni/dhcp.sock".into(),
             prefix: String::new(),
             pidfile: None,
             broadcast: false,
-            timing: Timing::default(),
+            timing: ClientTiming::default(),
             limit: Duration::from_secs(208),
             on_demand: false,
         }
     }
 
-    fn read(line: &str) -> Result<Options> {
-        match parse(line.split_whitespace().map(str::to_owned).collect())? {
-            Asked::Work(line) => Options::read(&line),
+    fn read(line: &str) -> Result<DaemonOptions> {
+        match parse_arguments(line.split_whitespace().map(str::to_owned).collect())? {
+            ParsedCommandLine::Work(line) => DaemonOptions::from_command_line(&line),
             other => panic!("{other:?}"),
         }
     }
@@ -181,12 +191,12 @@ mod tests {
                     --resendtimeout 1m10s -broadcast --pidfile /run/x.pid -probe 0";
         let options = read(line).unwrap();
         assert_eq!(options.socket, Path::new("/host/a.sock"));
-        assert_eq!(options.prefixed("/n"), Path::new("/host/n"));
+        assert_eq!(options.prefixed_path("/n"), Path::new("/host/n"));
         assert_eq!(options.pidfile, Some("/run/x.pid".into()));
         assert!(options.broadcast && !options.on_demand);
         let seconds = Duration::from_secs;
         assert_eq!(options.limit, seconds(70));
-        let timing = Timing { first: seconds(2), most: seconds(8), probe: Duration::ZERO };
+        let timing = ClientTiming { first: seconds(2), most: seconds(8), probe: Duration::ZERO };
         assert_eq!(options.timing, timing);
         assert_eq!(read(""), Ok(defaults()));
         for line in ["-broadcast=false", "--broadcast=0", "-broadcast --broadcast=false"] {
@@ -201,7 +211,7 @@ mod tests {
     fn help_and_mistakes() {
         for line in ["-h", "-help", "-broadcast --help"] {
             let args = line.split_whitespace().map(str::to_owned).collect();
-            assert_eq!(parse(args), Ok(Asked::Help), "{line}");
+            assert_eq!(parse_arguments(args), Ok(ParsedCommandLine::Help), "{line}");
         }
         let mistakes = [
             ("-x", "unknown option: -x"),
@@ -219,13 +229,13 @@ mod tests {
             ("-broadcast=maybe", "unexpected argument for option '--broadcast': \"maybe\""),
         ];
         for (line, message) in mistakes {
-            assert_eq!(read(line).unwrap_err().msg(), message, "{line}");
+            assert_eq!(read(line).unwrap_err().message(), message, "{line}");
         }
     }
 
     #[test]
     fn times() {
-        let seconds = |text| duration(text).map(|d| d.as_secs_f64());
+        let seconds = |text| parse_duration(text).map(|d| d.as_secs_f64());
         assert_eq!(seconds("1m30s"), Some(90.0));
         assert_eq!(seconds("1.5h"), Some(5400.0));
         assert_eq!(seconds("250ms"), Some(0.25));

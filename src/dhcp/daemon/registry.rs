@@ -7,22 +7,22 @@ use std::rc::Rc;
 
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::super::family::Lease;
-use super::super::record::{Record, Records};
-use super::super::rpc::Key;
-use super::super::sandbox::{self, InterfaceError, Sandbox};
-use super::options::Options;
+use super::super::family::DhcpLease;
+use super::super::record::{DhcpRecord, DhcpRecordStore};
+use super::super::rpc::DhcpLeaseKey;
+use super::super::sandbox::{self, InterfaceError, LeaseSandbox};
+use super::options::DaemonOptions;
 use crate::error::{Error, Result};
 
 /// The maximum number of threads in containers' namespaces.
 const VISITS: usize = 16;
 
 /// The state of a lease for plugins.
-pub(super) enum Phase {
+pub(super) enum LeasePhase {
     /// The first lease is being acquired.
     Acquiring,
     /// There is a lease.
-    Bound(Box<Lease>),
+    Bound(Box<DhcpLease>),
     /// The lease was lost, and another one is being acquired.
     Searching,
     /// No lease was acquired.
@@ -32,32 +32,32 @@ pub(super) enum Phase {
 }
 
 /// The state that all tasks share.
-pub(super) struct Registry {
-    pub(super) options: Options,
-    pub(super) records: Records,
-    pub(super) leases: RefCell<HashMap<Key, Handle>>,
+pub(super) struct LeaseRegistry {
+    pub(super) options: DaemonOptions,
+    pub(super) records: DhcpRecordStore,
+    pub(super) leases: RefCell<HashMap<DhcpLeaseKey, LeaseTaskHandle>>,
     visits: Semaphore,
 }
 
 /// The channels to and from the task of a lease.
 #[derive(Clone)]
-pub(super) struct Handle {
+pub(super) struct LeaseTaskHandle {
     /// The path of the namespace, as in the record.
     pub(super) netns: String,
-    pub(super) sandbox: Rc<Sandbox>,
+    pub(super) sandbox: Rc<LeaseSandbox>,
     pub(super) release: mpsc::UnboundedSender<()>,
     /// Closed at the end of the task.
-    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) phase: watch::Receiver<LeasePhase>,
 }
 
-impl Handle {
+impl LeaseTaskHandle {
     /// Waits until there is a lease, or there will not be one.
-    pub(super) async fn lease(&self) -> Result<Lease> {
+    pub(super) async fn wait_for_lease(&self) -> Result<DhcpLease> {
         let mut phase = self.phase.clone();
-        let done = phase.wait_for(|phase| !matches!(phase, Phase::Acquiring)).await;
+        let done = phase.wait_for(|phase| !matches!(phase, LeasePhase::Acquiring)).await;
         match done.as_deref() {
-            Ok(Phase::Bound(lease)) => Ok(Lease::clone(lease)),
-            Ok(Phase::Failed(error)) => Err(error.clone()),
+            Ok(LeasePhase::Bound(lease)) => Ok(DhcpLease::clone(lease)),
+            Ok(LeasePhase::Failed(error)) => Err(error.clone()),
             Ok(_) => {
                 Err(Error::internal("context canceled").with_details("the lease was released"))
             }
@@ -67,7 +67,7 @@ impl Handle {
     }
 
     /// Requests the release of the lease, and waits for the end of the task.
-    pub(super) async fn release(&self) {
+    pub(super) async fn release_lease(&self) {
         let mut phase = self.phase.clone();
         // This fails if the task has ended.
         self.release.send(()).ok();
@@ -75,33 +75,37 @@ impl Handle {
     }
 }
 
-impl Registry {
-    pub(super) fn new(options: Options, records: Records) -> Registry {
+impl LeaseRegistry {
+    pub(super) fn new(options: DaemonOptions, records: DhcpRecordStore) -> LeaseRegistry {
         let visits = Semaphore::new(VISITS);
-        Registry { options, records, leases: RefCell::default(), visits }
+        LeaseRegistry { options, records, leases: RefCell::default(), visits }
     }
 
-    pub(super) fn handle(&self, key: &Key) -> Option<Handle> {
+    pub(super) fn find_handle(&self, key: &DhcpLeaseKey) -> Option<LeaseTaskHandle> {
         self.leases.borrow().get(key).cloned()
     }
 
     /// Removes the lease of a task that has ended.
-    pub(super) fn forget(&self, key: &Key, phase: &watch::Receiver<Phase>) -> Result<()> {
+    pub(super) fn remove_lease(
+        &self,
+        key: &DhcpLeaseKey,
+        phase: &watch::Receiver<LeasePhase>,
+    ) -> Result<()> {
         let mut leases = self.leases.borrow_mut();
         match leases.get(key) {
             // The record is that of a newer task.
             Some(handle) if !handle.phase.same_channel(phase) => return Ok(()),
             _ => drop(leases.remove(key)),
         }
-        self.records.remove(key)
+        self.records.remove_record(key)
     }
 
     /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads. Runs nothing
     /// in a namespace with another cookie than the recorded one.
-    pub(super) async fn visit<T: Send + 'static>(
+    pub(super) async fn run_in_namespace<T: Send + 'static>(
         &self,
-        sandbox: &Sandbox,
-        record: &Record,
+        sandbox: &LeaseSandbox,
+        record: &DhcpRecord,
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let _permit = self.visits.acquire().await;
@@ -112,7 +116,7 @@ impl Registry {
             drop(done);
             value
         };
-        let visit = sandbox.open()?.visit(work).map_err(Error::from)?;
+        let visit = sandbox.open_namespace()?.spawn_inside(work).map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();
         visit.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(Error::from)?

@@ -23,10 +23,10 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
-use super::super::passing::{self, Passed};
-use super::super::rpc::{Answer, LONGEST, Request};
-use super::registry::Registry;
-use super::sockets::watch;
+use super::super::passing::{self, PassedDescriptors};
+use super::super::rpc::{DaemonReply, DaemonRequest, LONGEST};
+use super::registry::LeaseRegistry;
+use super::sockets::watch_readable;
 use crate::error::{Error, Result, io_text};
 use crate::log;
 
@@ -42,14 +42,14 @@ const GO_RPC_ANSWER: &[u8] =
 
 /// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Returns the path of a
 /// created socket as well, to be removed at the end.
-pub(super) fn listen(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
+pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
     let mut passed = ListenFd::from_env();
     match passed.len() {
         0 => {
             let failed =
                 |e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)));
-            Ok((bind(path).map_err(failed)?, Some(path.to_owned())))
+            Ok((bind_socket(path).map_err(failed)?, Some(path.to_owned())))
         }
         1 => match passed.take_unix_listener(0) {
             Ok(Some(listener)) => Ok((listener, None)),
@@ -60,7 +60,7 @@ pub(super) fn listen(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
 }
 
 /// Replaces a stale socket, the one of a killed process.
-fn bind(path: &Path) -> io::Result<UnixListener> {
+fn bind_socket(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     }
@@ -80,21 +80,24 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Serves plugins until SIGTERM or SIGINT.
-pub(super) async fn until_signal(
+pub(super) async fn serve_until_signal(
     listener: net::UnixListener,
     signals: SignalFd,
-    registry: Rc<Registry>,
+    registry: Rc<LeaseRegistry>,
 ) -> io::Result<()> {
-    let signals = watch(signals)?;
+    let signals = watch_readable(signals)?;
     let signal = pin!(async { signals.readable().await.map(drop) });
-    let accepting = pin!(accept(listener, registry));
+    let accepting = pin!(accept_connections(listener, registry));
     match select(signal, accepting).await {
         Either::Left((received, _)) => received,
         Either::Right((never, _)) => match never {},
     }
 }
 
-async fn accept(listener: net::UnixListener, registry: Rc<Registry>) -> Infallible {
+async fn accept_connections(
+    listener: net::UnixListener,
+    registry: Rc<LeaseRegistry>,
+) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The semaphore is never closed, so this always is a permit.
@@ -104,8 +107,8 @@ async fn accept(listener: net::UnixListener, registry: Rc<Registry>) -> Infallib
                 let registry = Rc::clone(&registry);
                 spawn_local(async move {
                     let _permit = permit;
-                    if let Err(error) = serve(stream, &registry).await {
-                        log::line(format_args!("a request: {error}"));
+                    if let Err(error) = serve_connection(stream, &registry).await {
+                        log::write_line(format_args!("a request: {error}"));
                     }
                 });
             }
@@ -117,23 +120,34 @@ async fn accept(listener: net::UnixListener, registry: Rc<Registry>) -> Infallib
     }
 }
 
-async fn serve(stream: net::UnixStream, registry: &Rc<Registry>) -> Result<()> {
+async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>) -> Result<()> {
     let lost = |e: io::Error| Error::io("connection of a plugin", &e);
     let mut descriptors = Vec::new();
-    let bytes = timeout(IO_TIMEOUT, line(&stream, &mut descriptors)).await;
+    let bytes = timeout(IO_TIMEOUT, read_request_line(&stream, &mut descriptors)).await;
     let bytes = bytes.unwrap_or_else(|elapsed| Err(elapsed.into())).map_err(lost)?;
     if bytes.starts_with(b"CONNECT ") {
-        return write(&stream, GO_RPC_ANSWER).await.map_err(lost);
+        return write_reply(&stream, GO_RPC_ANSWER).await.map_err(lost);
     }
-    let outcome = match permitted(&stream).and_then(|()| Request::decode(&bytes)) {
-        Ok(request) => registry.serve(&request, Passed::of(descriptors), hangup(&stream)).await,
-        Err(error) => Err(error),
-    };
-    write(&stream, Answer::of(outcome).encode()?.as_bytes()).await.map_err(lost)
+    let outcome =
+        match require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes)) {
+            Ok(request) => {
+                registry
+                    .serve_request(
+                        &request,
+                        PassedDescriptors::from_descriptors(descriptors),
+                        wait_for_hangup(&stream),
+                    )
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+    write_reply(&stream, DaemonReply::from_outcome(outcome).encode_line()?.as_bytes())
+        .await
+        .map_err(lost)
 }
 
 /// Refuses other users even if an administrator has changed the mode of the socket file.
-fn permitted(stream: &net::UnixStream) -> Result<()> {
+fn require_permitted_user(stream: &net::UnixStream) -> Result<()> {
     let peer = stream.peer_cred().map_err(|e| Error::io("read the user of the plugin", &e))?.uid();
     if peer == 0 || peer == geteuid().as_raw() {
         return Ok(());
@@ -142,11 +156,14 @@ fn permitted(stream: &net::UnixStream) -> Result<()> {
 }
 
 /// Reads up to a newline.
-async fn line(stream: &net::UnixStream, descriptors: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
+async fn read_request_line(
+    stream: &net::UnixStream,
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     while bytes.len() as u64 <= LONGEST {
-        match read(stream, &mut buffer, descriptors).await? {
+        match read_bytes(stream, &mut buffer, descriptors).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             length => bytes.extend(&buffer[..length]),
         }
@@ -158,16 +175,16 @@ async fn line(stream: &net::UnixStream, descriptors: &mut Vec<OwnedFd>) -> io::R
     Err(io::ErrorKind::InvalidData.into())
 }
 
-async fn read(
+async fn read_bytes(
     stream: &net::UnixStream,
     buffer: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
-    let receive = || passing::receive(stream, buffer, descriptors);
+    let receive = || passing::receive_bytes(stream, buffer, descriptors);
     stream.async_io(Interest::READABLE, receive).await
 }
 
-async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+async fn write_reply(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     let all = async {
         while !bytes.is_empty() {
             let sent = stream.async_io(Interest::WRITABLE, || stream.try_write(bytes)).await?;
@@ -179,8 +196,8 @@ async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Ends when the plugin has closed its end of the connection; further bytes are ignored.
-async fn hangup(stream: &net::UnixStream) {
-    while read(stream, &mut [0; 64], &mut Vec::new()).await.is_ok_and(|length| length > 0) {}
+async fn wait_for_hangup(stream: &net::UnixStream) {
+    while read_bytes(stream, &mut [0; 64], &mut Vec::new()).await.is_ok_and(|length| length > 0) {}
 }
 
 #[cfg(test)]
@@ -193,18 +210,18 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/dhcp.sock");
-        let first = listen(&path).unwrap();
+        let first = open_listener(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(
             fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777,
             0o700
         );
-        let error = listen(&path).unwrap_err();
+        let error = open_listener(&path).unwrap_err();
         let text = format!("Error getting listener: listen unix {}: bind: ", path.display());
-        assert!(error.msg().starts_with(&text), "{error}");
+        assert!(error.message().starts_with(&text), "{error}");
         drop(first);
         assert!(path.exists());
-        assert!(listen(&path).is_ok());
+        assert!(open_listener(&path).is_ok());
     }
 
     #[test]
@@ -212,7 +229,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();
-        assert!(listen(&path).unwrap_err().msg().ends_with(": bind: address already in use"));
+        assert!(
+            open_listener(&path).unwrap_err().message().ends_with(": bind: address already in use")
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 }

@@ -10,7 +10,7 @@ use socket2::{SockAddr, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::super::machine::{Listening, Source};
+use super::super::machine::{NeededSockets, PacketSource};
 use super::super::sandbox::InterfaceError;
 
 /// Longer than any Ethernet frame; a longer frame is truncated and then fails to parse.
@@ -18,60 +18,63 @@ const BUFFER: usize = 2048;
 
 /// The open sockets.
 #[derive(Default)]
-pub(super) struct Sockets {
+pub(super) struct LeaseSockets {
     pub(super) frames: Option<AsyncFd<Socket>>,
     pub(super) neighbours: Option<AsyncFd<Socket>>,
     /// The socket and the destination of its messages.
     pub(super) udp: Option<(AsyncFd<Socket>, SockAddr)>,
 }
 
-impl Sockets {
+impl LeaseSockets {
     /// Closes the sockets that `listening` does not need.
-    pub(super) fn trim(&mut self, listening: &Listening) {
+    pub(super) fn close_unneeded(&mut self, listening: &NeededSockets) {
         match listening {
-            Listening::None => *self = Sockets::default(),
-            Listening::Frames => (self.neighbours, self.udp) = (None, None),
-            Listening::Udp => self.neighbours = None,
-            Listening::Neighbours(_) => self.udp = None,
+            NeededSockets::None => *self = LeaseSockets::default(),
+            NeededSockets::Frames => (self.neighbours, self.udp) = (None, None),
+            NeededSockets::Udp => self.neighbours = None,
+            NeededSockets::Neighbours(_) => self.udp = None,
         }
     }
 
     /// Waits for a frame or datagram; for ever if no socket is open.
-    pub(super) async fn receive(&self) -> io::Result<(Source, Vec<u8>)> {
-        let frame = pin!(read(self.frames.as_ref()));
-        let neighbour = pin!(read(self.neighbours.as_ref()));
-        let datagram = pin!(read(self.udp.as_ref().map(|(udp, _)| udp)));
+    pub(super) async fn receive_packet(&self) -> io::Result<(PacketSource, Vec<u8>)> {
+        let frame = pin!(read_packet(self.frames.as_ref()));
+        let neighbour = pin!(read_packet(self.neighbours.as_ref()));
+        let datagram = pin!(read_packet(self.udp.as_ref().map(|(udp, _)| udp)));
         Ok(match select(select(frame, neighbour), datagram).await {
-            Either::Left((Either::Left((frame, _)), _)) => (Source::Frames, frame?),
-            Either::Left((Either::Right((frame, _)), _)) => (Source::Neighbours, frame?),
-            Either::Right((datagram, _)) => (Source::Udp, datagram?),
+            Either::Left((Either::Left((frame, _)), _)) => (PacketSource::Frames, frame?),
+            Either::Left((Either::Right((frame, _)), _)) => (PacketSource::Neighbours, frame?),
+            Either::Right((datagram, _)) => (PacketSource::Udp, datagram?),
         })
     }
 
     /// Sends a message by UDP.
     pub(super) fn send_udp(&self, message: &[u8]) -> Result<(), InterfaceError> {
-        let (udp, to) = self.udp.as_ref().ok_or_else(not_open)?;
+        let (udp, to) = self.udp.as_ref().ok_or_else(not_open_error)?;
         udp.get_ref().send_to(message, to)?;
         Ok(())
     }
 }
 
-fn not_open() -> io::Error {
+fn not_open_error() -> io::Error {
     io::ErrorKind::NotConnected.into()
 }
 
-pub(super) fn send(socket: Option<&AsyncFd<Socket>>, frame: &[u8]) -> Result<(), InterfaceError> {
-    socket.ok_or_else(not_open)?.get_ref().send(frame)?;
+pub(super) fn send_frame(
+    socket: Option<&AsyncFd<Socket>>,
+    frame: &[u8],
+) -> Result<(), InterfaceError> {
+    socket.ok_or_else(not_open_error)?.get_ref().send(frame)?;
     Ok(())
 }
 
 /// Registers a descriptor with the executor, for input.
 #[expect(deprecated, reason = "the alternative is unsafe; these types keep their descriptor")]
-pub(super) fn watch<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
+pub(super) fn watch_readable<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(socket, Interest::READABLE)
 }
 
-async fn read(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
+async fn read_packet(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
     let Some(socket) = socket else { return pending().await };
     let mut buffer = [0; BUFFER];
     let receive = |socket: &Socket| (&mut &*socket).read(&mut buffer);

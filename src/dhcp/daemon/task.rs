@@ -9,21 +9,21 @@ use nix::errno::Errno;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::super::family::{Family, Lease};
-use super::super::interface::{self, Change};
-use super::super::machine::{Action, StateMachine};
-use super::super::record::Record;
-use super::super::sandbox::{InterfaceError, Sandbox};
+use super::super::family::{DhcpFamily, DhcpLease};
+use super::super::interface::{self, DhcpLeaseChange};
+use super::super::machine::{ClientAction, StateMachine};
+use super::super::record::DhcpRecord;
+use super::super::sandbox::{InterfaceError, LeaseSandbox};
 use super::super::socket;
-use super::super::timing::{NEVER, now};
-use super::registry::{Phase, Registry};
-use super::sockets::Sockets;
+use super::super::timing::{NEVER, boot_time_now};
+use super::registry::{LeasePhase, LeaseRegistry};
+use super::sockets::LeaseSockets;
 use crate::error::Error;
 use crate::log;
 use crate::netns;
 
 /// Why the task ends without a request.
-enum End {
+enum LeaseTaskEnd {
     /// The namespace or the interface does not exist any more.
     Gone(String),
     /// No lease was acquired.
@@ -32,48 +32,52 @@ enum End {
 
 /// The task of one lease.
 pub(super) struct LeaseTask {
-    pub(super) registry: Rc<Registry>,
-    pub(super) record: Record,
-    pub(super) sandbox: Rc<Sandbox>,
+    pub(super) registry: Rc<LeaseRegistry>,
+    pub(super) record: DhcpRecord,
+    pub(super) sandbox: Rc<LeaseSandbox>,
     /// For plugins that wait; dropped at the end of the task.
-    pub(super) phase: watch::Sender<Phase>,
+    pub(super) phase: watch::Sender<LeasePhase>,
     /// Requests to release the lease.
     pub(super) released: mpsc::UnboundedReceiver<()>,
     pub(super) machine: Box<dyn StateMachine>,
-    pub(super) sockets: Sockets,
+    pub(super) sockets: LeaseSockets,
     /// The last error, for the plugin that waits.
     pub(super) trouble: Option<Error>,
 }
 
 impl LeaseTask {
     /// Acquires a lease and maintains it.
-    pub(super) async fn acquire(mut self) {
-        match self.prepare().await {
-            Ok(()) => self.run().await,
-            Err(error) => self.end(Err(End::Failed(error.into()))),
+    pub(super) async fn acquire_lease(mut self) {
+        match self.prepare_interface().await {
+            Ok(()) => self.run_until_end().await,
+            Err(error) => self.end_task(Err(LeaseTaskEnd::Failed(error.into()))),
         }
     }
 
     /// Maintains a lease from the disk.
-    pub(super) async fn resume(mut self) {
-        if let Err(error) = self.recognize().await {
-            match self.unless_gone(error) {
-                Ok(error) => self.say(&error),
-                Err(end) => return self.end(Err(end)),
+    pub(super) async fn resume_lease(mut self) {
+        if let Err(error) = self.verify_interface().await {
+            match self.error_unless_gone(error) {
+                Ok(error) => self.log_line(&error),
+                Err(end) => return self.end_task(Err(end)),
             }
         }
-        self.run().await;
+        self.run_until_end().await;
     }
 
     /// Verifies that the recorded namespace has the interface. A record of release 0.2.0 has no cookie: the interface must
     /// have the recorded Ethernet address, or the leased address.
-    async fn recognize(&mut self) -> Result<(), InterfaceError> {
+    async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
         let look = |ifname: &str| {
             let cookie = netns::current_cookie().map_err(Error::from)?;
-            Ok::<_, InterfaceError>((cookie, socket::mac(ifname)?, socket::addresses(ifname)?))
+            Ok::<_, InterfaceError>((
+                cookie,
+                socket::mac_address(ifname)?,
+                socket::ip_addresses(ifname)?,
+            ))
         };
-        let (cookie, mac, addresses) = self.visit(look).await??;
-        let leased = self.record.lease.as_ref().map(Lease::address);
+        let (cookie, mac, addresses) = self.run_in_namespace(look).await??;
+        let leased = self.record.lease.as_ref().map(DhcpLease::ip_address);
         let known = mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
         if self.record.netns_cookie.is_some() {
             return Ok(());
@@ -84,72 +88,76 @@ impl LeaseTask {
             return Err(InterfaceError::Gone(why));
         }
         self.record.netns_cookie = cookie;
-        self.save();
+        self.save_record();
         Ok(())
     }
 
-    async fn prepare(&mut self) -> Result<(), InterfaceError> {
+    async fn prepare_interface(&mut self) -> Result<(), InterfaceError> {
         let prepare = |ifname: &str| {
             let cookie = netns::current_cookie().map_err(Error::from)?;
-            Ok::<_, InterfaceError>((cookie, interface::prepare(ifname)?))
+            Ok::<_, InterfaceError>((cookie, interface::bring_up(ifname)?))
         };
-        (self.record.netns_cookie, self.record.mac) = self.visit(prepare).await??;
+        (self.record.netns_cookie, self.record.mac) = self.run_in_namespace(prepare).await??;
         // The time limit does not include the wait for the carrier.
-        let (options, now) = (&self.registry.options, now());
+        let (options, now) = (&self.registry.options, boot_time_now());
         let limit = now + options.limit;
-        self.machine = self.record.machine(options.timing, options.broadcast, now, limit);
+        self.machine = self.record.state_machine(options.timing, options.broadcast, now, limit);
         Ok(())
     }
 
-    pub(super) async fn visit<T: Send + 'static>(
+    pub(super) async fn run_in_namespace<T: Send + 'static>(
         &self,
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        self.registry.visit(&self.sandbox, &self.record, work).await
+        self.registry.run_in_namespace(&self.sandbox, &self.record, work).await
     }
 
-    async fn run(mut self) {
-        let ended = self.maintain().await;
-        self.sockets = Sockets::default();
+    async fn run_until_end(mut self) {
+        let ended = self.maintain_lease().await;
+        self.sockets = LeaseSockets::default();
         if ended.is_ok() {
-            self.release().await;
+            self.release_lease().await;
         }
-        self.end(ended);
+        self.end_task(ended);
     }
 
-    fn end(self, ended: Result<(), End>) {
+    fn end_task(self, ended: Result<(), LeaseTaskEnd>) {
         let phase = match ended {
-            Ok(()) => Phase::Over,
-            Err(End::Gone(why)) => {
-                self.say(&format_args!("{why}; the lease is forgotten"));
-                Phase::Over
+            Ok(()) => LeasePhase::Over,
+            Err(LeaseTaskEnd::Gone(why)) => {
+                self.log_line(&format_args!("{why}; the lease is forgotten"));
+                LeasePhase::Over
             }
-            Err(End::Failed(error)) => {
-                self.say(&error);
-                Phase::Failed(error)
+            Err(LeaseTaskEnd::Failed(error)) => {
+                self.log_line(&error);
+                LeasePhase::Failed(error)
             }
         };
         self.phase.send_replace(phase);
-        if let Err(error) = self.registry.forget(&self.record.key, &self.phase.subscribe()) {
-            self.say(&error);
+        if let Err(error) = self.registry.remove_lease(&self.record.key, &self.phase.subscribe()) {
+            self.log_line(&error);
         }
     }
 
     /// Runs the state machine until a request to release the lease.
-    async fn maintain(&mut self) -> Result<(), End> {
+    async fn maintain_lease(&mut self) -> Result<(), LeaseTaskEnd> {
         loop {
-            if now() >= self.machine.deadline() {
+            if boot_time_now() >= self.machine.next_deadline() {
                 if let Err(error) = self.wait_link_local().await {
-                    self.unless_gone(error)?;
+                    self.error_unless_gone(error)?;
                 }
-                let actions = self.machine.tick(now());
-                self.perform(actions).await?;
+                let actions = self.machine.handle_timeout(boot_time_now());
+                self.perform_actions(actions).await?;
             }
-            self.sockets.trim(&self.machine.listening());
-            let wait = self.machine.deadline().saturating_sub(now()).min(self.sandbox.interval());
+            self.sockets.close_unneeded(&self.machine.needed_sockets());
+            let wait = self
+                .machine
+                .next_deadline()
+                .saturating_sub(boot_time_now())
+                .min(self.sandbox.verify_interval());
             let received = {
                 let released = pin!(self.released.recv());
-                let received = pin!(timeout(wait, self.sockets.receive()));
+                let received = pin!(timeout(wait, self.sockets.receive_packet()));
                 match select(released, received).await {
                     // Or the channel is closed, because another task has replaced this one in the registry.
                     Either::Left(_) => return Ok(()),
@@ -157,131 +165,139 @@ impl LeaseTask {
                 }
             };
             let actions = match received {
-                Ok(Ok((source, bytes))) => self.machine.receive(now(), source, &bytes),
+                Ok(Ok((source, bytes))) => {
+                    self.machine.handle_packet(boot_time_now(), source, &bytes)
+                }
                 Ok(Err(cause)) => {
-                    self.sockets = Sockets::default();
+                    self.sockets = LeaseSockets::default();
                     self.trouble = Some(Error::io(&self.record.key.ifname, &cause));
                     Vec::new()
                 }
                 Err(_) => {
-                    if let Err(error) = self.sandbox.verify() {
-                        self.unless_gone(error)?;
+                    if let Err(error) = self.sandbox.verify_present() {
+                        self.error_unless_gone(error)?;
                     }
                     Vec::new()
                 }
             };
-            self.perform(actions).await?;
+            self.perform_actions(actions).await?;
             // Other tasks must run, however much is received.
             tokio::task::yield_now().await;
         }
     }
 
-    async fn perform(&mut self, actions: Vec<Action>) -> Result<(), End> {
+    async fn perform_actions(&mut self, actions: Vec<ClientAction>) -> Result<(), LeaseTaskEnd> {
         for action in actions {
             let done = match action {
-                Action::Broadcast(message) => self.broadcast(message).await,
-                Action::Unicast(message, server) => self.unicast(message, server).await,
-                Action::Multicast(message) => self.multicast(message).await,
-                Action::Probe(address) => self.probe(address).await,
-                Action::Bound(lease) => self.bound(lease).await,
-                Action::Lost(why) => self.lost(why).await,
-                Action::TimeIsUp => return Err(End::Failed(self.time_is_up())),
-                Action::Unusable(flaw) => {
-                    return Err(End::Failed(Error::internal(flaw.to_string())));
+                ClientAction::Broadcast(message) => self.send_broadcast(message).await,
+                ClientAction::Unicast(message, server) => self.send_unicast(message, server).await,
+                ClientAction::Multicast(message) => self.send_multicast(message).await,
+                ClientAction::Probe(address) => self.send_probe(address).await,
+                ClientAction::Bound(lease) => self.handle_bound(lease).await,
+                ClientAction::Lost(why) => self.handle_lost(why).await,
+                ClientAction::TimeIsUp => {
+                    return Err(LeaseTaskEnd::Failed(self.time_limit_error()));
                 }
-                Action::Refused(why) => Err(Error::internal(why).into()),
-                Action::Note(text) => {
-                    self.say(&text);
+                ClientAction::Unusable(flaw) => {
+                    return Err(LeaseTaskEnd::Failed(Error::internal(flaw.to_string())));
+                }
+                ClientAction::Refused(why) => Err(Error::internal(why).into()),
+                ClientAction::Note(text) => {
+                    self.log_line(&text);
                     Ok(())
                 }
             };
             if let Err(error) = done {
                 // The state machine tries again after its timeout.
-                let error = self.unless_gone(error)?;
-                self.say(&error);
+                let error = self.error_unless_gone(error)?;
+                self.log_line(&error);
                 self.trouble = Some(error);
             }
         }
         Ok(())
     }
 
-    async fn bound(&mut self, lease: Lease) -> Result<(), InterfaceError> {
+    async fn handle_bound(&mut self, lease: DhcpLease) -> Result<(), InterfaceError> {
         let old = self.record.lease.replace(lease.clone());
         let changed = old.as_ref().is_none_or(|old| old.differs_on_link(&lease));
-        let first = matches!(*self.phase.borrow(), Phase::Acquiring);
+        let first = matches!(*self.phase.borrow(), LeasePhase::Acquiring);
         let mut applied = Ok(true);
         if changed && !first {
-            applied = self.apply(old, Some(lease.clone())).await;
+            applied = self.apply_change(old, Some(lease.clone())).await;
         }
         self.record.address_removed = false;
         if first || changed {
-            let left = match lease.expires() {
+            let left = match lease.expiry_time() {
                 NEVER => "for ever".to_owned(),
-                expires => format!("for {} s", expires.saturating_sub(now()).as_secs()),
+                expires => format!("for {} s", expires.saturating_sub(boot_time_now()).as_secs()),
             };
-            self.say(&format_args!("{} from {} {left}", lease.ip_net(), lease.server()));
+            self.log_line(&format_args!("{} from {} {left}", lease.ip_net(), lease.server_text()));
         }
-        self.save();
-        self.phase.send_replace(Phase::Bound(Box::new(lease)));
+        self.save_record();
+        self.phase.send_replace(LeasePhase::Bound(Box::new(lease)));
         applied.map(drop)
     }
 
-    async fn lost(&mut self, why: &'static str) -> Result<(), InterfaceError> {
+    async fn handle_lost(&mut self, why: &'static str) -> Result<(), InterfaceError> {
         let old = self.record.lease.take();
-        self.say(&why);
-        self.phase.send_replace(Phase::Searching);
-        let applied = self.apply(old, None).await;
+        self.log_line(&why);
+        self.phase.send_replace(LeasePhase::Searching);
+        let applied = self.apply_change(old, None).await;
         self.record.address_removed |= matches!(applied, Ok(true));
-        self.save();
+        self.save_record();
         applied.map(drop)
     }
 
-    async fn apply(&self, old: Option<Lease>, new: Option<Lease>) -> Result<bool, InterfaceError> {
-        let Record { priority, address_removed, .. } = self.record;
-        let change = Change { old, new, priority, address_removed };
-        let apply = move |ifname: &str| change.apply(ifname);
-        Ok(self.visit(apply).await??)
+    async fn apply_change(
+        &self,
+        old: Option<DhcpLease>,
+        new: Option<DhcpLease>,
+    ) -> Result<bool, InterfaceError> {
+        let DhcpRecord { priority, address_removed, .. } = self.record;
+        let change = DhcpLeaseChange { old, new, priority, address_removed };
+        let apply = move |ifname: &str| change.apply_to_interface(ifname);
+        Ok(self.run_in_namespace(apply).await??)
     }
 
-    async fn release(&mut self) {
-        let Some(release) = self.machine.release() else { return };
-        let address = release.address();
-        let send = move |ifname: &str| interface::send(ifname, release);
-        match self.visit(send).await {
-            Ok(Ok(())) => self.say(&format_args!("released {address}")),
-            Ok(Err(error)) => self.say(&error),
-            Err(error) => self.say(&Error::from(error)),
+    async fn release_lease(&mut self) {
+        let Some(release) = self.machine.release_message() else { return };
+        let address = release.released_address();
+        let send = move |ifname: &str| interface::send_release(ifname, release);
+        match self.run_in_namespace(send).await {
+            Ok(Ok(())) => self.log_line(&format_args!("released {address}")),
+            Ok(Err(error)) => self.log_line(&error),
+            Err(error) => self.log_line(&Error::from(error)),
         }
     }
 
     /// The error, or the end of the task if the interface does not exist any more.
-    fn unless_gone(&self, error: InterfaceError) -> Result<Error, End> {
+    fn error_unless_gone(&self, error: InterfaceError) -> Result<Error, LeaseTaskEnd> {
         match error {
-            InterfaceError::Gone(why) => Err(End::Gone(why)),
+            InterfaceError::Gone(why) => Err(LeaseTaskEnd::Gone(why)),
             InterfaceError::Io(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => {
                 let name = &self.record.key.ifname;
-                Err(End::Gone(format!("interface {name} does not exist any more")))
+                Err(LeaseTaskEnd::Gone(format!("interface {name} does not exist any more")))
             }
             InterfaceError::Io(cause) => Ok(Error::io(&self.record.key.ifname, &cause)),
             InterfaceError::Failed(error) => Ok(error),
         }
     }
 
-    fn time_is_up(&self) -> Error {
+    fn time_limit_error(&self) -> Error {
         let seconds = self.registry.options.limit.as_secs_f64();
         let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
-        let v = if self.record.key.family == Family::V6 { "v6" } else { "" };
+        let v = if self.record.key.family == DhcpFamily::V6 { "v6" } else { "" };
         let details = format!("no DHCP{v} server gave an address in {seconds} s{why}");
         Error::internal("no more tries").with_details(details)
     }
 
-    fn save(&self) {
-        if let Err(error) = self.registry.records.save(&self.record) {
-            self.say(&error);
+    fn save_record(&self) {
+        if let Err(error) = self.registry.records.save_record(&self.record) {
+            self.log_line(&error);
         }
     }
 
-    fn say(&self, what: &dyn Display) {
-        log::line(format_args!("{}: {what}", self.record.key));
+    fn log_line(&self, what: &dyn Display) {
+        log::write_line(format_args!("{}: {what}", self.record.key));
     }
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::super::family::Family;
-use super::super::machine::Listening;
+use super::super::family::DhcpFamily;
+use super::super::machine::NeededSockets;
 use super::super::sandbox::InterfaceError;
-use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, Ends, SERVER_PORT};
-use super::super::v4::message::Message;
-use super::super::v6::{message::Message as MessageV6, neighbour};
-use super::super::{socket, timing::now};
-use super::sockets::{send, watch};
+use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, FrameAddresses, SERVER_PORT};
+use super::super::v4::message::Dhcp4Message;
+use super::super::v6::{message::Dhcp6Message as MessageV6, neighbour};
+use super::super::{socket, timing::boot_time_now};
+use super::sockets::{send_frame, watch_readable};
 use super::task::LeaseTask;
 use crate::error::Error;
 
@@ -23,80 +23,86 @@ const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 const DAD_POLL: Duration = Duration::from_millis(100);
 
 impl LeaseTask {
-    pub(super) async fn broadcast(&mut self, mut message: Message) -> Result<(), InterfaceError> {
-        self.open_frames().await?;
-        let mac = *self.machine.mac();
+    pub(super) async fn send_broadcast(
+        &mut self,
+        mut message: Dhcp4Message,
+    ) -> Result<(), InterfaceError> {
+        self.ensure_frame_socket().await?;
+        let mac = *self.machine.mac_mut();
         message.chaddr = mac;
         let (src, dst) = (message.ciaddr, Ipv4Addr::BROADCAST);
-        let ends = Ends { src_mac: mac, dst_mac: BROADCAST, src, dst };
-        send(self.sockets.frames.as_ref(), &frame::udp(&ends, &message.encode()))
+        let ends = FrameAddresses { src_mac: mac, dst_mac: BROADCAST, src, dst };
+        send_frame(self.sockets.frames.as_ref(), &frame::encode_udp(&ends, &message.encode()))
     }
 
-    pub(super) async fn unicast(
+    pub(super) async fn send_unicast(
         &mut self,
-        mut message: Message,
+        mut message: Dhcp4Message,
         server: Ipv4Addr,
     ) -> Result<(), InterfaceError> {
-        self.open_frames().await?;
+        self.ensure_frame_socket().await?;
         if self.sockets.udp.is_none() {
             let own = SocketAddr::from((message.ciaddr, CLIENT_PORT));
-            let socket = self.open(move |ifname| socket::udp(ifname, own)).await?;
+            let socket = self.open_socket(move |ifname| socket::open_udp(ifname, own)).await?;
             let server = SocketAddr::from((server, SERVER_PORT));
-            self.sockets.udp = Some((watch(socket)?, server.into()));
+            self.sockets.udp = Some((watch_readable(socket)?, server.into()));
         }
-        message.chaddr = *self.machine.mac();
+        message.chaddr = *self.machine.mac_mut();
         self.sockets.send_udp(&message.encode())
     }
 
-    pub(super) async fn multicast(&mut self, message: MessageV6) -> Result<(), InterfaceError> {
+    pub(super) async fn send_multicast(
+        &mut self,
+        message: MessageV6,
+    ) -> Result<(), InterfaceError> {
         if self.sockets.udp.is_none() {
-            self.open_udp_v6(Duration::ZERO).await?;
+            self.open_udp_v6_within(Duration::ZERO).await?;
         }
         self.sockets.send_udp(&message.encode())
     }
 
-    pub(super) async fn probe(&mut self, address: IpAddr) -> Result<(), InterfaceError> {
+    pub(super) async fn send_probe(&mut self, address: IpAddr) -> Result<(), InterfaceError> {
         if self.sockets.neighbours.is_none() {
-            let socket = self.open(move |ifname| match address {
-                IpAddr::V4(_) => socket::arp(ifname),
-                IpAddr::V6(address) => socket::neighbours(ifname, address),
+            let socket = self.open_socket(move |ifname| match address {
+                IpAddr::V4(_) => socket::open_arp(ifname),
+                IpAddr::V6(address) => socket::open_neighbours(ifname, address),
             });
-            self.sockets.neighbours = Some(watch(socket.await?)?);
+            self.sockets.neighbours = Some(watch_readable(socket.await?)?);
         }
-        let mac = *self.machine.mac();
+        let mac = *self.machine.mac_mut();
         let frame = match address {
             IpAddr::V4(address) => frame::arp_request(mac, Ipv4Addr::UNSPECIFIED, address),
-            IpAddr::V6(address) => neighbour::probe(mac, address),
+            IpAddr::V6(address) => neighbour::probe_frame(mac, address),
         };
-        send(self.sockets.neighbours.as_ref(), &frame)
+        send_frame(self.sockets.neighbours.as_ref(), &frame)
     }
 
     /// Waits before the first message of DHCPv6 until the link-local address is not tentative any more, up to two
     /// seconds after the interface is up. The timers of the client start afterwards. An error other than a missing
     /// interface is that of the first message as well.
     pub(super) async fn wait_link_local(&mut self) -> Result<(), InterfaceError> {
-        let starts = self.machine.listening() == Listening::None;
-        if starts && self.record.key.family == Family::V6 {
-            self.open_udp_v6(DAD_TIMEOUT).await?;
+        let starts = self.machine.needed_sockets() == NeededSockets::None;
+        if starts && self.record.key.family == DhcpFamily::V6 {
+            self.open_udp_v6_within(DAD_TIMEOUT).await?;
         }
         Ok(())
     }
 
-    async fn open_frames(&mut self) -> Result<(), InterfaceError> {
+    async fn ensure_frame_socket(&mut self) -> Result<(), InterfaceError> {
         if self.sockets.frames.is_none() {
-            let socket = self.open(socket::frames).await?;
-            self.sockets.frames = Some(watch(socket)?);
+            let socket = self.open_socket(socket::open_frames).await?;
+            self.sockets.frames = Some(watch_readable(socket)?);
         }
         Ok(())
     }
 
     /// Opens the socket of DHCPv6 when the link-local address is usable, but not after `patience`.
-    async fn open_udp_v6(&mut self, patience: Duration) -> Result<(), InterfaceError> {
-        let deadline = now() + patience;
+    async fn open_udp_v6_within(&mut self, patience: Duration) -> Result<(), InterfaceError> {
+        let deadline = boot_time_now() + patience;
         loop {
-            match self.open(socket::udp_v6).await {
+            match self.open_socket(socket::open_udp_v6).await {
                 Err(InterfaceError::Io(e)) if e.kind() == io::ErrorKind::AddrNotAvailable => {
-                    if now() >= deadline {
+                    if boot_time_now() >= deadline {
                         let name = &self.record.key.ifname;
                         let msg = format!("{name} has no usable IPv6 link-local address");
                         return Err(Error::internal(msg).with_details(format!(
@@ -107,7 +113,7 @@ impl LeaseTask {
                 }
                 opened => {
                     let (socket, servers) = opened?;
-                    self.sockets.udp = Some((watch(socket)?, servers.into()));
+                    self.sockets.udp = Some((watch_readable(socket)?, servers.into()));
                     return Ok(());
                 }
             }
@@ -116,13 +122,14 @@ impl LeaseTask {
 
     /// Opens a socket in the namespace, and reads the interface's Ethernet address, which a chained plugin may have
     /// changed.
-    async fn open<T: Send + 'static>(
+    async fn open_socket<T: Send + 'static>(
         &mut self,
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let work = move |ifname: &str| io::Result::Ok((socket::mac(ifname)?, open(ifname)?));
-        let (mac, socket) = self.visit(work).await??;
-        *self.machine.mac() = mac;
+        let work =
+            move |ifname: &str| io::Result::Ok((socket::mac_address(ifname)?, open(ifname)?));
+        let (mac, socket) = self.run_in_namespace(work).await??;
+        *self.machine.mac_mut() = mac;
         self.record.mac = mac;
         Ok(socket)
     }

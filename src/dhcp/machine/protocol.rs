@@ -5,38 +5,38 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::super::family;
-use super::super::timing::{Exchange, Random, Timers, Timing};
-use super::super::v4::frame::Ends;
-use super::super::v4::lease::Flaw;
-use super::super::v4::message::Message as MessageV4;
-use super::super::v6::message::Message as MessageV6;
-use crate::netlink::Mac;
+use super::super::timing::{ClientTiming, LeaseTimers, MessageExchange, RandomGenerator};
+use super::super::v4::frame::FrameAddresses;
+use super::super::v4::lease::Dhcp4AckFlaw;
+use super::super::v4::message::Dhcp4Message as MessageV4;
+use super::super::v6::message::Dhcp6Message as MessageV6;
+use crate::netlink::MacAddress;
 
 /// The preference of a server whose offer is taken without waiting for others.
 pub const AT_ONCE: u8 = 255;
 
 /// A message that releases an address.
 #[derive(Debug)]
-pub enum Release {
+pub enum ReleaseMessage {
     /// DHCPRELEASE in a frame with this source and destination.
-    V4(MessageV4, Ends),
+    V4(MessageV4, FrameAddresses),
     /// The first Release of its exchange, and the address.
     V6(MessageV6, Ipv6Addr),
 }
 
-impl Release {
+impl ReleaseMessage {
     /// The address.
-    pub fn address(&self) -> IpAddr {
+    pub fn released_address(&self) -> IpAddr {
         match self {
-            Release::V4(_, ends) => ends.src.into(),
-            Release::V6(_, address) => (*address).into(),
+            ReleaseMessage::V4(_, ends) => ends.src.into(),
+            ReleaseMessage::V6(_, address) => (*address).into(),
         }
     }
 }
 
 /// An action of a state machine.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ClientAction {
     /// Broadcast on the link.
     Broadcast(MessageV4),
     /// Send to the server from the leased address.
@@ -46,13 +46,13 @@ pub enum Action {
     /// Send an ARP probe or Neighbor Solicitation for the address.
     Probe(IpAddr),
     /// Use a lease: the first, a renewed, or a different one.
-    Bound(family::Lease),
+    Bound(family::DhcpLease),
     /// Stop using the address, for this reason. The search for another continues.
     Lost(&'static str),
     /// Fail: no server assigned an address before the time limit.
     TimeIsUp,
     /// Fail: the DHCPACK is not usable.
-    Unusable(Flaw),
+    Unusable(Dhcp4AckFlaw),
     /// Log that a server refuses an address, and report it if the time limit is exceeded. The search continues.
     Refused(String),
     /// Log a text.
@@ -61,7 +61,7 @@ pub enum Action {
 
 /// The sockets of a state.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Listening {
+pub enum NeededSockets {
     /// None.
     None,
     /// DHCP messages in frames.
@@ -75,7 +75,7 @@ pub enum Listening {
 
 /// A socket that something was received from.
 #[derive(Clone, Copy, Debug)]
-pub enum Source {
+pub enum PacketSource {
     /// Ethernet frames with UDP.
     Frames,
     /// Payloads of UDP datagrams.
@@ -86,7 +86,7 @@ pub enum Source {
 
 /// A message that the client sends and repeats until a reply arrives.
 #[derive(Debug)]
-pub enum Step<'a, P: Protocol> {
+pub enum ExchangeStep<'a, P: DhcpProtocol> {
     /// DHCPDISCOVER or Solicit.
     Discover,
     /// DHCPREQUEST or Request for an offered address.
@@ -101,7 +101,7 @@ pub enum Step<'a, P: Protocol> {
 
 /// The meaning of a server's reply.
 #[derive(Debug)]
-pub enum Answer<P: Protocol> {
+pub enum ServerReply<P: DhcpProtocol> {
     /// An offer, with the preference of the server (0 to 255).
     Offer(P::Binding, u8),
     /// A new or renewed lease.
@@ -113,13 +113,13 @@ pub enum Answer<P: Protocol> {
     /// No decision about the address, for this reason: the message is repeated.
     Useless(String),
     /// A DHCPACK that is not usable.
-    Flawed(Flaw),
+    Flawed(Dhcp4AckFlaw),
     /// The server has received the Decline.
     Declined,
 }
 
 /// Messages and timeouts of one client with one protocol.
-pub trait Protocol: Debug + Sized {
+pub trait DhcpProtocol: Debug + Sized {
     /// A message.
     type Message;
     /// A lease.
@@ -128,7 +128,7 @@ pub trait Protocol: Debug + Sized {
     type Binding: Clone + Debug + for<'l> From<&'l Self::Lease>;
 
     /// Wraps a lease.
-    const LEASE: fn(Self::Lease) -> family::Lease;
+    const LEASE: fn(Self::Lease) -> family::DhcpLease;
     /// The number of bits of a transaction ID.
     const XID_BITS: u32;
     /// Whether a request has the transaction ID of the offer.
@@ -138,34 +138,46 @@ pub trait Protocol: Debug + Sized {
     /// How many declines are sent; 1 if servers do not reply to it.
     const DECLINES: u32;
     /// The socket for replies to multicast or broadcast messages.
-    const LISTENING: Listening;
+    const LISTENING: NeededSockets;
 
     /// The Ethernet address of the interface.
-    fn mac(&mut self) -> &mut Mac;
+    fn mac_mut(&mut self) -> &mut MacAddress;
     /// The configured timeouts.
-    fn timing(&self) -> &Timing;
+    fn client_timing(&self) -> &ClientTiming;
     /// The address of a lease.
-    fn address(lease: &Self::Lease) -> IpAddr;
+    fn leased_address(lease: &Self::Lease) -> IpAddr;
     /// The timers of a lease.
-    fn timers(lease: &Self::Lease) -> Timers;
+    fn lease_timers(lease: &Self::Lease) -> LeaseTimers;
     /// A message to be sent at `exchange.asked`.
-    fn message(&self, step: &Step<'_, Self>, exchange: &Exchange) -> Action;
+    fn build_message(
+        &self,
+        step: &ExchangeStep<'_, Self>,
+        exchange: &MessageExchange,
+    ) -> ClientAction;
     /// The timeout of that message.
-    fn wait(&self, step: &Step<'_, Self>, exchange: &Exchange, random: &mut Random) -> Duration;
+    fn message_timeout(
+        &self,
+        step: &ExchangeStep<'_, Self>,
+        exchange: &MessageExchange,
+        random: &mut RandomGenerator,
+    ) -> Duration;
     /// The release of an address, with this transaction ID.
-    fn release(&self, binding: &Self::Binding, xid: u32) -> Release;
+    fn build_release(&self, binding: &Self::Binding, xid: u32) -> ReleaseMessage;
     /// Decodes a server's message, with its source Ethernet address if known.
-    fn decode(source: Source, bytes: &[u8]) -> Option<(Self::Message, Option<Mac>)>;
+    fn decode_message(
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Option<(Self::Message, Option<MacAddress>)>;
     /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of the
     /// exchange, which was that of `step`.
-    fn judge(
+    fn interpret_reply(
         &mut self,
-        step: &Step<'_, Self>,
-        exchange: &Exchange,
+        step: &ExchangeStep<'_, Self>,
+        exchange: &MessageExchange,
         message: &Self::Message,
-        from: Option<Mac>,
-        random: &mut Random,
-    ) -> Option<Answer<Self>>;
+        from: Option<MacAddress>,
+        random: &mut RandomGenerator,
+    ) -> Option<ServerReply<Self>>;
     /// Whether the frame is from another host that uses the address, or probes for it.
-    fn conflicts(&self, frame: &[u8], lease: &Self::Lease) -> bool;
+    fn is_conflict(&self, frame: &[u8], lease: &Self::Lease) -> bool;
 }

@@ -2,14 +2,14 @@
 
 use std::net::Ipv4Addr;
 
-use crate::netlink::Mac;
+use crate::netlink::MacAddress;
 
 /// The client's port.
 pub const CLIENT_PORT: u16 = 68;
 /// The server's port.
 pub const SERVER_PORT: u16 = 67;
 /// The Ethernet broadcast address.
-pub const BROADCAST: Mac = Mac([0xff; 6]);
+pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
 
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
@@ -23,11 +23,11 @@ const TTL: u8 = 64;
 
 /// Source and destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct FrameAddresses {
     /// The source Ethernet address.
-    pub src_mac: Mac,
+    pub src_mac: MacAddress,
     /// The destination Ethernet address.
-    pub dst_mac: Mac,
+    pub dst_mac: MacAddress,
     /// The source IPv4 address.
     pub src: Ipv4Addr,
     /// The destination IPv4 address.
@@ -35,7 +35,7 @@ pub struct Ends {
 }
 
 /// The frame of a client's message.
-pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+pub fn encode_udp(ends: &FrameAddresses, payload: &[u8]) -> Vec<u8> {
     let length = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_be_bytes();
     let mut frame = [&ends.dst_mac.0[..], &ends.src_mac.0, &TYPE_IPV4].concat();
     frame.extend([0x45, 0]);
@@ -43,7 +43,7 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend([0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
     frame.extend(ends.src.octets());
     frame.extend(ends.dst.octets());
-    let sum = checksum(&frame[ETHERNET..]).to_be_bytes();
+    let sum = internet_checksum(&frame[ETHERNET..]).to_be_bytes();
     frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum);
 
     let start = frame.len();
@@ -54,19 +54,21 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend(payload);
     // The checksum covers a pseudo header: both addresses, the protocol and the length.
     let pseudo = [&ends.src.octets()[..], &ends.dst.octets(), &[0, PROTOCOL_UDP]].concat();
-    let sum = match checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat()) {
-        0 => 0xffff,
-        sum => sum,
-    };
+    let sum =
+        match internet_checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat())
+        {
+            0 => 0xffff,
+            sum => sum,
+        };
     frame[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
     frame
 }
 
 /// The source Ethernet address and the payload of a frame to the client's port. The UDP checksum is not verified: with
 /// checksum offload the sender on the same machine has not calculated it.
-pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
+pub fn decode_udp(frame: &[u8]) -> Option<(MacAddress, &[u8])> {
     let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
-    let src = Mac(ethernet[6..12].try_into().ok()?);
+    let src = MacAddress(ethernet[6..12].try_into().ok()?);
     let first = *packet.first()?;
     let header_len = usize::from(first & 0x0f) * 4;
     let header = packet.get(..header_len).filter(|header| header.len() >= IPV4)?;
@@ -76,7 +78,7 @@ pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
         && first >> 4 == 4
         && header[9] == PROTOCOL_UDP
         && !fragment
-        && checksum(header) == 0;
+        && internet_checksum(header) == 0;
     let datagram = packet.get(header_len..total).filter(|_| is_udp)?;
     let (udp, payload) = datagram.split_at_checked(UDP)?;
     let length = usize::from(u16::from_be_bytes([udp[4], udp[5]])).checked_sub(UDP)?;
@@ -85,7 +87,7 @@ pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
 }
 
 /// An ARP request for `addr` from `own`, which is 0.0.0.0 for a probe (RFC 5227).
-pub fn arp_request(mac: Mac, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
+pub fn arp_request(mac: MacAddress, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
     let mut frame = [&BROADCAST.0[..], &mac.0, &TYPE_ARP, &ARP, &[0, 1]].concat();
     frame.extend(mac.0);
     frame.extend(own.octets());
@@ -101,14 +103,14 @@ fn arp_packet(frame: &[u8]) -> Option<&[u8]> {
 }
 
 /// The Ethernet address of `addr`, if the frame is an ARP reply with it.
-pub fn arp_answer(frame: &[u8], addr: Ipv4Addr) -> Option<Mac> {
+pub fn arp_reply_mac(frame: &[u8], addr: Ipv4Addr) -> Option<MacAddress> {
     let packet = arp_packet(frame)?;
     let is_reply = packet[6..8] == [0, 2] && packet[14..18] == addr.octets();
-    packet[8..14].try_into().ok().filter(|_| is_reply).map(Mac)
+    packet[8..14].try_into().ok().filter(|_| is_reply).map(MacAddress)
 }
 
 /// Whether the frame is from another host than `mac` that uses `addr`, or probes for it.
-pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
+pub fn is_arp_conflict(frame: &[u8], mac: MacAddress, addr: Ipv4Addr) -> bool {
     let Some(packet) = arp_packet(frame).filter(|packet| packet[8..14] != mac.0) else {
         return false;
     };
@@ -117,7 +119,7 @@ pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
 }
 
 /// The Internet checksum.
-pub fn checksum(bytes: &[u8]) -> u16 {
+pub fn internet_checksum(bytes: &[u8]) -> u16 {
     let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
     let mut sum = bytes.chunks(2).map(word).fold(0, u32::wrapping_add);
     while sum > 0xffff {
@@ -130,12 +132,15 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    const MAC: Mac = Mac([2, 0, 0, 0, 0, 7]);
-    const OTHER: Mac = Mac([2, 0, 0, 0, 0, 8]);
+    const MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 7]);
+    const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 8]);
 
     fn sample(payload: &[u8]) -> Vec<u8> {
         let dst = Ipv4Addr::BROADCAST;
-        udp(&Ends { src_mac: MAC, dst_mac: BROADCAST, src: [10, 0, 0, 5].into(), dst }, payload)
+        encode_udp(
+            &FrameAddresses { src_mac: MAC, dst_mac: BROADCAST, src: [10, 0, 0, 5].into(), dst },
+            payload,
+        )
     }
 
     /// The same frame from a server to a client: the ports exchanged.
@@ -149,10 +154,10 @@ mod tests {
     fn checksums_add_up() {
         for payload in [&b"even"[..], b"odd", b""] {
             let frame = sample(payload);
-            assert_eq!(checksum(&frame[14..34]), 0);
+            assert_eq!(internet_checksum(&frame[14..34]), 0);
             let length = u8::try_from(8 + payload.len()).unwrap();
             let pseudo = [&frame[26..34], &[0, 17, 0, length]].concat();
-            assert_eq!(checksum(&[&pseudo, &frame[34..]].concat()), 0);
+            assert_eq!(internet_checksum(&[&pseudo, &frame[34..]].concat()), 0);
         }
     }
 
@@ -160,26 +165,26 @@ mod tests {
     fn replies_are_read_without_padding() {
         let mut frame = reply(b"hello");
         frame.extend([0; 13]);
-        assert_eq!(read_udp(&frame), Some((MAC, &b"hello"[..])));
-        assert_eq!(read_udp(&sample(b"hello")), None, "to the server's port");
+        assert_eq!(decode_udp(&frame), Some((MAC, &b"hello"[..])));
+        assert_eq!(decode_udp(&sample(b"hello")), None, "to the server's port");
     }
 
     #[test]
     fn malformed_frames_are_ignored() {
         let good = reply(b"hello");
         for length in 0..good.len() {
-            assert_eq!(read_udp(&good[..length]), None, "{length}");
+            assert_eq!(decode_udp(&good[..length]), None, "{length}");
         }
         for at in [12, 14, 20, 22, 23, 24, 39] {
             let mut bad = good.clone();
             bad[at] ^= 0x3f;
-            assert_eq!(read_udp(&bad), None, "{at}");
+            assert_eq!(decode_udp(&bad), None, "{at}");
         }
         for at in 0..good.len() {
             for value in [0, 1, 0x40, 0x4f, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                assert!(read_udp(&bad).is_none_or(|(_, payload)| payload.len() <= 5));
+                assert!(decode_udp(&bad).is_none_or(|(_, payload)| payload.len() <= 5));
             }
         }
     }
@@ -189,17 +194,17 @@ mod tests {
         let addr = Ipv4Addr::new(10, 0, 0, 5);
         let probe = arp_request(OTHER, Ipv4Addr::UNSPECIFIED, addr);
         assert_eq!(probe.len(), 42);
-        assert!(arp_conflict(&probe, MAC, addr), "another host probes for it");
-        assert!(!arp_conflict(&probe, OTHER, addr), "our own");
-        assert!(!arp_conflict(&probe, MAC, [10, 0, 0, 6].into()));
+        assert!(is_arp_conflict(&probe, MAC, addr), "another host probes for it");
+        assert!(!is_arp_conflict(&probe, OTHER, addr), "our own");
+        assert!(!is_arp_conflict(&probe, MAC, [10, 0, 0, 6].into()));
         let mut reply = probe.clone();
         reply[21] = 2;
         reply[28..32].copy_from_slice(&addr.octets());
-        assert!(arp_conflict(&reply, MAC, addr));
-        assert_eq!(arp_answer(&reply, addr), Some(OTHER));
-        assert_eq!(arp_answer(&reply, [10, 0, 0, 6].into()), None);
-        assert_eq!(arp_answer(&probe, addr), None, "a question");
-        assert_eq!(arp_answer(&reply[..41], addr), None);
-        assert!(!arp_conflict(&reply[..41], MAC, addr));
+        assert!(is_arp_conflict(&reply, MAC, addr));
+        assert_eq!(arp_reply_mac(&reply, addr), Some(OTHER));
+        assert_eq!(arp_reply_mac(&reply, [10, 0, 0, 6].into()), None);
+        assert_eq!(arp_reply_mac(&probe, addr), None, "a question");
+        assert_eq!(arp_reply_mac(&reply[..41], addr), None);
+        assert!(!is_arp_conflict(&reply[..41], MAC, addr));
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
-use super::super::timing::{BootTime, NEVER, Random, Timers, millis};
-use super::message::Message;
-use super::option::{self, Options, pairs};
-use crate::cni::{CniResult, Dns, IpConfig, Route};
-use crate::netlink::Mac;
+use super::super::timing::{BootClockTime, LeaseTimers, NEVER, RandomGenerator, millis};
+use super::message::Dhcp4Message;
+use super::option::{self, Dhcp4Options, pairs};
+use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute};
+use crate::netlink::MacAddress;
 
 /// The lease time if the server sends none, as in the reference.
 const DEFAULT_TIME: Duration = Duration::from_secs(60 * 60);
@@ -24,47 +24,51 @@ const ON_LINK: u8 = 253;
 /// An IPv4 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Lease {
+pub struct Dhcp4Lease {
     /// The address with the prefix of its subnet.
     pub net: Ipv4Net,
     /// The server identifier (option 54).
     pub server: Ipv4Addr,
     /// The source Ethernet address of the DHCPACK: the server's or a router's.
-    pub server_mac: Mac,
+    pub server_mac: MacAddress,
     /// T1: renew with the server.
     #[serde(with = "millis")]
-    pub renew: BootTime,
+    pub renew: BootClockTime,
     /// T2: renew with any server.
     #[serde(with = "millis")]
-    pub rebind: BootTime,
+    pub rebind: BootClockTime,
     /// The end of the lease: the address must not be used afterwards.
     #[serde(with = "millis")]
-    pub expires: BootTime,
+    pub expires: BootClockTime,
     /// All options of the DHCPACK.
     #[serde(with = "pairs")]
-    pub options: Options,
+    pub options: Dhcp4Options,
 }
 
 /// An address that a server has offered or assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct Dhcp4Binding {
     /// The address.
     pub address: Ipv4Addr,
     /// The server identifier.
     pub server: Ipv4Addr,
     /// The source Ethernet address of the server's reply.
-    pub server_mac: Mac,
+    pub server_mac: MacAddress,
 }
 
-impl From<&Lease> for Binding {
-    fn from(lease: &Lease) -> Binding {
-        Binding { address: lease.address(), server: lease.server, server_mac: lease.server_mac }
+impl From<&Dhcp4Lease> for Dhcp4Binding {
+    fn from(lease: &Dhcp4Lease) -> Dhcp4Binding {
+        Dhcp4Binding {
+            address: lease.ip_address(),
+            server: lease.server,
+            server_mac: lease.server_mac,
+        }
     }
 }
 
 /// Why a DHCPACK is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub enum Dhcp4AckFlaw {
     /// No subnet mask, or an invalid mask.
     NoMask,
     /// Not an address of a host.
@@ -73,29 +77,31 @@ pub enum Flaw {
     NoServer,
 }
 
-impl std::fmt::Display for Flaw {
+impl std::fmt::Display for Dhcp4AckFlaw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Flaw::NoMask => "DHCP option Subnet Mask not found in DHCPACK",
-            Flaw::BadAddress => "address in DHCPACK is not valid for a host",
-            Flaw::NoServer => "DHCP option Server Identifier not found in DHCPACK",
+            Dhcp4AckFlaw::NoMask => "DHCP option Subnet Mask not found in DHCPACK",
+            Dhcp4AckFlaw::BadAddress => "address in DHCPACK is not valid for a host",
+            Dhcp4AckFlaw::NoServer => "DHCP option Server Identifier not found in DHCPACK",
         })
     }
 }
 
-impl Lease {
+impl Dhcp4Lease {
     /// Reads a DHCPACK from `server_mac`, the reply to a request that was sent at `asked`.
     pub fn from_ack(
-        ack: &Message,
-        server_mac: Mac,
-        asked: BootTime,
-        random: &mut Random,
-    ) -> Result<Lease, Flaw> {
+        ack: &Dhcp4Message,
+        server_mac: MacAddress,
+        asked: BootClockTime,
+        random: &mut RandomGenerator,
+    ) -> Result<Dhcp4Lease, Dhcp4AckFlaw> {
         let options = &ack.options;
-        let net = net(ack.yiaddr, options)?;
-        let server = option::address(options, option::SERVER).ok_or(Flaw::NoServer)?;
-        let seconds = |code| option::number(options, code).map(u64::from).map(Duration::from_secs);
-        let times = if option::number(options, option::LEASE_TIME) == Some(INFINITE) {
+        let net = validated_net(ack.yiaddr, options)?;
+        let server =
+            option::first_address(options, option::SERVER).ok_or(Dhcp4AckFlaw::NoServer)?;
+        let seconds =
+            |code| option::number_value(options, code).map(u64::from).map(Duration::from_secs);
+        let times = if option::number_value(options, option::LEASE_TIME) == Some(INFINITE) {
             [NEVER; 3]
         } else {
             let time = seconds(option::LEASE_TIME).unwrap_or(DEFAULT_TIME).max(SHORTEST_TIME);
@@ -105,34 +111,36 @@ impl Lease {
             let (t1, t2) = sensible.unwrap_or((time / 2, time / 8 * 7));
             [t1, t2, time]
         };
-        let Timers { renew, rebind, expires } = Timers::new(asked, times, random);
-        Ok(Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
+        let LeaseTimers { renew, rebind, expires } = LeaseTimers::new(asked, times, random);
+        Ok(Dhcp4Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
     }
 
     /// The address.
-    pub fn address(&self) -> Ipv4Addr {
+    pub fn ip_address(&self) -> Ipv4Addr {
         self.net.addr()
     }
 
     /// The IPAM result. All routes get the metric `priority`; 0 leaves the choice to the kernel.
-    pub fn result(&self, priority: u32) -> CniResult {
-        let gateway = option::address(&self.options, option::ROUTERS);
-        let mut routes = self.routes(gateway);
+    pub fn ipam_result(&self, priority: u32) -> CniResult {
+        let gateway = option::first_address(&self.options, option::ROUTERS);
+        let mut routes = self.result_routes(gateway);
         for route in &mut routes {
             route.priority = Some(priority).filter(|priority| *priority != 0);
-            route.mtu = option::mtu(&self.options);
+            route.mtu = option::interface_mtu(&self.options);
         }
         let (address, gateway) = (self.ip_net(), gateway.map(Into::into));
         let ip = IpConfig { address, gateway, interface: None };
-        CniResult { ips: vec![ip], routes, dns: self.dns(), ..CniResult::new() }
+        CniResult { ips: vec![ip], routes, dns: self.result_dns(), ..CniResult::new() }
     }
 
     /// Classless routes replace all other routes (RFC 3442).
-    fn routes(&self, gateway: Option<Ipv4Addr>) -> Vec<Route> {
-        let via =
-            |(dst, gw): (Ipv4Net, Ipv4Addr)| Route { gw: Some(gw.into()), ..Route::to(dst.into()) };
+    fn result_routes(&self, gateway: Option<Ipv4Addr>) -> Vec<ResultRoute> {
+        let via = |(dst, gw): (Ipv4Net, Ipv4Addr)| ResultRoute {
+            gw: Some(gw.into()),
+            ..ResultRoute::for_destination(dst.into())
+        };
         if let Some(routes) = option::classless_routes(&self.options) {
-            let scoped = |(dst, gw): (Ipv4Net, Ipv4Addr)| Route {
+            let scoped = |(dst, gw): (Ipv4Net, Ipv4Addr)| ResultRoute {
                 scope: gw.is_unspecified().then_some(ON_LINK),
                 ..via((dst, gw))
             };
@@ -142,19 +150,19 @@ impl Lease {
         option::static_routes(&self.options).into_iter().chain(default).map(via).collect()
     }
 
-    fn dns(&self) -> Dns {
-        let servers = option::addresses(&self.options, option::NAME_SERVERS);
-        Dns {
+    fn result_dns(&self) -> DnsConfig {
+        let servers = option::address_list(&self.options, option::NAME_SERVERS);
+        DnsConfig {
             nameservers: servers.map(|server| server.to_string()).collect(),
-            domain: option::domain(&self.options).unwrap_or_default(),
-            search: option::search(&self.options),
+            domain: option::domain_name(&self.options).unwrap_or_default(),
+            search: option::search_domains(&self.options),
             options: Vec::new(),
         }
     }
 
     /// Whether a change from this lease to `next` changes the interface.
-    pub fn differs_on_link(&self, next: &Lease) -> bool {
-        let routes = |lease: &Lease| lease.result(0).routes;
+    pub fn differs_on_link(&self, next: &Dhcp4Lease) -> bool {
+        let routes = |lease: &Dhcp4Lease| lease.ipam_result(0).routes;
         self.net != next.net || routes(self) != routes(next)
     }
 
@@ -164,16 +172,16 @@ impl Lease {
     }
 }
 
-fn net(address: Ipv4Addr, options: &Options) -> Result<Ipv4Net, Flaw> {
-    let length = option::prefix_len(options).ok_or(Flaw::NoMask)?;
-    let net = Ipv4Net::new(address, length).map_err(|_| Flaw::NoMask)?;
+fn validated_net(address: Ipv4Addr, options: &Dhcp4Options) -> Result<Ipv4Net, Dhcp4AckFlaw> {
+    let length = option::prefix_len(options).ok_or(Dhcp4AckFlaw::NoMask)?;
+    let net = Ipv4Net::new(address, length).map_err(|_| Dhcp4AckFlaw::NoMask)?;
     let reserved = address.is_broadcast()
         || address.is_multicast()
         || address.is_loopback()
         || address.octets()[0] == 0
         // The network and the broadcast address of the subnet; /31 and /32 have neither.
         || (length < 31 && (address == net.network() || address == net.broadcast()));
-    if reserved { Err(Flaw::BadAddress) } else { Ok(net) }
+    if reserved { Err(Dhcp4AckFlaw::BadAddress) } else { Ok(net) }
 }
 
 #[cfg(test)]
@@ -181,9 +189,9 @@ mod tests {
     use super::super::super::tests::{MAC, ack};
     use super::*;
 
-    fn lease(extra: &[(u8, &[u8])]) -> Result<Lease, Flaw> {
+    fn lease(extra: &[(u8, &[u8])]) -> Result<Dhcp4Lease, Dhcp4AckFlaw> {
         let asked = Duration::from_secs(100);
-        Lease::from_ack(&ack(extra), MAC, asked, &mut Random::from_seed(3))
+        Dhcp4Lease::from_ack(&ack(extra), MAC, asked, &mut RandomGenerator::from_seed(3))
     }
 
     /// Seconds of the three timers after the request, each with the earliest it may be.
@@ -217,20 +225,22 @@ mod tests {
         for bad in
             [[0, 0, 0, 0], [255; 4], [224, 0, 0, 5], [127, 0, 0, 5], [10, 1, 2, 0], [10, 1, 2, 255]]
         {
-            let message = Message { yiaddr: bad.into(), ..ack(&[]) };
-            let read = Lease::from_ack(&message, MAC, NEVER / 2, &mut Random::from_seed(1));
-            assert_eq!(read, Err(Flaw::BadAddress), "{bad:?}");
+            let message = Dhcp4Message { yiaddr: bad.into(), ..ack(&[]) };
+            let read =
+                Dhcp4Lease::from_ack(&message, MAC, NEVER / 2, &mut RandomGenerator::from_seed(1));
+            assert_eq!(read, Err(Dhcp4AckFlaw::BadAddress), "{bad:?}");
         }
-        assert_eq!(lease(&[(1, &[255, 0, 255, 0])]), Err(Flaw::NoMask));
-        assert_eq!(lease(&[(1, &[255])]), Err(Flaw::NoMask));
-        assert_eq!(lease(&[(54, &[1])]), Err(Flaw::NoServer));
+        assert_eq!(lease(&[(1, &[255, 0, 255, 0])]), Err(Dhcp4AckFlaw::NoMask));
+        assert_eq!(lease(&[(1, &[255])]), Err(Dhcp4AckFlaw::NoMask));
+        assert_eq!(lease(&[(54, &[1])]), Err(Dhcp4AckFlaw::NoServer));
         assert!(lease(&[(1, &[255; 4])]).is_ok());
     }
 
     #[test]
     fn results() {
         let gateway: (u8, &[u8]) = (3, &[10, 1, 2, 1, 10, 1, 2, 2]);
-        let result = lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().result(7);
+        let result =
+            lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result(7);
         assert_eq!(result.ips[0].address.to_string(), "10.1.2.9/24");
         assert_eq!(result.ips[0].gateway.unwrap().to_string(), "10.1.2.1");
         assert_eq!((result.routes.len(), result.routes[0].priority), (1, Some(7)));
@@ -239,26 +249,26 @@ mod tests {
         assert_eq!(result.dns.domain, "example.com");
 
         let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), (26, &[5, 0x14])];
-        let routes = lease(&both).unwrap().result(0).routes;
-        let text = |r: &Route| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu);
+        let routes = lease(&both).unwrap().ipam_result(0).routes;
+        let text = |r: &ResultRoute| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu);
         let texts: Vec<_> = routes.iter().map(text).collect();
         assert_eq!(texts, ["10.0.0.0/8 10.1.2.3 Some(1300)", "0.0.0.0/0 10.1.2.1 Some(1300)"]);
 
         let classless: (u8, &[u8]) = (121, &[8, 20, 0, 0, 0, 0, 8, 30, 10, 1, 2, 4]);
         let result =
-            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().result(0);
+            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().ipam_result(0);
         assert!(result.ips[0].gateway.is_some());
         assert_eq!((result.routes.len(), result.routes[0].scope), (2, Some(253)));
         assert_eq!((result.routes[1].scope, result.routes[1].priority), (None, None));
 
         let broken: (u8, &[u8]) = (121, &[99]);
-        assert!(lease(&[gateway, broken]).unwrap().result(0).routes[0].is_default());
+        assert!(lease(&[gateway, broken]).unwrap().ipam_result(0).routes[0].is_default());
     }
 
     #[test]
     fn changes_of_the_interface() {
         let one = lease(&[(3, &[10, 1, 2, 1])]).unwrap();
-        let later = Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
+        let later = Dhcp4Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
         assert!(!one.differs_on_link(&later));
         assert!(one.differs_on_link(&lease(&[(3, &[10, 1, 2, 2])]).unwrap()));
         assert!(

@@ -4,8 +4,8 @@
 
 use std::net::Ipv4Addr;
 
-use super::option::{MESSAGE_TYPE, OVERLOAD, Options, RELAY};
-use crate::netlink::Mac;
+use super::option::{Dhcp4Options, MESSAGE_TYPE, OVERLOAD, RELAY};
+use crate::netlink::MacAddress;
 
 /// Length of the fixed part before the options, with the magic cookie.
 const FIXED: usize = 240;
@@ -22,7 +22,7 @@ const END: u8 = 255;
 
 /// The DHCP message type, option 53.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Dhcp4MessageKind {
     /// DHCPDISCOVER: the client looks for servers.
     Discover = 1,
     /// DHCPOFFER: a server offers an address.
@@ -41,9 +41,9 @@ pub enum Kind {
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct Dhcp4Message {
     /// The message type.
-    pub kind: Kind,
+    pub kind: Dhcp4MessageKind,
     /// The transaction ID.
     pub xid: u32,
     /// Seconds since the client began.
@@ -55,15 +55,15 @@ pub struct Message {
     /// The address that the server assigns.
     pub yiaddr: Ipv4Addr,
     /// The client's Ethernet address.
-    pub chaddr: Mac,
+    pub chaddr: MacAddress,
     /// The options, without the message type (53).
-    pub options: Options,
+    pub options: Dhcp4Options,
 }
 
-impl Message {
+impl Dhcp4Message {
     /// A client's message without options.
-    pub fn new(kind: Kind, xid: u32, chaddr: Mac) -> Message {
-        Message {
+    pub fn new(kind: Dhcp4MessageKind, xid: u32, chaddr: MacAddress) -> Dhcp4Message {
+        Dhcp4Message {
             kind,
             xid,
             secs: 0,
@@ -71,7 +71,7 @@ impl Message {
             ciaddr: Ipv4Addr::UNSPECIFIED,
             yiaddr: Ipv4Addr::UNSPECIFIED,
             chaddr,
-            options: Options::new(),
+            options: Dhcp4Options::new(),
         }
     }
 
@@ -87,12 +87,12 @@ impl Message {
         bytes.extend(self.chaddr.0);
         bytes.resize(FIXED - COOKIE.len(), 0);
         bytes.extend(COOKIE);
-        put(&mut bytes, MESSAGE_TYPE, &[self.kind as u8]);
+        put_option(&mut bytes, MESSAGE_TYPE, &[self.kind as u8]);
         for (code, value) in self.options.iter().filter(|(code, _)| **code != RELAY) {
-            put(&mut bytes, *code, value);
+            put_option(&mut bytes, *code, value);
         }
         if let Some(value) = self.options.get(&RELAY) {
-            put(&mut bytes, RELAY, value);
+            put_option(&mut bytes, RELAY, value);
         }
         bytes.push(END);
         bytes.resize(bytes.len().max(SHORTEST), PAD);
@@ -100,41 +100,41 @@ impl Message {
     }
 
     /// Decodes a server's message.
-    pub fn decode(bytes: &[u8]) -> Option<Message> {
+    pub fn decode(bytes: &[u8]) -> Option<Dhcp4Message> {
         let (fixed, rest) = bytes.split_at_checked(FIXED)?;
         if fixed[..3] != [BOOTREPLY, ETHERNET, 6] || !fixed.ends_with(&COOKIE) {
             return None;
         }
-        let mut options = Options::new();
-        collect(&mut options, rest)?;
+        let mut options = Dhcp4Options::new();
+        collect_options(&mut options, rest)?;
         let overload = options.remove(&OVERLOAD).and_then(|v| v.first().copied()).unwrap_or(0);
         for (bit, field) in [(1, &fixed[108..236]), (2, &fixed[44..108])] {
             if overload & bit != 0 {
-                collect(&mut options, field)?;
+                collect_options(&mut options, field)?;
             }
         }
         options.remove(&OVERLOAD);
         let kind = match options.remove(&MESSAGE_TYPE)?[..] {
-            [2] => Kind::Offer,
-            [5] => Kind::Ack,
-            [6] => Kind::Nak,
+            [2] => Dhcp4MessageKind::Offer,
+            [5] => Dhcp4MessageKind::Ack,
+            [6] => Dhcp4MessageKind::Nak,
             _ => return None,
         };
-        Some(Message {
+        Some(Dhcp4Message {
             kind,
-            xid: u32::from_be_bytes(array(fixed, 4)?),
-            secs: u16::from_be_bytes(array(fixed, 8)?),
+            xid: u32::from_be_bytes(array_at(fixed, 4)?),
+            secs: u16::from_be_bytes(array_at(fixed, 8)?),
             broadcast: fixed[10] & BROADCAST_FLAG != 0,
-            ciaddr: array::<4>(fixed, 12)?.into(),
-            yiaddr: array::<4>(fixed, 16)?.into(),
-            chaddr: Mac(array(fixed, 28)?),
+            ciaddr: array_at::<4>(fixed, 12)?.into(),
+            yiaddr: array_at::<4>(fixed, 16)?.into(),
+            chaddr: MacAddress(array_at(fixed, 28)?),
             options,
         })
     }
 }
 
 /// Appends an option; a value of more than 255 bytes is split (RFC 3396).
-fn put(bytes: &mut Vec<u8>, code: u8, value: &[u8]) {
+fn put_option(bytes: &mut Vec<u8>, code: u8, value: &[u8]) {
     let mut pieces = value.chunks(usize::from(u8::MAX));
     let first = pieces.next().unwrap_or_default();
     for piece in std::iter::once(first).chain(pieces) {
@@ -144,7 +144,7 @@ fn put(bytes: &mut Vec<u8>, code: u8, value: &[u8]) {
 }
 
 /// Reads options up to the end mark and joins split options.
-fn collect(options: &mut Options, mut bytes: &[u8]) -> Option<()> {
+fn collect_options(options: &mut Dhcp4Options, mut bytes: &[u8]) -> Option<()> {
     while let [code, rest @ ..] = bytes {
         bytes = rest;
         match *code {
@@ -161,7 +161,7 @@ fn collect(options: &mut Options, mut bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
@@ -171,14 +171,14 @@ mod tests {
     use super::*;
 
     /// The bytes that a server would send.
-    fn from_server(message: &Message) -> Vec<u8> {
+    fn from_server(message: &Dhcp4Message) -> Vec<u8> {
         let mut bytes = message.encode();
         bytes[0] = BOOTREPLY;
         bytes
     }
 
-    fn offer() -> Message {
-        let mut message = Message::new(Kind::Offer, 0x0102_0304, MAC);
+    fn offer() -> Dhcp4Message {
+        let mut message = Dhcp4Message::new(Dhcp4MessageKind::Offer, 0x0102_0304, MAC);
         message.yiaddr = [10, 1, 2, 3].into();
         message.options.insert(54, vec![10, 1, 2, 1]);
         message.options.insert(1, vec![255, 255, 255, 0]);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn requests_have_the_layout_of_the_rfc() {
-        let mut message = Message::new(Kind::Request, 0x0102_0304, MAC);
+        let mut message = Dhcp4Message::new(Dhcp4MessageKind::Request, 0x0102_0304, MAC);
         message.broadcast = true;
         message.secs = 258;
         message.ciaddr = [10, 0, 0, 5].into();
@@ -209,7 +209,7 @@ mod tests {
         message.options.insert(121, (0..=255).chain(0..=255).collect());
         message.options.insert(80, vec![]);
         let bytes = from_server(&message);
-        assert_eq!(Message::decode(&bytes), Some(message));
+        assert_eq!(Dhcp4Message::decode(&bytes), Some(message));
         // Three times as the code, twice inside.
         assert_eq!(bytes.split(|byte| *byte == 121).count(), 3 + 2 + 1);
     }
@@ -222,7 +222,7 @@ mod tests {
         bytes[44..48].copy_from_slice(&[3, 4, 10, 1]);
         bytes[48..51].copy_from_slice(&[2, 1, 255]);
         bytes[108..113].copy_from_slice(&[15, 2, b'd', b'e', 255]);
-        let read = Message::decode(&bytes).unwrap();
+        let read = Dhcp4Message::decode(&bytes).unwrap();
         assert_eq!(read.options.get(&3), Some(&vec![10, 1, 2, 1]));
         assert_eq!(read.options.get(&15), Some(&b"de".to_vec()));
         assert_eq!(read.options.get(&OVERLOAD), None);
@@ -231,34 +231,34 @@ mod tests {
     #[test]
     fn malformed_messages_decode_to_none() {
         let good = from_server(&offer());
-        assert!(Message::decode(&good).is_some());
-        assert_eq!(Message::decode(&offer().encode()), None, "a client's message");
+        assert!(Dhcp4Message::decode(&good).is_some());
+        assert_eq!(Dhcp4Message::decode(&offer().encode()), None, "a client's message");
         for length in 0..good.len() - 40 {
             // Cut inside the options, the rest may still be a message; it must not panic.
-            drop(Message::decode(&good[..length]));
+            drop(Dhcp4Message::decode(&good[..length]));
         }
-        assert_eq!(Message::decode(&good[..239]), None);
+        assert_eq!(Dhcp4Message::decode(&good[..239]), None);
         for (at, what) in [(1, "hardware"), (2, "length"), (236, "cookie"), (242, "type")] {
             let mut bad = good.clone();
             bad[at] = 77;
-            assert_eq!(Message::decode(&bad), None, "{what}");
+            assert_eq!(Dhcp4Message::decode(&bad), None, "{what}");
         }
         let mut long = good.clone();
         long[244] = 255;
-        assert_eq!(Message::decode(&long), None, "an option beyond the end");
+        assert_eq!(Dhcp4Message::decode(&long), None, "an option beyond the end");
     }
 
     #[test]
     fn random_bytes_never_panic() {
-        let mut random = super::super::super::timing::Random::from_seed(11);
+        let mut random = super::super::super::timing::RandomGenerator::from_seed(11);
         let good = from_server(&offer());
         for _ in 0..20_000 {
             let mut bytes = good.clone();
             for _ in 0..8 {
-                let at = random.number() as usize % bytes.len();
-                bytes[at] = random.number().to_be_bytes()[0];
+                let at = random.next_number() as usize % bytes.len();
+                bytes[at] = random.next_number().to_be_bytes()[0];
             }
-            drop(Message::decode(&bytes));
+            drop(Dhcp4Message::decode(&bytes));
         }
     }
 }

@@ -10,21 +10,21 @@ use ipnet::{Ipv4Net, ipv4_mask_to_prefix};
 use super::super::text;
 
 /// Options by code, with the bytes of their values.
-pub type Options = BTreeMap<u8, Vec<u8>>;
+pub type Dhcp4Options = BTreeMap<u8, Vec<u8>>;
 
 /// Options as a list of pairs, because keys of JSON objects cannot be numbers. For `#[serde(with)]`.
 pub mod pairs {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::Options;
+    use super::Dhcp4Options;
 
     /// Writes options.
-    pub fn serialize<S: Serializer>(options: &Options, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(options: &Dhcp4Options, s: S) -> Result<S::Ok, S::Error> {
         options.iter().collect::<Vec<_>>().serialize(s)
     }
 
     /// Reads options.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Options, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Dhcp4Options, D::Error> {
         Ok(Vec::<(u8, Vec<u8>)>::deserialize(d)?.into_iter().collect())
     }
 }
@@ -76,57 +76,57 @@ pub const SEARCH: u8 = 119;
 /// Classless Static Route (RFC 3442).
 pub const CLASSLESS_ROUTES: u8 = 121;
 
-fn bytes(options: &Options, code: u8) -> &[u8] {
+fn value_bytes(options: &Dhcp4Options, code: u8) -> &[u8] {
     options.get(&code).map(Vec::as_slice).unwrap_or_default()
 }
 
 /// The first address of an option.
-pub fn address(options: &Options, code: u8) -> Option<Ipv4Addr> {
-    addresses(options, code).next()
+pub fn first_address(options: &Dhcp4Options, code: u8) -> Option<Ipv4Addr> {
+    address_list(options, code).next()
 }
 
 /// The addresses of an option, without an incomplete last address.
-pub fn addresses(options: &Options, code: u8) -> impl Iterator<Item = Ipv4Addr> {
-    bytes(options, code).as_chunks::<4>().0.iter().map(|octets| Ipv4Addr::from(*octets))
+pub fn address_list(options: &Dhcp4Options, code: u8) -> impl Iterator<Item = Ipv4Addr> {
+    value_bytes(options, code).as_chunks::<4>().0.iter().map(|octets| Ipv4Addr::from(*octets))
 }
 
 /// A 32-bit number.
-pub fn number(options: &Options, code: u8) -> Option<u32> {
-    bytes(options, code).try_into().ok().map(u32::from_be_bytes)
+pub fn number_value(options: &Dhcp4Options, code: u8) -> Option<u32> {
+    value_bytes(options, code).try_into().ok().map(u32::from_be_bytes)
 }
 
 /// The prefix length of the subnet mask.
-pub fn prefix_len(options: &Options) -> Option<u8> {
-    let length = ipv4_mask_to_prefix(address(options, SUBNET_MASK)?).ok();
+pub fn prefix_len(options: &Dhcp4Options) -> Option<u8> {
+    let length = ipv4_mask_to_prefix(first_address(options, SUBNET_MASK)?).ok();
     length.filter(|length| *length > 0)
 }
 
 /// The MTU, unless it is below the minimum for IPv4 hosts.
-pub fn mtu(options: &Options) -> Option<u32> {
-    let mtu = u16::from_be_bytes(bytes(options, MTU).try_into().ok()?);
+pub fn interface_mtu(options: &Dhcp4Options) -> Option<u32> {
+    let mtu = u16::from_be_bytes(value_bytes(options, MTU).try_into().ok()?);
     (mtu >= 576).then_some(mtu.into())
 }
 
 /// The domain name, without a trailing dot or the NUL that some servers append.
-pub fn domain(options: &Options) -> Option<String> {
-    let text = std::str::from_utf8(bytes(options, DOMAIN)).ok()?;
+pub fn domain_name(options: &Dhcp4Options) -> Option<String> {
+    let text = std::str::from_utf8(value_bytes(options, DOMAIN)).ok()?;
     let text = text.trim_end_matches('\0').trim_end_matches('.');
     text::is_domain(text).then(|| text.to_owned())
 }
 
 /// The reason for a refusal, without unprintable characters.
-pub fn sentence(options: &Options) -> String {
-    text::printable(bytes(options, MESSAGE))
+pub fn server_message(options: &Dhcp4Options) -> String {
+    text::printable_text(value_bytes(options, MESSAGE))
 }
 
 /// The domain search list, with the name compression of RFC 1035, section 4.1.4.
-pub fn search(options: &Options) -> Vec<String> {
-    text::domains(bytes(options, SEARCH))
+pub fn search_domains(options: &Dhcp4Options) -> Vec<String> {
+    text::decode_domains(value_bytes(options, SEARCH))
 }
 
 /// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link. `None` if the option is
 /// absent or malformed.
-pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
+pub fn classless_routes(options: &Dhcp4Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     let mut rest = options.get(&CLASSLESS_ROUTES)?.as_slice();
     let mut routes = Vec::new();
     while let Some((width, tail)) = rest.split_first() {
@@ -141,8 +141,8 @@ pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
 }
 
 /// Routes to classful networks. Multicast and reserved destinations have no class and are skipped.
-pub fn static_routes(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
-    let addresses: Vec<_> = addresses(options, STATIC_ROUTES).collect();
+pub fn static_routes(options: &Dhcp4Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
+    let addresses: Vec<_> = address_list(options, STATIC_ROUTES).collect();
     let class = |dst: Ipv4Addr| match dst.octets()[0] {
         0..128 => Some(8),
         128..192 => Some(16),
@@ -157,8 +157,8 @@ pub fn static_routes(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
 mod tests {
     use super::*;
 
-    fn one(code: u8, value: &[u8]) -> Options {
-        Options::from([(code, value.to_vec())])
+    fn one(code: u8, value: &[u8]) -> Dhcp4Options {
+        Dhcp4Options::from([(code, value.to_vec())])
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
     fn domains_to_search() {
         let value = b"\x03eng\x05apple\x03com\x00\x09marketing\xc0\x04\xc0\x00";
         let expected = ["eng.apple.com", "marketing.apple.com", "eng.apple.com"];
-        assert_eq!(search(&one(SEARCH, value)), expected);
+        assert_eq!(search_domains(&one(SEARCH, value)), expected);
         for bad in [
             &b"\xc0\x00"[..],
             b"\x01a\xc0\x00",
@@ -217,30 +217,30 @@ mod tests {
             b"\x03a\nb\x00",
             b"",
         ] {
-            assert_eq!(search(&one(SEARCH, bad)), [""; 0], "{bad:?}");
+            assert_eq!(search_domains(&one(SEARCH, bad)), [""; 0], "{bad:?}");
         }
         let many: Vec<u8> = b"\x01a\x00".repeat(500);
-        assert_eq!(search(&one(SEARCH, &many)).len(), text::MOST_DOMAINS);
+        assert_eq!(search_domains(&one(SEARCH, &many)).len(), text::MOST_DOMAINS);
         let long: Vec<u8> =
             [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
-        assert_eq!(search(&one(SEARCH, &long)), [""; 0]);
+        assert_eq!(search_domains(&one(SEARCH, &long)), [""; 0]);
     }
 
     #[test]
     fn unsafe_text_is_rejected() {
-        assert_eq!(domain(&one(DOMAIN, b"example.com\0")).as_deref(), Some("example.com"));
+        assert_eq!(domain_name(&one(DOMAIN, b"example.com\0")).as_deref(), Some("example.com"));
         for bad in [&b"a b"[..], b"a\nnameserver 6.6.6.6", b"", b".", b"a..b", b"\xff"] {
-            assert_eq!(domain(&one(DOMAIN, bad)), None, "{bad:?}");
+            assert_eq!(domain_name(&one(DOMAIN, bad)), None, "{bad:?}");
         }
-        assert_eq!(sentence(&one(MESSAGE, b"no\n\x1b[31mway")), "no[31mway");
-        assert_eq!(sentence(&one(MESSAGE, &[b'x'; 900])).len(), 200);
+        assert_eq!(server_message(&one(MESSAGE, b"no\n\x1b[31mway")), "no[31mway");
+        assert_eq!(server_message(&one(MESSAGE, &[b'x'; 900])).len(), 200);
     }
 
     #[test]
     fn numbers_of_the_wrong_size() {
-        assert_eq!(number(&one(LEASE_TIME, &[0, 0, 1, 0]), LEASE_TIME), Some(256));
-        assert_eq!(number(&one(LEASE_TIME, &[1, 0]), LEASE_TIME), None);
-        assert_eq!(mtu(&one(MTU, &[5, 0xdc])), Some(1500));
-        assert_eq!(mtu(&one(MTU, &[0, 68])), None);
+        assert_eq!(number_value(&one(LEASE_TIME, &[0, 0, 1, 0]), LEASE_TIME), Some(256));
+        assert_eq!(number_value(&one(LEASE_TIME, &[1, 0]), LEASE_TIME), None);
+        assert_eq!(interface_mtu(&one(MTU, &[5, 0xdc])), Some(1500));
+        assert_eq!(interface_mtu(&one(MTU, &[0, 68])), None);
     }
 }

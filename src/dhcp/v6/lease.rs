@@ -6,10 +6,10 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use super::super::timing::{BootTime, NEVER, Random, Timers, millis};
+use super::super::timing::{BootClockTime, LeaseTimers, NEVER, RandomGenerator, millis};
 use super::super::v4::lease::SHORTEST_TIME;
-use super::message::{IaAddr, IaNa, Message};
-use crate::cni::{CniResult, Dns, IpConfig};
+use super::message::{AssociationAddress, Dhcp6Message, IdentityAssociation};
+use crate::cni::{CniResult, DnsConfig, IpConfig};
 
 /// A lifetime without end.
 const INFINITE: u32 = u32::MAX;
@@ -19,20 +19,20 @@ const HOST: u8 = 128;
 /// An IPv6 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Lease {
+pub struct Dhcp6Lease {
     /// The address.
     pub address: Ipv6Addr,
     /// The server's DUID.
     pub server: Vec<u8>,
     /// T1: renew with the server.
     #[serde(with = "millis")]
-    pub renew: BootTime,
+    pub renew: BootClockTime,
     /// T2: renew with any server.
     #[serde(with = "millis")]
-    pub rebind: BootTime,
+    pub rebind: BootClockTime,
     /// The end of the valid lifetime: the address must not be used afterwards.
     #[serde(with = "millis")]
-    pub expires: BootTime,
+    pub expires: BootClockTime,
     /// DNS servers in order of preference.
     pub name_servers: Vec<Ipv6Addr>,
     /// The domain search list.
@@ -41,22 +41,22 @@ pub struct Lease {
 
 /// An address that a server has offered or assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct Dhcp6Binding {
     /// The address.
     pub address: Ipv6Addr,
     /// The server's DUID.
     pub server: Vec<u8>,
 }
 
-impl From<&Lease> for Binding {
-    fn from(lease: &Lease) -> Binding {
-        Binding { address: lease.address, server: lease.server.clone() }
+impl From<&Dhcp6Lease> for Dhcp6Binding {
+    fn from(lease: &Dhcp6Lease) -> Dhcp6Binding {
+        Dhcp6Binding { address: lease.address, server: lease.server.clone() }
     }
 }
 
 /// Why a Reply is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flaw {
+pub enum Dhcp6ReplyFlaw {
     /// No address of a host with valid lifetimes.
     NoAddress,
     /// T1 is greater than T2 (section 21.4).
@@ -65,38 +65,39 @@ pub enum Flaw {
     Withdrawn,
 }
 
-impl std::fmt::Display for Flaw {
+impl std::fmt::Display for Dhcp6ReplyFlaw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Flaw::NoAddress => "it has no address that a host can use",
-            Flaw::BadTimes => "its T1 is after its T2",
-            Flaw::Withdrawn => "it takes the address back",
+            Dhcp6ReplyFlaw::NoAddress => "it has no address that a host can use",
+            Dhcp6ReplyFlaw::BadTimes => "its T1 is after its T2",
+            Dhcp6ReplyFlaw::Withdrawn => "it takes the address back",
         })
     }
 }
 
-impl Lease {
+impl Dhcp6Lease {
     /// Reads the association `ia` of `reply`, the reply to a message that was sent at `asked`. Of several addresses the
     /// lease is `own` if present, else the first.
     pub fn from_reply(
-        reply: &Message,
-        ia: &IaNa,
+        reply: &Dhcp6Message,
+        ia: &IdentityAssociation,
         own: Option<Ipv6Addr>,
-        asked: BootTime,
-        random: &mut Random,
-    ) -> Result<Lease, Flaw> {
+        asked: BootClockTime,
+        random: &mut RandomGenerator,
+    ) -> Result<Dhcp6Lease, Dhcp6ReplyFlaw> {
         if ia.t1 > ia.t2 && ia.t2 != 0 {
-            return Err(Flaw::BadTimes);
+            return Err(Dhcp6ReplyFlaw::BadTimes);
         }
-        let is_own = |addr: &&IaAddr| Some(addr.addr) == own;
+        let is_own = |addr: &&AssociationAddress| Some(addr.addr) == own;
         let mut usable = ia.addrs.iter().filter(|addr| is_usable(addr));
         let found = usable.clone().find(is_own).or_else(|| usable.next());
         let given = found.ok_or_else(|| match ia.addrs.iter().find(is_own) {
-            Some(addr) if addr.valid == 0 => Flaw::Withdrawn,
-            _ => Flaw::NoAddress,
+            Some(addr) if addr.valid == 0 => Dhcp6ReplyFlaw::Withdrawn,
+            _ => Dhcp6ReplyFlaw::NoAddress,
         })?;
-        let Timers { renew, rebind, expires } = Timers::new(asked, times(ia, given), random);
-        Ok(Lease {
+        let LeaseTimers { renew, rebind, expires } =
+            LeaseTimers::new(asked, lease_times(ia, given), random);
+        Ok(Dhcp6Lease {
             address: given.addr,
             server: reply.server.clone(),
             renew,
@@ -113,19 +114,19 @@ impl Lease {
     }
 
     /// The IPAM result. Routes are part of router advertisements, not of DHCPv6.
-    pub fn result(&self) -> CniResult {
+    pub fn ipam_result(&self) -> CniResult {
         let ip = IpConfig { address: self.ip_net(), gateway: None, interface: None };
-        let dns = Dns {
+        let dns = DnsConfig {
             nameservers: self.name_servers.iter().map(ToString::to_string).collect(),
             search: self.search.clone(),
-            ..Dns::default()
+            ..DnsConfig::default()
         };
         CniResult { ips: vec![ip], dns, ..CniResult::new() }
     }
 }
 
 /// Whether the address is valid for a host and has a valid lifetime.
-pub fn is_usable(given: &IaAddr) -> bool {
+pub fn is_usable(given: &AssociationAddress) -> bool {
     let addr = given.addr;
     let impossible = addr.is_unspecified()
         || addr.is_loopback()
@@ -137,7 +138,7 @@ pub fn is_usable(given: &IaAddr) -> bool {
 
 /// T1, T2 and the valid lifetime. The defaults of T1 and T2 are a half and four fifths of the preferred lifetime
 /// (section 21.4), also for values that are not less than the valid lifetime.
-fn times(ia: &IaNa, given: &IaAddr) -> [Duration; 3] {
+fn lease_times(ia: &IdentityAssociation, given: &AssociationAddress) -> [Duration; 3] {
     let time = |seconds: u32| match seconds {
         INFINITE => NEVER,
         seconds => Duration::from_secs(seconds.into()),
@@ -158,20 +159,31 @@ fn times(ia: &IaNa, given: &IaAddr) -> [Duration; 3] {
 #[cfg(test)]
 mod tests {
     use super::super::super::tests::{FIVE, addr};
-    use super::super::message::{Kind, Status};
+    use super::super::message::{Dhcp6MessageKind, Dhcp6Status};
     use super::*;
 
-    fn read(ia: &IaNa, own: Option<Ipv6Addr>) -> Result<Lease, Flaw> {
-        let mut reply = Message::new(Kind::Reply, 1);
+    fn read(ia: &IdentityAssociation, own: Option<Ipv6Addr>) -> Result<Dhcp6Lease, Dhcp6ReplyFlaw> {
+        let mut reply = Dhcp6Message::new(Dhcp6MessageKind::Reply, 1);
         reply.server = vec![0, 1, 9];
         reply.name_servers = vec![Ipv6Addr::LOCALHOST];
         reply.search = vec!["example.com".to_owned()];
-        Lease::from_reply(&reply, ia, own, Duration::from_secs(100), &mut Random::from_seed(3))
+        Dhcp6Lease::from_reply(
+            &reply,
+            ia,
+            own,
+            Duration::from_secs(100),
+            &mut RandomGenerator::from_seed(3),
+        )
     }
 
     #[track_caller]
     fn assert_timers((t1, t2): (u32, u32), (preferred, valid): (u32, u32), expected: [f64; 3]) {
-        let ia = IaNa { t1, t2, addrs: vec![addr(FIVE, preferred, valid)], ..IaNa::default() };
+        let ia = IdentityAssociation {
+            t1,
+            t2,
+            addrs: vec![addr(FIVE, preferred, valid)],
+            ..IdentityAssociation::default()
+        };
         let lease = read(&ia, None).unwrap();
         let found = [lease.renew, lease.rebind, lease.expires].map(|t| t.as_secs_f64() - 100.0);
         let fine = found.iter().zip(expected).all(|(f, e)| *f <= e && *f >= e * 0.949);
@@ -191,39 +203,53 @@ mod tests {
 
     #[test]
     fn a_lease_without_an_end_is_not_renewed() {
-        let ia = IaNa { addrs: vec![addr(FIVE, INFINITE, INFINITE)], ..IaNa::default() };
+        let ia = IdentityAssociation {
+            addrs: vec![addr(FIVE, INFINITE, INFINITE)],
+            ..IdentityAssociation::default()
+        };
         let lease = read(&ia, None).unwrap();
         assert_eq!((lease.renew, lease.rebind, lease.expires), (NEVER, NEVER, NEVER));
-        let told = IaNa { t1: INFINITE, t2: INFINITE, ..ia };
+        let told = IdentityAssociation { t1: INFINITE, t2: INFINITE, ..ia };
         assert_eq!(read(&told, None).unwrap().renew, NEVER);
     }
 
     #[test]
     fn addresses_that_no_host_can_have() {
         for bad in ["::", "::1", "ff02::1", "fe80::5", "::ffff:10.0.0.1"] {
-            let ia = IaNa { addrs: vec![addr(bad.parse().unwrap(), 1, 2)], ..IaNa::default() };
-            assert_eq!(read(&ia, None), Err(Flaw::NoAddress), "{bad}");
+            let ia = IdentityAssociation {
+                addrs: vec![addr(bad.parse().unwrap(), 1, 2)],
+                ..IdentityAssociation::default()
+            };
+            assert_eq!(read(&ia, None), Err(Dhcp6ReplyFlaw::NoAddress), "{bad}");
         }
         let other = "2001:db8::6".parse().unwrap();
-        let refused = Status { code: 2, sentence: String::new() };
-        let refused = IaAddr { status: refused, ..addr(other, 5, 5) };
+        let refused = Dhcp6Status { code: 2, sentence: String::new() };
+        let refused = AssociationAddress { status: refused, ..addr(other, 5, 5) };
         let several = vec![addr(FIVE, 0, 0), addr(FIVE, 9, 8), refused, addr(other, 5, 5)];
-        let ia = IaNa { addrs: several, ..IaNa::default() };
+        let ia = IdentityAssociation { addrs: several, ..IdentityAssociation::default() };
         assert_eq!(read(&ia, Some(FIVE)).unwrap().address, other);
-        let two = IaNa { addrs: vec![addr(other, 5, 5), addr(FIVE, 5, 5)], ..IaNa::default() };
+        let two = IdentityAssociation {
+            addrs: vec![addr(other, 5, 5), addr(FIVE, 5, 5)],
+            ..IdentityAssociation::default()
+        };
         assert_eq!(read(&two, Some(FIVE)).unwrap().address, FIVE);
         assert_eq!(read(&two, None).unwrap().address, other);
-        let withdrawn = IaNa { addrs: vec![addr(FIVE, 0, 0)], ..IaNa::default() };
-        assert_eq!(read(&withdrawn, Some(FIVE)), Err(Flaw::Withdrawn));
-        assert_eq!(read(&withdrawn, None), Err(Flaw::NoAddress));
-        assert_eq!(read(&IaNa { t1: 9, t2: 8, ..two }, None), Err(Flaw::BadTimes));
+        let withdrawn =
+            IdentityAssociation { addrs: vec![addr(FIVE, 0, 0)], ..IdentityAssociation::default() };
+        assert_eq!(read(&withdrawn, Some(FIVE)), Err(Dhcp6ReplyFlaw::Withdrawn));
+        assert_eq!(read(&withdrawn, None), Err(Dhcp6ReplyFlaw::NoAddress));
+        assert_eq!(
+            read(&IdentityAssociation { t1: 9, t2: 8, ..two }, None),
+            Err(Dhcp6ReplyFlaw::BadTimes)
+        );
     }
 
     #[test]
     fn results() {
-        let ia = IaNa { addrs: vec![addr(FIVE, 5, 5)], ..IaNa::default() };
+        let ia =
+            IdentityAssociation { addrs: vec![addr(FIVE, 5, 5)], ..IdentityAssociation::default() };
         let lease = read(&ia, None).unwrap();
-        let result = lease.result();
+        let result = lease.ipam_result();
         assert_eq!(result.ips[0].address.to_string(), "2001:db8::5/128");
         assert_eq!(result.ips[0].address, lease.ip_net());
         assert_eq!((result.ips[0].gateway, result.routes.len()), (None, 0));

@@ -29,7 +29,7 @@ const XID_BITS: u32 = 0x00ff_ffff;
 
 /// The message type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum Dhcp6MessageKind {
     /// The client looks for servers.
     #[default]
     Solicit = 1,
@@ -51,9 +51,9 @@ pub enum Kind {
 
 /// A message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Message {
+pub struct Dhcp6Message {
     /// The message type.
-    pub kind: Kind,
+    pub kind: Dhcp6MessageKind,
     /// The transaction ID, 24 bits.
     pub xid: u32,
     /// The client's DUID; empty if absent.
@@ -61,7 +61,7 @@ pub struct Message {
     /// The server's DUID; empty if absent.
     pub server: Vec<u8>,
     /// Identity associations.
-    pub ias: Vec<IaNa>,
+    pub ias: Vec<IdentityAssociation>,
     /// Hundredths of a second since the exchange began; sent by clients only.
     pub elapsed: u16,
     /// The requested options; sent by clients only.
@@ -69,7 +69,7 @@ pub struct Message {
     /// The preference of the server, 0 to 255.
     pub preference: u8,
     /// The status code.
-    pub status: Status,
+    pub status: Dhcp6Status,
     /// DNS servers in order of preference.
     pub name_servers: Vec<Ipv6Addr>,
     /// The domain search list.
@@ -80,7 +80,7 @@ pub struct Message {
 
 /// An identity association: the addresses of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct IaNa {
+pub struct IdentityAssociation {
     /// The IAID.
     pub iaid: u32,
     /// T1 in seconds; 0 leaves the choice to the client.
@@ -88,14 +88,14 @@ pub struct IaNa {
     /// T2 in seconds; 0 leaves the choice to the client.
     pub t2: u32,
     /// The addresses.
-    pub addrs: Vec<IaAddr>,
+    pub addrs: Vec<AssociationAddress>,
     /// The status code.
-    pub status: Status,
+    pub status: Dhcp6Status,
 }
 
 /// An address of an identity association.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IaAddr {
+pub struct AssociationAddress {
     /// The address.
     pub addr: Ipv6Addr,
     /// The preferred lifetime in seconds; `u32::MAX` is infinite.
@@ -103,19 +103,19 @@ pub struct IaAddr {
     /// The valid lifetime in seconds.
     pub valid: u32,
     /// The status code.
-    pub status: Status,
+    pub status: Dhcp6Status,
 }
 
 /// The status code; success if the server sends none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct Dhcp6Status {
     /// The code, see [`status`].
     pub code: u16,
     /// The status message.
     pub sentence: String,
 }
 
-/// Codes of [`Status`] (section 21.13).
+/// Codes of [`Dhcp6Status`] (section 21.13).
 pub mod status {
     /// Success.
     pub const SUCCESS: u16 = 0;
@@ -133,19 +133,22 @@ pub mod status {
         ["Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast"];
 }
 
-impl Status {
+impl Dhcp6Status {
     /// Whether the code is success.
     pub fn is_success(&self) -> bool {
         self.code == status::SUCCESS
     }
 
-    fn decode(value: &[u8]) -> Option<Status> {
+    fn decode(value: &[u8]) -> Option<Dhcp6Status> {
         let (code, sentence) = value.split_first_chunk()?;
-        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
+        Some(Dhcp6Status {
+            code: u16::from_be_bytes(*code),
+            sentence: text::printable_text(sentence),
+        })
     }
 }
 
-impl std::fmt::Display for Status {
+impl std::fmt::Display for Dhcp6Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match status::NAMES.get(usize::from(self.code)) {
             Some(name) => f.write_str(name)?,
@@ -155,29 +158,38 @@ impl std::fmt::Display for Status {
     }
 }
 
-impl IaNa {
+impl IdentityAssociation {
     /// A client's option for `addr`; the lifetimes are the server's choice.
-    pub fn of(iaid: u32, addr: Option<Ipv6Addr>) -> IaNa {
-        let one = |addr| IaAddr { addr, preferred: 0, valid: 0, status: Status::default() };
-        IaNa { iaid, addrs: addr.into_iter().map(one).collect(), ..IaNa::default() }
+    pub fn for_address(iaid: u32, addr: Option<Ipv6Addr>) -> IdentityAssociation {
+        let one = |addr| AssociationAddress {
+            addr,
+            preferred: 0,
+            valid: 0,
+            status: Dhcp6Status::default(),
+        };
+        IdentityAssociation {
+            iaid,
+            addrs: addr.into_iter().map(one).collect(),
+            ..IdentityAssociation::default()
+        }
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut value = [self.iaid, self.t1, self.t2].map(u32::to_be_bytes).concat();
         for addr in &self.addrs {
             let lifetimes = [addr.preferred, addr.valid].map(u32::to_be_bytes).concat();
-            put(&mut value, IAADDR, &[&addr.addr.octets()[..], &lifetimes].concat());
+            put_option(&mut value, IAADDR, &[&addr.addr.octets()[..], &lifetimes].concat());
         }
         value
     }
 
-    fn decode(value: &[u8]) -> Option<IaNa> {
-        let ([iaid, t1, t2], rest) = numbers(value)?;
-        let mut ia = IaNa { iaid, t1, t2, ..IaNa::default() };
-        for (code, value) in options(rest)? {
+    fn decode(value: &[u8]) -> Option<IdentityAssociation> {
+        let ([iaid, t1, t2], rest) = split_numbers(value)?;
+        let mut ia = IdentityAssociation { iaid, t1, t2, ..IdentityAssociation::default() };
+        for (code, value) in decode_options(rest)? {
             match code {
-                IAADDR => ia.addrs.push(IaAddr::decode(value)?),
-                STATUS_CODE => ia.status = Status::decode(value)?,
+                IAADDR => ia.addrs.push(AssociationAddress::decode(value)?),
+                STATUS_CODE => ia.status = Dhcp6Status::decode(value)?,
                 _ => {}
             }
         }
@@ -185,69 +197,70 @@ impl IaNa {
     }
 }
 
-impl IaAddr {
-    fn decode(value: &[u8]) -> Option<IaAddr> {
+impl AssociationAddress {
+    fn decode(value: &[u8]) -> Option<AssociationAddress> {
         let (addr, rest) = value.split_first_chunk::<16>()?;
-        let ([preferred, valid], rest) = numbers(rest)?;
-        let mut status = Status::default();
-        for (_, value) in options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE) {
-            status = Status::decode(value)?;
+        let ([preferred, valid], rest) = split_numbers(rest)?;
+        let mut status = Dhcp6Status::default();
+        for (_, value) in decode_options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE)
+        {
+            status = Dhcp6Status::decode(value)?;
         }
-        Some(IaAddr { addr: Ipv6Addr::from(*addr), preferred, valid, status })
+        Some(AssociationAddress { addr: Ipv6Addr::from(*addr), preferred, valid, status })
     }
 }
 
-impl Message {
+impl Dhcp6Message {
     /// A message without options.
-    pub fn new(kind: Kind, xid: u32) -> Message {
-        Message { kind, xid: xid & XID_BITS, ..Message::default() }
+    pub fn new(kind: Dhcp6MessageKind, xid: u32) -> Dhcp6Message {
+        Dhcp6Message { kind, xid: xid & XID_BITS, ..Dhcp6Message::default() }
     }
 
     /// The bytes of a client's message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = (u32::from(self.kind as u8) << 24 | self.xid).to_be_bytes().to_vec();
-        put(&mut bytes, CLIENTID, &self.client);
+        put_option(&mut bytes, CLIENTID, &self.client);
         if !self.server.is_empty() {
-            put(&mut bytes, SERVERID, &self.server);
+            put_option(&mut bytes, SERVERID, &self.server);
         }
         for ia in &self.ias {
-            put(&mut bytes, IA_NA, &ia.encode());
+            put_option(&mut bytes, IA_NA, &ia.encode());
         }
-        put(&mut bytes, ELAPSED_TIME, &self.elapsed.to_be_bytes());
+        put_option(&mut bytes, ELAPSED_TIME, &self.elapsed.to_be_bytes());
         if !self.requested.is_empty() {
             let codes: Vec<u8> = self.requested.iter().flat_map(|c| c.to_be_bytes()).collect();
-            put(&mut bytes, ORO, &codes);
+            put_option(&mut bytes, ORO, &codes);
         }
         bytes
     }
 
     /// Decodes a server's message.
-    pub fn decode(bytes: &[u8]) -> Option<Message> {
-        let ([head], rest) = numbers(bytes)?;
+    pub fn decode(bytes: &[u8]) -> Option<Dhcp6Message> {
+        let ([head], rest) = split_numbers(bytes)?;
         let kind = match head >> 24 {
-            2 => Kind::Advertise,
-            7 => Kind::Reply,
+            2 => Dhcp6MessageKind::Advertise,
+            7 => Dhcp6MessageKind::Reply,
             _ => return None,
         };
-        let mut message = Message::new(kind, head);
-        for (code, value) in options(rest)? {
-            message.take(code, value)?;
+        let mut message = Dhcp6Message::new(kind, head);
+        for (code, value) in decode_options(rest)? {
+            message.apply_option(code, value)?;
         }
         Some(message)
     }
 
-    fn take(&mut self, code: u16, value: &[u8]) -> Option<()> {
+    fn apply_option(&mut self, code: u16, value: &[u8]) -> Option<()> {
         match code {
-            CLIENTID => self.client = duid(value)?,
-            SERVERID => self.server = duid(value)?,
-            IA_NA => self.ias.push(IaNa::decode(value)?),
+            CLIENTID => self.client = decode_duid(value)?,
+            SERVERID => self.server = decode_duid(value)?,
+            IA_NA => self.ias.push(IdentityAssociation::decode(value)?),
             PREFERENCE => self.preference = <[u8; 1]>::try_from(value).ok()?[0],
-            STATUS_CODE => self.status = Status::decode(value)?,
+            STATUS_CODE => self.status = Dhcp6Status::decode(value)?,
             DNS_SERVERS => {
                 let (addrs, _) = value.as_chunks::<16>();
                 self.name_servers = addrs.iter().map(|addr| Ipv6Addr::from(*addr)).collect();
             }
-            DOMAIN_LIST => self.search = text::domains(value),
+            DOMAIN_LIST => self.search = text::decode_domains(value),
             SOL_MAX_RT => self.sol_max_rt = Some(u32::from_be_bytes(value.try_into().ok()?)),
             _ => {}
         }
@@ -256,30 +269,30 @@ impl Message {
 }
 
 /// A duration as the Elapsed Time option has it: hundredths of a second, at most `u16::MAX`.
-pub fn hundredths(elapsed: Duration) -> u16 {
+pub fn in_hundredths(elapsed: Duration) -> u16 {
     u16::try_from(elapsed.as_millis() / 10).unwrap_or(u16::MAX)
 }
 
-fn duid(value: &[u8]) -> Option<Vec<u8>> {
+fn decode_duid(value: &[u8]) -> Option<Vec<u8>> {
     DUID_LEN.contains(&value.len()).then(|| value.to_vec())
 }
 
 /// Appends an option. No option of a client exceeds the 16-bit length.
-fn put(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
+fn put_option(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
     bytes.extend(code.to_be_bytes());
     bytes.extend(u16::try_from(value.len()).unwrap_or(u16::MAX).to_be_bytes());
     bytes.extend(value);
 }
 
 /// The 32-bit numbers at the start of `bytes`, and the bytes behind them.
-fn numbers<const N: usize>(bytes: &[u8]) -> Option<([u32; N], &[u8])> {
+fn split_numbers<const N: usize>(bytes: &[u8]) -> Option<([u32; N], &[u8])> {
     let (head, rest) = bytes.split_at_checked(4 * N)?;
     let (words, _) = head.as_chunks::<4>();
     Some((words.try_into().ok().map(|words: [[u8; 4]; N]| words.map(u32::from_be_bytes))?, rest))
 }
 
 /// All options in `bytes`; `None` if the last one is truncated.
-fn options(mut bytes: &[u8]) -> Option<Vec<(u16, &[u8])>> {
+fn decode_options(mut bytes: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
         let (code, rest) = bytes.split_first_chunk()?;
@@ -293,14 +306,14 @@ fn options(mut bytes: &[u8]) -> Option<Vec<(u16, &[u8])>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::timing::Random;
+    use super::super::super::timing::RandomGenerator;
     use super::*;
 
     const ADDR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 5);
 
     fn option(code: u16, value: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        put(&mut bytes, code, value);
+        put_option(&mut bytes, code, value);
         bytes
     }
 
@@ -328,10 +341,10 @@ mod tests {
 
     #[test]
     fn requests_have_the_layout_of_the_rfc() {
-        let mut message = Message::new(Kind::Request, 0xff01_0203);
+        let mut message = Dhcp6Message::new(Dhcp6MessageKind::Request, 0xff01_0203);
         message.client = vec![0, 4, 9];
         message.server = vec![0, 1, 8];
-        message.ias = vec![IaNa::of(7, Some(ADDR))];
+        message.ias = vec![IdentityAssociation::for_address(7, Some(ADDR))];
         message.elapsed = 258;
         message.requested = WANTED.to_vec();
         let expected = [
@@ -346,14 +359,17 @@ mod tests {
             &[0, 6, 0, 6, 0, 23, 0, 24, 0, 82],
         ];
         assert_eq!(message.encode(), expected.concat());
-        let address_removed = Message { client: vec![1, 2, 3], ..Message::new(Kind::Solicit, 1) };
+        let address_removed = Dhcp6Message {
+            client: vec![1, 2, 3],
+            ..Dhcp6Message::new(Dhcp6MessageKind::Solicit, 1)
+        };
         assert_eq!(address_removed.encode(), [1, 0, 0, 1, 0, 1, 0, 3, 1, 2, 3, 0, 8, 0, 2, 0, 0]);
     }
 
     #[test]
     fn a_reply_is_read() {
-        let message = Message::decode(&reply()).unwrap();
-        assert_eq!((message.kind, message.xid), (Kind::Reply, 0x01_0203));
+        let message = Dhcp6Message::decode(&reply()).unwrap();
+        assert_eq!((message.kind, message.xid), (Dhcp6MessageKind::Reply, 0x01_0203));
         assert_eq!((message.client, message.server), (vec![0, 4, 9], vec![0, 1, 8, 8]));
         assert_eq!((message.preference, message.status.code), (255, status::UNSPEC_FAIL));
         assert_eq!((message.name_servers, message.sol_max_rt), (vec![ADDR], Some(60)));
@@ -361,7 +377,12 @@ mod tests {
         let [ia] = &message.ias[..] else { panic!("{:?}", message.ias) };
         assert_eq!((ia.iaid, ia.t1, ia.t2), (7, 50, 80));
         assert_eq!(ia.status.to_string(), "NoAddrsAvail (none left)");
-        let addr = IaAddr { addr: ADDR, preferred: 100, valid: 200, status: Status::default() };
+        let addr = AssociationAddress {
+            addr: ADDR,
+            preferred: 100,
+            valid: 200,
+            status: Dhcp6Status::default(),
+        };
         assert_eq!(ia.addrs, [addr]);
     }
 
@@ -370,7 +391,7 @@ mod tests {
         let good = reply();
         let ends: Vec<usize> = {
             // Where an option ends, the rest is a message as well.
-            let all = options(&good[4..]).unwrap();
+            let all = decode_options(&good[4..]).unwrap();
             let mut at = 4;
             let next = |(_, value): &(u16, &[u8])| {
                 at += 4 + value.len();
@@ -379,13 +400,13 @@ mod tests {
             [4].into_iter().chain(all.iter().map(next)).collect()
         };
         for length in 0..good.len() {
-            let read = Message::decode(&good[..length]);
+            let read = Dhcp6Message::decode(&good[..length]);
             assert_eq!(read.is_some(), ends.contains(&length), "{length}");
         }
         for kind in [0, 1, 3, 10, 12, 13, 255] {
             let mut bad = good.clone();
             bad[0] = kind;
-            assert_eq!(Message::decode(&bad), None, "{kind}");
+            assert_eq!(Dhcp6Message::decode(&bad), None, "{kind}");
         }
         for (code, value) in [
             (CLIENTID, &[0, 4][..]),
@@ -399,33 +420,33 @@ mod tests {
             (SOL_MAX_RT, &[1, 2]),
         ] {
             let bad = [&good[..], &option(code, value)].concat();
-            assert_eq!(Message::decode(&bad), None, "{code} {value:?}");
+            assert_eq!(Dhcp6Message::decode(&bad), None, "{code} {value:?}");
         }
     }
 
     #[test]
     fn random_bytes_never_panic_and_memory_is_bounded() {
-        let mut random = Random::from_seed(11);
+        let mut random = RandomGenerator::from_seed(11);
         let good = reply();
         for _ in 0..20_000 {
             let mut bytes = good.clone();
             for _ in 0..8 {
-                let at = random.number() as usize % bytes.len();
-                bytes[at] = random.number().to_be_bytes()[0];
+                let at = random.next_number() as usize % bytes.len();
+                bytes[at] = random.next_number().to_be_bytes()[0];
             }
-            if let Some(message) = Message::decode(&bytes) {
+            if let Some(message) = Dhcp6Message::decode(&bytes) {
                 assert!(message.ias.len() + message.name_servers.len() <= bytes.len() / 4);
                 assert!(message.client.len() <= 130 && message.search.len() <= text::MOST_DOMAINS);
             }
         }
         let long = [&[7, 0, 0, 1][..], &option(STATUS_CODE, &vec![b'x'; 60_000])].concat();
-        assert_eq!(Message::decode(&long).unwrap().status.sentence.len(), 200);
+        assert_eq!(Dhcp6Message::decode(&long).unwrap().status.sentence.len(), 200);
     }
 
     #[test]
     fn elapsed_time_is_in_hundredths_and_saturates() {
-        assert_eq!(hundredths(Duration::ZERO), 0);
-        assert_eq!(hundredths(Duration::from_millis(1500)), 150);
-        assert_eq!(hundredths(Duration::from_secs(9998)), u16::MAX);
+        assert_eq!(in_hundredths(Duration::ZERO), 0);
+        assert_eq!(in_hundredths(Duration::from_millis(1500)), 150);
+        assert_eq!(in_hundredths(Duration::from_secs(9998)), u16::MAX);
     }
 }

@@ -5,33 +5,33 @@ use std::os::fd::AsFd;
 use std::time::SystemTime;
 
 use super::*;
-use crate::attachment::Gone;
+use crate::attachment::EndProof;
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
-use crate::netns::{self, Netns, isolate};
+use crate::netns::{self, Netns, isolate_test_thread};
 
 /// The host's end of a pair into `ns`, with the label of the attachment of container `n`.
-fn pair(n: usize, ns: &Netns) -> HostEnd {
+fn pair(n: usize, ns: &Netns) -> HostPairEnd {
     let host = Netlink::open().unwrap();
-    let peer = VethPeer::new("eth0").netns(ns.as_fd());
+    let peer = VethPeer::new("eth0").with_netns(ns.as_fd());
     let name = format!("veth{n}");
-    let link = host.create_link(&NewLink::new(&name, LinkKind::Veth { peer })).unwrap();
-    host.set_link(link.index, LinkChange::new().alias(&owner(n).label())).unwrap();
-    HostEnd::own(&host, &link).unwrap()
+    let link = host.add_and_read_link(&NewLink::new(&name, LinkKind::Veth { peer })).unwrap();
+    host.change_link(link.index, LinkChange::new().set_alias(&owner(n).object_label())).unwrap();
+    HostPairEnd::from_labelled_link(&host, &link).unwrap()
 }
 
 /// What is reclaimed in a boot.
-fn healed(scene: &Scene, boot: &str) -> Vec<(IpAddr, Gone)> {
-    let gone = scene.open_in_boot(boot).reclaim_dead(|_, gone| gone).unwrap();
+fn healed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndProof)> {
+    let gone = scene.open_in_boot(boot).reclaim_ended(|_, gone| gone).unwrap();
     gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 
 /// An end that has gone.
-fn gone_end() -> HostEnd {
-    HostEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true }
+fn gone_end() -> HostPairEnd {
+    HostPairEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true }
 }
 
-fn listing(scene: &Scene, network: &str) -> Listing {
-    Listing::open_writable(scene.root.path(), network, LeaseOptions::default()).unwrap()
+fn listing(scene: &Scene, network: &str) -> LeaseListing {
+    LeaseListing::open_writable(scene.root.path(), network, LeaseOptions::default()).unwrap()
 }
 
 #[test]
@@ -42,16 +42,16 @@ fn a_lease_of_an_earlier_boot_is_reclaimed_whoever_made_it() {
     // The reference's is seen in its boot, by any command.
     drop(scene.open());
     assert_eq!(healed(&scene, BOOT), []);
-    assert!(scene.open_in_boot("next").reserve(ip("10.0.0.4"), owner(3), None).unwrap());
+    assert!(scene.open_in_boot("next").reserve_address(ip("10.0.0.4"), owner(3), None).unwrap());
     // The mark of an earlier boot outlasts that the journal is written anew, when the reference comes and goes.
     for round in 0..3 {
         scene.write(&format!("10.0.1.{round}"), "container9\r\neth0");
         drop(scene.open_in_boot("next"));
     }
-    let gone = [ip("10.0.0.2"), ip("10.0.0.3")].map(|ip| (ip, Gone::EarlierBoot));
+    let gone = [ip("10.0.0.2"), ip("10.0.0.3")].map(|ip| (ip, EndProof::EarlierBoot));
     assert_eq!(healed(&scene, "next"), gone);
     assert_eq!(healed(&scene, "next"), []);
-    assert_eq!(healed(&scene, "third")[0], (ip("10.0.0.4"), Gone::EarlierBoot));
+    assert_eq!(healed(&scene, "third")[0], (ip("10.0.0.4"), EndProof::EarlierBoot));
 }
 
 #[test]
@@ -67,14 +67,17 @@ fn leases_of_another_machine_are_in_doubt() {
     drop(file);
     on("two");
     assert_eq!(healed(&scene, "two-a"), []);
-    assert!(scene.open_in_boot("two-a").reserve(ip("10.0.0.4"), owner(4), None).unwrap());
+    assert!(scene.open_in_boot("two-a").reserve_address(ip("10.0.0.4"), owner(4), None).unwrap());
     // Also in later boots; its own lease is of an earlier one.
-    let gone = [(ip("10.0.0.4"), Gone::EarlierBoot)];
+    let gone = [(ip("10.0.0.4"), EndProof::EarlierBoot)];
     assert_eq!(healed(&scene, "two-b"), gone);
     assert_eq!(healed(&scene, "two-c"), []);
     on("one");
     assert_eq!(healed(&scene, "one-b"), [], "another machine has had them since");
-    assert_eq!(scene.open_in_boot("one-b").release(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    assert_eq!(
+        scene.open_in_boot("one-b").release_attachment(owner(1)).unwrap(),
+        ips(&["10.0.0.2"])
+    );
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
         scene.write("10.0.0.2", again);
         let file = fs::File::options().write(true).open(scene.path("10.0.0.2")).unwrap();
         file.set_modified(later).unwrap();
-        assert_eq!(healed(&scene, "next"), [(ip("10.0.0.3"), Gone::EarlierBoot)], "{again:?}");
+        assert_eq!(healed(&scene, "next"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{again:?}");
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         fs::remove_dir_all(scene.path(".cnibox")).unwrap();
     }
@@ -97,33 +100,33 @@ fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
 
 #[test]
 fn an_index_that_another_link_has_got_is_no_life() {
-    isolate();
+    isolate_test_thread();
     let scene = Scene::new();
-    let (host, ns) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+    let (host, ns) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
     let others = pair(7, &ns);
-    let other = host.create_link(&NewLink::new("other0", LinkKind::Ifb)).unwrap();
-    for end in [others, HostEnd { index: other.index, ..others }] {
+    let other = host.add_and_read_link(&NewLink::new("other0", LinkKind::Ifb)).unwrap();
+    for end in [others, HostPairEnd { index: other.index, ..others }] {
         scene.attach("192.0.2.2", owner(1), end);
-        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::HostEnd)], "{end:?}");
+        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{end:?}");
     }
     // In doubt it stays: in another namespace, or without its label.
-    let elsewhere = HostEnd { netns: others.netns + 1, index: 9999, labelled: true };
+    let elsewhere = HostPairEnd { netns: others.netns + 1, index: 9999, labelled: true };
     scene.attach("192.0.2.2", owner(1), elsewhere);
     scene.attach("192.0.2.3", owner(1), others);
-    host.set_link(others.index, LinkChange::new().alias("of a person")).unwrap();
+    host.change_link(others.index, LinkChange::new().set_alias("of a person")).unwrap();
     assert_eq!(healed(&scene, BOOT), []);
     // A link of another program has no label, and is known by its index.
-    scene.attach("192.0.2.4", owner(1), HostEnd { labelled: false, ..others });
+    scene.attach("192.0.2.4", owner(1), HostPairEnd { labelled: false, ..others });
     assert_eq!(healed(&scene, BOOT), []);
-    host.del_link_by_index(others.index).unwrap();
+    host.delete_link_by_index(others.index).unwrap();
     assert_eq!(healed(&scene, BOOT).len(), 2);
-    assert_eq!(scene.leases(), [Lease::new(ip("192.0.2.2"), owner(1))]);
+    assert_eq!(scene.leases(), [AddressLease::new(ip("192.0.2.2"), owner(1))]);
 }
 
 #[test]
 fn notes_outlast_kills_while_the_journal_is_replaced() {
     type Kill = fn(&Scene);
-    isolate();
+    isolate_test_thread();
     let kills: [(&str, Kill); 4] = [
         ("unsealed", |s| s.write("10.0.0.9", "container9\r\neth0")),
         ("half of a line written", |s| {
@@ -139,7 +142,7 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
         let scene = Scene::new();
         scene.attach("192.0.2.2", owner(1), gone_end());
         kill(&scene);
-        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::HostEnd)], "{what}");
+        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{what}");
         scene.write("10.0.0.10", "container9\r\neth0");
         drop(scene.open());
         for name in ["tmp", "leases.new"] {
@@ -150,23 +153,29 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
 
 #[test]
 fn a_listing_tells_who_is_gone_and_changes_nothing() {
-    isolate();
+    isolate_test_thread();
     let scene = Scene::new();
-    let ns = Netns::fresh().unwrap();
-    assert!(listing(&scene, "none").taken().is_empty() && !scene.root.path().join("none").exists());
+    let ns = Netns::create_unnamed().unwrap();
+    assert!(
+        listing(&scene, "none").taken_addresses().is_empty()
+            && !scene.root.path().join("none").exists()
+    );
     for (address, n, end) in [("192.0.2.2", 1, pair(1, &ns)), ("192.0.2.3", 2, gone_end())] {
         let store = LeaseStore::open_existing(scene.root.path(), NETWORK, LeaseOptions::default());
-        assert!(store.unwrap().unwrap().reserve(ip(address), owner(n), Some(end)).unwrap());
+        assert!(store.unwrap().unwrap().reserve_address(ip(address), owner(n), Some(end)).unwrap());
     }
     scene.write("192.0.2.4", "container3\r\neth0");
     let before = fs::metadata(&scene.dir).unwrap().mtime_nsec();
     let listing = listing(&scene, NETWORK);
-    let mut statuses = listing.statuses();
+    let mut statuses = listing.lease_statuses();
     statuses.sort_by_key(|status| status.lease.ip);
     let lives: Vec<_> = statuses.iter().map(|status| status.liveness).collect();
-    let doubt = Liveness::Unknown(Doubt::NoHostEnd);
-    assert_eq!(lives, [Liveness::Alive, Liveness::Gone(Gone::HostEnd), doubt]);
-    assert_eq!(listing.unavailable(), HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"])));
+    let doubt = Liveness::Unknown(LivenessDoubt::NoHostEnd);
+    assert_eq!(lives, [Liveness::Alive, Liveness::Gone(EndProof::HostEnd), doubt]);
+    assert_eq!(
+        listing.unavailable_addresses(),
+        HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"]))
+    );
     assert_eq!(fs::metadata(&scene.dir).unwrap().mtime_nsec(), before);
 }
 
@@ -176,35 +185,39 @@ fn freed_addresses_are_quarantined() {
     let terms = LeaseOptions { reuse_delay: Duration::from_secs(1000), ..LeaseOptions::default() };
     let open = |boot, terms| scene.open_with(boot, terms);
     for (n, address) in ["10.0.0.2", "10.0.0.3"].into_iter().enumerate() {
-        assert!(open(BOOT, terms).reserve(ip(address), owner(n), None).unwrap());
+        assert!(open(BOOT, terms).reserve_address(ip(address), owner(n), None).unwrap());
     }
-    open(BOOT, terms).release(owner(0)).unwrap();
-    let kept = open(BOOT, terms).quarantined();
+    open(BOOT, terms).release_attachment(owner(0)).unwrap();
+    let kept = open(BOOT, terms).quarantined_addresses();
     assert!(kept.len() == 1 && kept[&ip("10.0.0.2")] > Duration::from_secs(990), "{kept:?}");
-    assert!(scene.open().quarantined().is_empty(), "nobody asked for a delay");
+    assert!(scene.open().quarantined_addresses().is_empty(), "nobody asked for a delay");
     assert_eq!(scene.owned(owner(1)), ips(&["10.0.0.3"]), "the journal agrees");
     // A rollback frees what nobody had.
     assert!(!open(BOOT, terms).release_address(ip("10.0.0.3"), owner(0)).unwrap(), "another's");
     assert!(open(BOOT, terms).release_address(ip("10.0.0.3"), owner(1)).unwrap());
     assert!(!open(BOOT, terms).release_address(ip("10.0.0.3"), owner(1)).unwrap(), "gone");
-    assert_eq!(open(BOOT, terms).quarantined().len(), 1);
+    assert_eq!(open(BOOT, terms).quarantined_addresses().len(), 1);
     // In another boot both clocks are asked; this one has been running for a while.
     let long = LeaseOptions { reuse_delay: Duration::from_secs(u64::from(u32::MAX)), ..terms };
-    assert_eq!(open("next", long).quarantined().len(), 1);
+    assert_eq!(open("next", long).quarantined_addresses().len(), 1);
     // The journal is written anew.
     for _ in 0..3 {
         scene.write("10.0.1.2", "container9\r\neth0");
-        assert_eq!(open("next", long).quarantined().len(), 1);
+        assert_eq!(open("next", long).quarantined_addresses().len(), 1);
         fs::remove_file(scene.path("10.0.1.2")).unwrap();
-        assert_eq!(open("next", long).quarantined().len(), 2, "what the reference frees, too");
+        assert_eq!(
+            open("next", long).quarantined_addresses().len(),
+            2,
+            "what the reference frees, too"
+        );
     }
     fs::write(scene.journal_file(), scene.text().replace(" .", "")).unwrap();
-    assert!(open(BOOT, terms).quarantined().is_empty(), "lines that were cut short");
+    assert!(open(BOOT, terms).quarantined_addresses().is_empty(), "lines that were cut short");
 }
 
 #[test]
 fn why_an_address_was_reclaimed_is_told_with_its_next_lease() {
-    isolate();
+    isolate_test_thread();
     let scene = Scene::new();
     scene.attach("192.0.2.2", owner(1), gone_end());
     assert_eq!(healed(&scene, BOOT).len(), 1);
@@ -214,16 +227,16 @@ fn why_an_address_was_reclaimed_is_told_with_its_next_lease() {
     // The journal is written anew: in each round of the reference's, and when most of its lines are past.
     for _ in 0..120 {
         scene.reserve("192.0.2.3", owner(3));
-        scene.open().release(owner(3)).unwrap();
+        scene.open().release_attachment(owner(3)).unwrap();
     }
     scene.write("192.0.2.9", "container9\r\neth0");
     drop(scene.open());
-    let statuses = listing(&scene, NETWORK).statuses();
+    let statuses = listing(&scene, NETWORK).lease_statuses();
     let of = |address: &str| statuses.iter().find(|s| s.lease.ip == ip(address)).unwrap();
     let told = of("192.0.2.2").reclaimed.as_ref().unwrap();
-    assert_eq!((told.lease.id.as_str(), told.why), ("container1", Gone::HostEnd));
+    assert_eq!((told.lease.id.as_str(), told.why), ("container1", EndProof::HostEnd));
     assert!(of("192.0.2.9").reclaimed.is_none());
-    scene.open().release(owner(2)).unwrap();
+    scene.open().release_attachment(owner(2)).unwrap();
     scene.write("192.0.2.10", "");
     drop(scene.open());
     assert!(!scene.text().contains("192.0.2.2 "), "{}", scene.text());

@@ -6,11 +6,11 @@ use super::*;
 /// All that a command does in a store, with an address that is free.
 fn work(scene: &Scene) {
     let open = || scene.open();
-    assert!(open().reserve(ip("10.0.0.3"), owner(1), None).unwrap());
-    assert_eq!(open().owned_by(owner(1)).unwrap(), ips(&["10.0.0.3"]));
-    open().reclaim_dead(|_, gone| gone).unwrap();
-    assert_eq!(open().release(owner(1)).unwrap(), ips(&["10.0.0.3"]));
-    open().retain(|_| false, true).unwrap();
+    assert!(open().reserve_address(ip("10.0.0.3"), owner(1), None).unwrap());
+    assert_eq!(open().addresses_held_by(owner(1)).unwrap(), ips(&["10.0.0.3"]));
+    open().reclaim_ended(|_, gone| gone).unwrap();
+    assert_eq!(open().release_attachment(owner(1)).unwrap(), ips(&["10.0.0.3"]));
+    open().retain_leases(|_| false, true).unwrap();
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_second_name_of_another_file_is_not_written_to() {
     fs::write(victim.path(), "precious").unwrap();
     fs::hard_link(victim.path(), scene.path("last_reserved_ip.0")).unwrap();
     let error = scene.open().set_last_reserved(0, ip("10.0.0.3")).unwrap_err();
-    assert!(error.msg().ends_with("it has another name as well"), "{error}");
+    assert!(error.message().ends_with("it has another name as well"), "{error}");
     assert_eq!(fs::read_to_string(victim.path()).unwrap(), "precious");
 }
 
@@ -81,8 +81,8 @@ fn only_root_may_link_the_folder_of_a_network() {
     fs::create_dir(scene.path("disk")).unwrap();
     for target in [scene.path("disk"), PathBuf::from("disk")] {
         symlink(target, scene.path("net")).unwrap();
-        assert!(open().unwrap().reserve(ip("10.0.0.2"), owner(1), None).unwrap());
-        assert_eq!(open().unwrap().release(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+        assert!(open().unwrap().reserve_address(ip("10.0.0.2"), owner(1), None).unwrap());
+        assert_eq!(open().unwrap().release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
         fs::remove_file(scene.path("net")).unwrap();
     }
     let other = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn only_root_may_link_the_folder_of_a_network() {
     lchown(scene.path("net"), Some(65_534), None).unwrap();
     let error = open().unwrap_err();
     let text = "net: a symbolic link that belongs to user 65534";
-    assert!(error.msg().ends_with(text), "{error}");
-    assert!(Listing::open_writable(&scene.dir, "net", LeaseOptions::default()).is_err());
+    assert!(error.message().ends_with(text), "{error}");
+    assert!(LeaseListing::open_writable(&scene.dir, "net", LeaseOptions::default()).is_err());
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0);
 }

@@ -9,8 +9,8 @@ fn a_lease_that_was_overwritten_is_released_by_its_owner() {
         scene.reserve("10.0.0.2", owner(1));
         scene.write("10.0.0.2", text);
         assert!(scene.sealed(), "overwriting in place shows in no directory");
-        assert_eq!(scene.open().release(owner(3 - n)).unwrap(), ips(&[]));
-        assert_eq!(scene.open().release(owner(n)).unwrap(), ips(&["10.0.0.2"]));
+        assert_eq!(scene.open().release_attachment(owner(3 - n)).unwrap(), ips(&[]));
+        assert_eq!(scene.open().release_attachment(owner(n)).unwrap(), ips(&["10.0.0.2"]));
     }
 }
 
@@ -28,7 +28,7 @@ fn the_references_changes_are_seen_at_once() {
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         scene.write("10.0.0.2", "container3\r\neth0");
         assert_eq!(scene.owned(owner(1)), ips(&[]), "another's now");
-        assert_eq!(scene.open().release(owner(3)).unwrap(), ips(&["10.0.0.2"]));
+        assert_eq!(scene.open().release_attachment(owner(3)).unwrap(), ips(&["10.0.0.2"]));
     }
 }
 
@@ -36,11 +36,11 @@ fn the_references_changes_are_seen_at_once() {
 fn the_journal_is_text_that_a_person_can_read() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
-    let end = HostEnd { netns: 1, index: 17, labelled: true };
-    scene.attach("2001:db8::3", Owner { id: "c2", ifname: "%-é", ..owner(2) }, end);
+    let end = HostPairEnd { netns: 1, index: 17, labelled: true };
+    scene.attach("2001:db8::3", AttachmentId { id: "c2", ifname: "%-é", ..owner(2) }, end);
     scene.write("10.0.0.4", "container3");
-    scene.reserve("10.0.0.5", Owner { id: "c4", ifname: "-", ..owner(4) });
-    scene.open().release(owner(1)).unwrap();
+    scene.reserve("10.0.0.5", AttachmentId { id: "c4", ifname: "-", ..owner(4) });
+    scene.open().release_attachment(owner(1)).unwrap();
     let text = scene.text();
     let file = |name| {
         let meta = fs::metadata(scene.path(name)).unwrap();
@@ -88,7 +88,7 @@ fn a_damaged_journal_is_not_believed() {
                 fs::write(scene.journal_file(), [&text, line.as_bytes()].concat()).unwrap();
                 scene.seal();
             }
-            let released = scene.open().release(owner(1)).unwrap();
+            let released = scene.open().release_attachment(owner(1)).unwrap();
             assert_eq!(released, ips(&["10.0.0.2"]), "{what}, {line:?}");
             assert!(scene.sealed(), "{what}");
         }
@@ -100,10 +100,10 @@ fn a_session_seals_once_and_last() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     let mut store = scene.open();
-    assert!(store.reserve(ip("10.0.0.3"), owner(2), None).unwrap());
+    assert!(store.reserve_address(ip("10.0.0.3"), owner(2), None).unwrap());
     store.set_last_reserved(0, ip("10.0.0.3")).unwrap();
     assert!(!scene.sealed(), "not before its end");
-    assert_eq!(store.release(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    assert_eq!(store.release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
     drop(store);
     assert!(scene.sealed());
     // Only the directory changes: its seal still is that of the journal.
@@ -126,7 +126,7 @@ fn what_fails_half_way_is_not_sealed() {
     assert!(store.set_last_reserved(0, ip("10.0.0.5")).is_err());
     // And then something that goes well, in the same session.
     scene.create("10.0.0.5");
-    assert!(store.reserve(ip("10.0.0.6"), owner(1), None).unwrap());
+    assert!(store.reserve_address(ip("10.0.0.6"), owner(1), None).unwrap());
     drop(store);
     assert!(!scene.sealed());
     assert_eq!(scene.owned(owner(1)), ips(&["10.0.0.5", "10.0.0.6"]));
@@ -152,7 +152,7 @@ fn a_journal_is_written_anew_when_most_of_its_lines_are_past() {
     scene.reserve("10.0.0.2", owner(1));
     for _ in 0..200 {
         scene.reserve("10.0.0.3", owner(2));
-        assert_eq!(scene.open().release(owner(2)).unwrap(), ips(&["10.0.0.3"]));
+        assert_eq!(scene.open().release_attachment(owner(2)).unwrap(), ips(&["10.0.0.3"]));
         assert!(scene.sealed());
     }
     let lines = scene.text().lines().count();

@@ -34,7 +34,7 @@ const LONGEST: usize = 1 << 27;
 
 /// A connection to a bus.
 #[derive(Debug)]
-pub struct Bus {
+pub struct DbusConnection {
     socket: UnixStream,
     serial: u32,
 }
@@ -42,24 +42,24 @@ pub struct Bus {
 /// The name of the bus itself.
 const DBUS: &str = "org.freedesktop.DBus";
 
-impl Bus {
+impl DbusConnection {
     /// Connects to the system bus.
-    pub fn system() -> io::Result<Bus> {
+    pub fn connect_system_bus() -> io::Result<DbusConnection> {
         let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let address = if address.is_empty() { DEFAULT_ADDRESS } else { &address };
-        let mut bus = Bus { socket: connect(address)?, serial: 0 };
-        bus.authenticate()?;
-        bus.call(DBUS, DBUS, "Hello", &[])?;
+        let mut bus = DbusConnection { socket: connect_first_address(address)?, serial: 0 };
+        bus.authenticate_by_uid()?;
+        bus.call_method(DBUS, DBUS, "Hello", &[])?;
         Ok(bus)
     }
 
     /// Whether a service owns this name.
-    pub fn has_owner(&mut self, name: &str) -> io::Result<bool> {
-        Ok(is_true(&self.call(DBUS, DBUS, "NameHasOwner", &[name])?))
+    pub fn has_name_owner(&mut self, name: &str) -> io::Result<bool> {
+        Ok(is_true(&self.call_method(DBUS, DBUS, "NameHasOwner", &[name])?))
     }
 
     /// Authenticates by the user id of the socket's peer credentials.
-    fn authenticate(&mut self) -> io::Result<()> {
+    fn authenticate_by_uid(&mut self) -> io::Result<()> {
         // Each decimal digit is one byte, in hexadecimal.
         let uid: String = geteuid().to_string().chars().flat_map(|digit| ['3', digit]).collect();
         self.socket.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
@@ -77,7 +77,7 @@ impl Bus {
 
     /// Calls the method `member` of the service's object, whose path is the service's name. Returns the body of the
     /// reply. An error reply fails with its text and [`ErrorKind::Other`].
-    pub fn call(
+    pub fn call_method(
         &mut self,
         service: &str,
         interface: &str,
@@ -92,12 +92,12 @@ impl Bus {
             (MEMBER, b's', member),
             (DESTINATION, b's', service),
         ];
-        self.socket.write_all(&encode(self.serial, &fields, texts))?;
+        self.socket.write_all(&encode_call(self.serial, &fields, texts))?;
         loop {
             let mut header = [0; 16];
             self.socket.read_exact(&mut header)?;
             let [order, kind, ..] = header;
-            let size = |at| number(order, &header[at..]) as usize;
+            let size = |at| decode_number(order, &header[at..]) as usize;
             let (body, fields) = (size(4), size(12));
             if body.max(fields) > LONGEST {
                 return Err(ErrorKind::InvalidData.into());
@@ -109,12 +109,12 @@ impl Bus {
             // This field has the size of its alignment, eight bytes.
             let is_reply = |unit: &[u8]| {
                 unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0])
-                    && number(order, &unit[4..]) == self.serial
+                    && decode_number(order, &unit[4..]) == self.serial
             };
             match kind {
                 _ if !fields.chunks_exact(8).any(is_reply) => {}
                 METHOD_RETURN => return Ok(message),
-                ERROR => return Err(io::Error::other(text(&message))),
+                ERROR => return Err(io::Error::other(decode_string(&message))),
                 _ => {}
             }
         }
@@ -122,7 +122,7 @@ impl Bus {
 }
 
 /// Connects to the first address of a list that accepts.
-fn connect(list: &str) -> io::Result<UnixStream> {
+fn connect_first_address(list: &str) -> io::Result<UnixStream> {
     let mut outcome = Err(io::Error::from(ErrorKind::Unsupported));
     for address in list.split(';').filter_map(|address| address.strip_prefix("unix:")) {
         let key = |name| address.split(',').find_map(|pair| pair.strip_prefix(name));
@@ -143,48 +143,48 @@ fn connect(list: &str) -> io::Result<UnixStream> {
 }
 
 /// Encodes a call with these header fields (code, type, string) and a body of strings.
-fn encode(serial: u32, header: &[(u8, u8, &str)], texts: &[&str]) -> Vec<u8> {
+fn encode_call(serial: u32, header: &[(u8, u8, &str)], texts: &[&str]) -> Vec<u8> {
     let (mut body, mut fields) = (Vec::new(), Vec::new());
     for text in texts {
         put_text(&mut body, text);
     }
     for (code, kind, text) in header {
-        pad(&mut fields, 8);
+        pad_to_multiple(&mut fields, 8);
         fields.extend([*code, 1, *kind, 0]);
         put_text(&mut fields, text);
     }
     if !texts.is_empty() {
-        pad(&mut fields, 8);
+        pad_to_multiple(&mut fields, 8);
         fields.extend([SIGNATURE, 1, b'g', 0, u8::try_from(texts.len()).unwrap_or(u8::MAX)]);
         fields.extend(texts.iter().map(|_| b's').chain([0]));
     }
     let mut bytes = vec![b'l', METHOD_CALL, 0, 1];
-    bytes.extend(length(&body));
+    bytes.extend(encode_length(&body));
     bytes.extend(serial.to_le_bytes());
-    bytes.extend(length(&fields));
+    bytes.extend(encode_length(&fields));
     bytes.extend(fields);
-    pad(&mut bytes, 8);
+    pad_to_multiple(&mut bytes, 8);
     bytes.extend(body);
     bytes
 }
 
-fn pad(bytes: &mut Vec<u8>, to: usize) {
+fn pad_to_multiple(bytes: &mut Vec<u8>, to: usize) {
     bytes.resize(bytes.len().next_multiple_of(to), 0);
 }
 
-fn length(bytes: &[u8]) -> [u8; 4] {
+fn encode_length(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
 fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    pad(bytes, 4);
-    bytes.extend(length(text.as_bytes()));
+    pad_to_multiple(bytes, 4);
+    bytes.extend(encode_length(text.as_bytes()));
     bytes.extend(text.as_bytes());
     bytes.push(0);
 }
 
 /// Decodes a `u32` in the byte order of the message; 0 if the bytes are too few.
-fn number(order: u8, bytes: &[u8]) -> u32 {
+fn decode_number(order: u8, bytes: &[u8]) -> u32 {
     let four = bytes.first_chunk().copied().unwrap_or_default();
     if order == b'l' { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) }
 }
@@ -195,7 +195,7 @@ pub fn is_true(body: &[u8]) -> bool {
 }
 
 /// Decodes a body that is an array of strings, in the native byte order: the sender is on this machine.
-pub fn texts(body: &[u8]) -> Vec<String> {
+pub fn decode_strings(body: &[u8]) -> Vec<String> {
     let (mut all, mut at) = (Vec::new(), 4);
     while let Some(length) = body.get(at..).and_then(<[u8]>::first_chunk) {
         let end = at + 4 + u32::from_ne_bytes(*length) as usize;
@@ -207,7 +207,7 @@ pub fn texts(body: &[u8]) -> Vec<String> {
 }
 
 /// Decodes the string at the beginning of a body.
-fn text(body: &[u8]) -> String {
+fn decode_string(body: &[u8]) -> String {
     let text = body.get(4..).unwrap_or_default().split(|byte| *byte == 0).next();
     String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
 }
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn calls_are_encoded_as_specified() {
         let header = [(PATH, b'o', "/org/freedesktop/DBus"), (MEMBER, b's', "NameHasOwner")];
-        let bytes = encode(7, &header, &["a", "bc"]);
+        let bytes = encode_call(7, &header, &["a", "bc"]);
         assert_eq!(bytes[..12], [b'l', 1, 0, 1, 15, 0, 0, 0, 7, 0, 0, 0]);
         assert_eq!(bytes[16..24], [1, 1, b'o', 0, 21, 0, 0, 0]);
         assert_eq!(bytes[bytes.len() - 15..], *b"\x01\0\0\0a\0\0\0\x02\0\0\0bc\0");
@@ -232,7 +232,7 @@ mod tests {
         let (socket, mut bus) = UnixStream::pair().unwrap();
         bus.write_all(bytes).unwrap();
         bus.shutdown(std::net::Shutdown::Write).unwrap();
-        Bus { socket, serial: 6 }.call(DBUS, DBUS, "Hello", &["x"])
+        DbusConnection { socket, serial: 6 }.call_method(DBUS, DBUS, "Hello", &["x"])
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         for end in 0..no.len() {
             assert_eq!(answer(&no[..end]).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{end}");
         }
-        assert_eq!(text(&[0; 3]), "");
+        assert_eq!(decode_string(&[0; 3]), "");
     }
 
     #[test]
@@ -265,9 +265,13 @@ mod tests {
             bytes
         };
         let some = body(&["10.0.0.1/32", "", "2001:db8::1/128"]);
-        assert_eq!(texts(&some), ["10.0.0.1/32", "", "2001:db8::1/128"]);
+        assert_eq!(decode_strings(&some), ["10.0.0.1/32", "", "2001:db8::1/128"]);
         assert_eq!(
-            [texts(&body(&[])).len(), texts(&[]).len(), texts(&some[..20]).len()],
+            [
+                decode_strings(&body(&[])).len(),
+                decode_strings(&[]).len(),
+                decode_strings(&some[..20]).len()
+            ],
             [0, 0, 1]
         );
     }
@@ -276,7 +280,7 @@ mod tests {
     fn addresses_without_a_socket_are_errors() {
         for bad in ["", "tcp:host=x", "unix:tmpdir=/x", "unix:path=/nonexistent;unix:abstract=no-"]
         {
-            assert!(connect(bad).is_err(), "{bad}");
+            assert!(connect_first_address(bad).is_err(), "{bad}");
         }
     }
 }

@@ -18,87 +18,98 @@ use nix::errno::Errno;
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
     BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules,
-    bridge_rules, is_about, published_rule, stage_ends, to_chains, to_cni_forward, to_stage_1,
-    translated_rule,
+    bridge_rules, cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule,
+    shared_jumps, stage_return_rules, translated_rule,
 };
-use super::{KEPT, Pod, Policy, missing, nft, unused_links};
-use crate::attachment::{Keepsake, Record};
+use super::{AcceptedTraffic, IngressPolicy, KEPT, missing_error, nft, unused_policy_links};
+use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::error::{Error, Result};
 use crate::leases;
 use crate::log;
-use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, program};
-use crate::netfilter::names::Owner;
-use crate::netfilter::shared::others;
+use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
+use crate::netfilter::iptables::{
+    ChainScope, IptablesFlavour, IptablesRecords, IptablesRule, IptablesTable, program_name,
+};
+use crate::netfilter::names::AttachmentId;
+use crate::netfilter::shared::other_attachments;
 
 const FILTER: &str = "filter";
 
-/// For [`super::super::heal`].
-pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
+/// For [`super::super::repair_rules`].
+pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = IptablesRecords {
     kept: KEPT,
     table: FILTER,
-    is_of: is_in,
-    restore: |table, family, kept| create(table, kept.owner(), &kept.content, family),
+    is_of: has_rules_in_family,
+    restore: |table, family, kept| create_rules(table, kept.attachment_id(), &kept.content, family),
 };
 
 /// Whether the attachment has rules in this family's table.
-fn is_in(pod: &Pod, family: Family) -> bool {
-    pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty()
+fn has_rules_in_family(pod: &AcceptedTraffic, family: IpFamily) -> bool {
+    pod.backend == RuleBackend::Iptables && !ips_of_family(&pod.ips, family).is_empty()
 }
 
 /// Creates the rules, one family after the other, in place of those of the attachment's `former` addresses.
-pub(super) fn add(
+pub(super) fn add_rules(
     filter: &PacketFilter,
-    owner: Owner<'_>,
-    pod: &Pod,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
     former: &[IpAddr],
 ) -> Result<()> {
-    if filter.nft_if_present()?.is_some() && !pod.ports.is_empty() {
-        isolate(filter, owner, pod)?;
+    if filter.nft_socket_if_present()?.is_some() && !pod.ports.is_empty() {
+        isolate_ports(filter, owner, pod)?;
     }
-    for family in families(pod) {
+    for family in address_families(pod) {
         // The rules of another attachment, whose absence shows a flush.
-        let witness = RECORDS.another(owner, family);
-        let witness = witness.map(|kept| rules(&kept.content, family)).unwrap_or_default();
-        let plan = |table: &mut Table| {
-            if witness.iter().any(|rule| !table.has(rule)) {
-                RECORDS.restore(table, family, Some(owner));
+        let witness = RECORDS.other_record(owner, family);
+        let witness =
+            witness.map(|kept| attachment_rules(&kept.content, family)).unwrap_or_default();
+        let plan = |table: &mut IptablesTable| {
+            if witness.iter().any(|rule| !table.has_rule(rule)) {
+                RECORDS.restore_rules(table, family, Some(owner));
             }
-            remove(table, &free(former, family, owner));
-            create(table, owner, pod, family);
+            remove_address_rules(table, &unshared_ips(former, family, owner));
+            create_rules(table, owner, pod, family);
         };
-        with_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            filter.iptables(family)?.update(FILTER, scope, &plan)
+        with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
+            filter.default_iptables(family)?.update_table(FILTER, scope, &plan)
         })?;
     }
     Ok(())
 }
 
 /// Calls a function with all chains that the rules of an attachment are in.
-fn with_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(Scope<'_>) -> T) -> T {
+fn with_chain_scope<T>(
+    admin: Option<&str>,
+    bridge: Option<&str>,
+    call: &dyn Fn(ChainScope<'_>) -> T,
+) -> T {
     let mut chains = vec![FORWARD, CNI_FORWARD];
     chains.extend(admin);
     if bridge.is_some() {
         chains.extend([STAGE_1, STAGE_2]);
     }
-    call(Scope::of(&chains))
+    call(ChainScope::named_chains(&chains))
 }
 
 /// The attachment's rules in a family, without those that all attachments share.
-fn rules(pod: &Pod, family: Family) -> Vec<Rule> {
+fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule> {
     let mut rules = Vec::new();
     if pod.admin.is_some() {
-        let ips = ips_of(&pod.ips, family);
+        let ips = ips_of_family(&pod.ips, family);
         rules.extend(ips.iter().copied().flat_map(address_rules));
-        rules.extend(ips.into_iter().filter(|_| pod.published).map(published_rule));
+        rules.extend(ips.into_iter().filter(|_| pod.published).map(published_ports_rule));
     }
     rules.extend(policy_rules(pod));
     rules
 }
 
 /// Isolates the ports if the kernel supports bridge tables with the required expressions.
-fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    match nft::isolate(filter, owner, pod) {
+fn isolate_ports(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+) -> Result<()> {
+    match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             log::warn(format_args!(
                 "firewall: {error}: frames that are not IP pass between isolated containers of a bridge"
@@ -110,30 +121,35 @@ fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
 }
 
 /// Adds the chains of the reference and the rules that jump to them.
-fn shared(table: &mut Table, admin: &str) {
+fn add_shared_chains(table: &mut IptablesTable, admin: &str) {
     for chain in [CNI_FORWARD, admin] {
         table.ensure_chain(chain);
     }
-    for jump in to_chains(admin) {
+    for jump in shared_jumps(admin) {
         table.insert_unique(0, jump);
     }
 }
 
 /// The families of the attachment's addresses.
-fn families(pod: &Pod) -> impl Iterator<Item = Family> {
-    Family::BOTH.into_iter().filter(|family| !ips_of(&pod.ips, *family).is_empty())
+fn address_families(pod: &AcceptedTraffic) -> impl Iterator<Item = IpFamily> {
+    IpFamily::BOTH.into_iter().filter(|family| !ips_of_family(&pod.ips, *family).is_empty())
 }
 
-fn ips_of(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
-    ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect()
+fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
+    ips.iter().copied().filter(|ip| IpFamily::of_address(*ip) == family).collect()
 }
 
 /// Adds the rules of one family.
-fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
+fn create_rules(
+    table: &mut IptablesTable,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+    family: IpFamily,
+) {
     if let Some(admin) = &pod.admin {
-        shared(table, admin);
-        for ip in ips_of(&pod.ips, family) {
-            let published = pod.published.then(|| published_rule(ip));
+        add_shared_chains(table, admin);
+        for ip in ips_of_family(&pod.ips, family) {
+            let published = pod.published.then(|| published_ports_rule(ip));
             for rule in address_rules(ip).into_iter().chain(published) {
                 table.append_unique(rule);
             }
@@ -143,15 +159,15 @@ fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
 }
 
 /// Changes the policy of the bridge, unless it belongs to another network.
-fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
+fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
     let Some(bridge) = &pod.bridge else { return };
     let mut rules = bridge_rules(bridge, pod.policy);
     rules.extend(translated_rule(bridge, pod.policy));
-    let is_former = |rule: &Rule| is_about(rule, bridge) && !rules.contains(rule);
+    let is_former = |rule: &IptablesRule| is_policy_rule(rule, bridge) && !rules.contains(rule);
     if table.rules.iter().any(is_former) && !has_policy_of_other(bridge, network) {
-        table.del_rules(is_former);
+        table.delete_rules(is_former);
     }
-    if pod.policy == Policy::Open {
+    if pod.policy == IngressPolicy::Open {
         return;
     }
     create_policy(table, bridge, pod.policy);
@@ -162,53 +178,59 @@ fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
 
 /// Whether a living attachment of another network has a policy for the bridge.
 fn has_policy_of_other(bridge: &str, network: &str) -> bool {
-    KEPT.living::<Pod>().iter().any(|kept| {
+    KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| {
         let pod = &kept.content;
-        let is_for = pod.bridge.as_deref() == Some(bridge) && pod.policy != Policy::Open;
-        is_for && pod.backend == Backend::Iptables && kept.owner().network != network
+        let is_for = pod.bridge.as_deref() == Some(bridge) && pod.policy != IngressPolicy::Open;
+        is_for && pod.backend == RuleBackend::Iptables && kept.attachment_id().network != network
     })
 }
 
-fn create_policy(table: &mut Table, bridge: &str, policy: Policy) {
+fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy) {
     for chain in [STAGE_1, STAGE_2] {
         table.ensure_chain(chain);
     }
-    table.insert_unique(0, to_stage_1());
+    table.insert_unique(0, isolation_jump());
     for rule in bridge_rules(bridge, policy) {
         table.insert_unique(0, rule);
     }
-    for end in stage_ends() {
+    for end in stage_return_rules() {
         table.append_unique(end);
     }
 }
 
-pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+pub(super) fn check_rules(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+) -> Result<()> {
     // The reference does not isolate ports.
-    if KEPT.exists(&owner.instance())
-        && let Some(nft) = filter.nft_if_present()?
+    if KEPT.has_instance(&owner.instance_id())
+        && let Some(nft) = filter.nft_socket_if_present()?
     {
-        nft::check(nft, owner, pod)?;
+        nft::check_elements(nft, owner, pod)?;
     }
-    for family in families(pod) {
-        let table = with_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            filter.iptables(family)?.read(FILTER, scope)
+    for family in address_families(pod) {
+        let table = with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
+            filter.default_iptables(family)?.read_table(FILTER, scope)
         })?;
-        let jumps = pod.admin.iter().flat_map(|admin| to_chains(admin));
-        if let Some(rule) = jumps.chain(rules(pod, family)).find(|rule| !table.has(rule)) {
-            return Err(missing(owner, KEPT, &describe(&rule)));
+        let jumps = pod.admin.iter().flat_map(|admin| shared_jumps(admin));
+        if let Some(rule) =
+            jumps.chain(attachment_rules(pod, family)).find(|rule| !table.has_rule(rule))
+        {
+            return Err(missing_error(owner, KEPT, &describe_rule(&rule)));
         }
     }
     Ok(())
 }
 
 /// All rules of a policy.
-fn policy_rules(pod: &Pod) -> Vec<Rule> {
+fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
     match &pod.bridge {
-        Some(bridge) if pod.policy != Policy::Open => {
-            let mut rules = vec![to_stage_1()];
+        Some(bridge) if pod.policy != IngressPolicy::Open => {
+            let mut rules = vec![isolation_jump()];
             rules.extend(bridge_rules(bridge, pod.policy));
             rules.extend(translated_rule(bridge, pod.policy).filter(|_| pod.published));
-            rules.extend(stage_ends());
+            rules.extend(stage_return_rules());
             rules
         }
         _ => Vec::new(),
@@ -216,10 +238,10 @@ fn policy_rules(pod: &Pod) -> Vec<Rule> {
 }
 
 /// The reference's description of a rule: its chain unless that is obvious, and its arguments.
-fn describe(rule: &Rule) -> String {
+fn describe_rule(rule: &IptablesRule) -> String {
     let words = rule.words.join(" ");
     match rule.chain.as_str() {
-        CNI_FORWARD if rule.value("--ctstate").is_some() || rule.goes_to("ACCEPT") => {
+        CNI_FORWARD if rule.option_value("--ctstate").is_some() || rule.goes_to("ACCEPT") => {
             format!("rule [{words}]")
         }
         chain => format!("{chain} rule [{words}]"),
@@ -228,93 +250,104 @@ fn describe(rule: &Rule) -> String {
 
 /// Removes the attachment's rules from every flavour of iptables, rules of the reference included, except the rules
 /// of addresses that another attachment has meanwhile; and the policy of its `own` link, if any. The chains remain.
-pub(super) fn del(
+pub(super) fn delete_rules(
     filter: &PacketFilter,
-    owner: Owner<'_>,
+    owner: AttachmentId<'_>,
     ips: &[IpAddr],
     own: Option<&str>,
 ) -> Result<()> {
     let mut chains = vec![CNI_FORWARD];
     chains.extend(own.iter().flat_map(|_| [STAGE_1, STAGE_2]));
-    filter.delete_with_iptables(FILTER, &CHAINS, Scope::of(&chains), &|table, family| {
-        remove(table, &free(ips, family, owner));
-        if let Some(link) = own {
-            table.del_rules(|rule| is_about(rule, link));
-        }
-    })
+    filter.delete_iptables_rules(
+        FILTER,
+        &CHAINS,
+        ChainScope::named_chains(&chains),
+        &|table, family| {
+            remove_address_rules(table, &unshared_ips(ips, family, owner));
+            if let Some(link) = own {
+                table.delete_rules(|rule| is_policy_rule(rule, link));
+            }
+        },
+    )
 }
 
 /// The addresses of the family that no other attachment than the owner has.
-fn free(ips: &[IpAddr], family: Family, owner: Owner<'_>) -> Vec<IpAddr> {
-    let mut ips = ips_of(ips, family);
-    ips.retain(|ip| !is_of_other(*ip, owner));
+fn unshared_ips(ips: &[IpAddr], family: IpFamily, owner: AttachmentId<'_>) -> Vec<IpAddr> {
+    let mut ips = ips_of_family(ips, family);
+    ips.retain(|ip| !is_used_by_other(*ip, owner));
     ips
 }
 
 /// Whether another attachment than the owner has the address: by its record, or by a lease of another container.
-fn is_of_other(ip: IpAddr, owner: Owner<'_>) -> bool {
-    let others = others::<Pod>(KEPT, ip, owner);
-    others.iter().any(|(_, pod)| pod.backend == Backend::Iptables && pod.admin.is_some())
+fn is_used_by_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
+    let others = other_attachments::<AcceptedTraffic>(KEPT, ip, owner);
+    others.iter().any(|(_, pod)| pod.backend == RuleBackend::Iptables && pod.admin.is_some())
         || is_leased_to_other(ip, owner)
 }
 
-fn is_leased_to_other(ip: IpAddr, owner: Owner<'_>) -> bool {
-    let dir = Record::of(owner).and_then(|record| record.data_dir);
+fn is_leased_to_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
+    let dir = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.data_dir);
     let dir = dir.as_deref().unwrap_or(Path::new(leases::DATA_DIR));
-    leases::lease_of(dir, owner.network, ip).is_some_and(|lease| lease.id != owner.id)
+    leases::find_lease(dir, owner.network, ip).is_some_and(|lease| lease.id != owner.id)
 }
 
 /// Removes the rules of `stale` attachments, and the policies of links that are not in use.
-pub(super) fn gc(filter: &PacketFilter, stale: &[Keepsake<Pod>]) -> Result<()> {
-    filter.delete_with_iptables(FILTER, &CHAINS, Scope::All, &|table, family| {
+pub(super) fn remove_stale_rules(
+    filter: &PacketFilter,
+    stale: &[StoredRecord<AcceptedTraffic>],
+) -> Result<()> {
+    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, family| {
         for kept in stale {
-            remove(table, &free(&kept.content.ips, family, kept.owner()));
+            remove_address_rules(
+                table,
+                &unshared_ips(&kept.content.ips, family, kept.attachment_id()),
+            );
         }
-        table.del_duplicates(&to_cni_forward());
-        table.del_duplicates(&to_stage_1());
-        for link in unused_links(links_of_policies(table)) {
-            table.del_rules(|rule| is_about(rule, &link));
+        table.delete_duplicates(&cni_forward_jump());
+        table.delete_duplicates(&isolation_jump());
+        for link in unused_policy_links(links_with_policy(table)) {
+            table.delete_rules(|rule| is_policy_rule(rule, &link));
         }
-        remove_notes(table);
+        remove_owner_chains(table);
     })
 }
 
 /// Removes the chains in which release 0.2.0 recorded owners.
-fn remove_notes(table: &mut Table) {
+fn remove_owner_chains(table: &mut IptablesTable) {
     let is_note = |chain: &&String| *chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
     for chain in table.chains.clone().iter().filter(is_note) {
-        table.del_chain(chain);
+        table.delete_chain(chain);
     }
 }
 
 /// The links that have a policy.
-fn links_of_policies(table: &Table) -> HashSet<String> {
-    let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of(stage));
-    let names = stages.flat_map(|rule| [rule.value("-i"), rule.value("-o")]);
+fn links_with_policy(table: &IptablesTable) -> HashSet<String> {
+    let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of_chain(stage));
+    let names = stages.flat_map(|rule| [rule.option_value("-i"), rule.option_value("-o")]);
     names.flatten().map(str::to_owned).collect()
 }
 
-fn remove(table: &mut Table, ips: &[IpAddr]) {
+fn remove_address_rules(table: &mut IptablesTable, ips: &[IpAddr]) {
     for ip in ips {
-        let ([to, from], published) = (address_rules(*ip), published_rule(*ip));
+        let ([to, from], published) = (address_rules(*ip), published_ports_rule(*ip));
         let rules = [to, from, published];
-        table.del_rules(|rule| rules.contains(rule));
+        table.delete_rules(|rule| rules.contains(rule));
     }
 }
 
 /// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
-pub(super) fn create_ownerless(
+pub(super) fn create_ownerless_rules(
     filter: &PacketFilter,
     ips: &[IpAddr],
-    bridges: &[(String, Policy)],
+    bridges: &[(String, IngressPolicy)],
 ) -> Result<()> {
-    for family in Family::BOTH {
-        let ips = ips_of(ips, family);
+    for family in IpFamily::BOTH {
+        let ips = ips_of_family(ips, family);
         if ips.is_empty() && bridges.is_empty() {
             continue;
         }
-        filter.iptables(family)?.update(FILTER, Scope::All, &|table| {
-            shared(table, DEFAULT_ADMIN);
+        filter.default_iptables(family)?.update_table(FILTER, ChainScope::All, &|table| {
+            add_shared_chains(table, DEFAULT_ADMIN);
             for rule in ips.iter().flat_map(|ip| address_rules(*ip)) {
                 table.append_unique(rule);
             }
@@ -328,17 +361,17 @@ pub(super) fn create_ownerless(
 
 /// Removes the rules that the reference does not have and would not delete, and the chains in which release 0.2.0 recorded
 /// owners; the other rules remain.
-pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
-    let is_addition = |rule: &Rule| rule.value("--comment") == Some(PUBLISHED);
+pub(super) fn remove_own_additions(filter: &PacketFilter) -> Result<()> {
+    let is_addition = |rule: &IptablesRule| rule.option_value("--comment") == Some(PUBLISHED);
     let chains = [CNI_FORWARD, STAGE_1, OWNERS];
-    filter.delete_with_iptables(FILTER, &chains, Scope::All, &|table, _| {
-        table.del_rules(is_addition);
-        remove_notes(table);
+    filter.delete_iptables_rules(FILTER, &chains, ChainScope::All, &|table, _| {
+        table.delete_rules(is_addition);
+        remove_owner_chains(table);
     })?;
     // Of iptables-legacy only the programs can tell.
-    for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
-        filter.find_iptables(family, Flavour::Legacy)?.ok_or_else(|| {
-            let program = format!("{}-legacy", program(family));
+    for family in IpFamily::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
+        filter.find_iptables(family, IptablesFlavour::Legacy)?.ok_or_else(|| {
+            let program = format!("{}-legacy", program_name(family));
             Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
                 format!(
                     "if there is one, run on the node: {program} -F {OWNERS}; {program} -X {OWNERS}; \

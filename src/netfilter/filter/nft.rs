@@ -40,95 +40,117 @@
 
 use std::net::IpAddr;
 
-use super::{KEPT, Pod, Policy, missing, unused_links};
+use super::{AcceptedTraffic, IngressPolicy, KEPT, missing_error, unused_policy_links};
 use crate::error;
-use crate::netfilter::backend::{Backend, PacketFilter};
-use crate::netfilter::layout::{self, Layout};
-use crate::netfilter::names::{Owner, network_hash, network_label, stale};
-use crate::netfilter::shared::{has_owner_of, heirs};
-use crate::netlink::Result;
+use crate::netfilter::backend::{PacketFilter, RuleBackend};
+use crate::netfilter::layout::{self, TableLayout};
+use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_matcher};
+use crate::netfilter::shared::{find_heirs, has_same_owner};
+use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    Batch, CT_STATE_ANSWERS, CT_STATUS_DNAT, Chain, Element, FILTER, Family, Field, Hook, Nft,
-    Rule, Set, Table, Type, Value,
+    CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet,
+    NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 
-const TABLE: Table<'_> = Table::inet("cnibox_firewall").comment("cnibox: plugin firewall");
-const FORWARD: Chain<'_> = TABLE.chain("forward").filter(Hook::Forward, FILTER);
-const ISOLATION: Chain<'_> = TABLE.chain("isolation").comment("between bridges with a policy");
-const ADMIN: Chain<'_> = TABLE.chain("admin").comment("the administrator's own rules");
-const BRIDGES: Set<'_> = TABLE.set("bridges", &[Type::IfName]);
-const SAME_BRIDGE: Set<'_> = TABLE.set("same_bridge", &[Type::IfName, Type::IfName]);
+const TABLE: NftTable<'_> =
+    NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
+const FORWARD: NftChain<'_> =
+    TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);
+const ISOLATION: NftChain<'_> =
+    TABLE.named_chain("isolation").with_comment("between bridges with a policy");
+const ADMIN: NftChain<'_> =
+    TABLE.named_chain("admin").with_comment("the administrator's own rules");
+const BRIDGES: NftSet<'_> = TABLE.named_set("bridges", &[ValueType::IfName]);
+const SAME_BRIDGE: NftSet<'_> =
+    TABLE.named_set("same_bridge", &[ValueType::IfName, ValueType::IfName]);
 
-const FRAMES: Table<'_> =
-    Table::new(Family::Bridge, "cnibox_firewall").comment("cnibox: plugin firewall");
+const FRAMES: NftTable<'_> =
+    NftTable::new(TableFamily::Bridge, "cnibox_firewall").with_comment("cnibox: plugin firewall");
 /// The priority `filter` of nft in the bridge family: `NF_BR_PRI_FILTER_BRIDGED`.
 const BRIDGE_FILTER: i32 = -200;
-const FRAMES_FORWARD: Chain<'_> = FRAMES.chain("forward").filter(Hook::Forward, BRIDGE_FILTER);
+const FRAMES_FORWARD: NftChain<'_> =
+    FRAMES.named_chain("forward").at_filter_hook(NetfilterHook::Forward, BRIDGE_FILTER);
 /// The comment of an element is its owner.
-const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
+const PORTS: NftSet<'_> = FRAMES.named_set("ports", &[ValueType::IfName]);
 
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
-const PODS: [Set<'_>; 2] =
-    [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
+const PODS: [NftSet<'_>; 2] = [
+    TABLE.named_set("pods4", &[ValueType::Ipv4Addr]),
+    TABLE.named_set("pods6", &[ValueType::Ipv6Addr]),
+];
 
 /// All sets of both tables.
-pub(super) const SETS: [Set<'_>; 5] = [PODS[0], PODS[1], BRIDGES, SAME_BRIDGE, PORTS];
+pub(super) const SETS: [NftSet<'_>; 5] = [PODS[0], PODS[1], BRIDGES, SAME_BRIDGE, PORTS];
 
 const PUBLISHED: &str = "published ports of containers";
 const PUBLISHED6: &str = "published IPv6 ports of containers";
 const ANSWERS: &str = "answers of published ports";
 const NEIGHBOURS_PORTS: &str = "published ports of neighbours";
 
-fn addresses(owner: Owner<'_>, ips: &[IpAddr]) -> Vec<Element> {
-    let label = owner.label();
-    let element = |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element(*ip).comment(&label);
+fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> {
+    let label = owner.object_label();
+    let element =
+        |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label);
     ips.iter().map(element).collect()
 }
 
 /// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
 /// ports are isolated here.
-fn elements(owner: Owner<'_>, pod: &Pod) -> Vec<(Element, bool)> {
-    let (own, shared) = (owner.label(), network_label(owner.network));
-    let port = |port: &String| PORTS.element(port.as_str()).comment(&own);
-    let is_isolated = pod.policy == Policy::Isolated;
+fn desired_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<(SetElement, bool)> {
+    let (own, shared) = (owner.object_label(), network_label(owner.network));
+    let port = |port: &String| PORTS.element_with_key(port.as_str()).with_comment(&own);
+    let is_isolated = pod.policy == IngressPolicy::Isolated;
     let mut all = Vec::new();
-    if pod.backend == Backend::Nftables && pod.admin.is_some() {
-        all.extend(addresses(owner, &pod.ips).into_iter().map(|element| (element, true)));
+    if pod.backend == RuleBackend::Nftables && pod.admin.is_some() {
+        all.extend(address_elements(owner, &pod.ips).into_iter().map(|element| (element, true)));
     }
     all.extend(pod.ports.iter().map(|name| (port(name), is_isolated)));
-    if pod.backend == Backend::Nftables
+    if pod.backend == RuleBackend::Nftables
         && let Some(bridge) = pod.bridge.as_deref()
     {
-        let bridges = BRIDGES.element(bridge).comment(&shared);
-        let neighbours = SAME_BRIDGE.element((bridge, bridge)).comment(&shared);
-        all.push((bridges, pod.policy != Policy::Open));
-        all.push((neighbours, pod.policy == Policy::SameBridge));
+        let bridges = BRIDGES.element_with_key(bridge).with_comment(&shared);
+        let neighbours = SAME_BRIDGE.element_with_key((bridge, bridge)).with_comment(&shared);
+        all.push((bridges, pod.policy != IngressPolicy::Open));
+        all.push((neighbours, pod.policy == IngressPolicy::SameBridge));
     }
     all
 }
 
-pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    let needed = if pod.policy == Policy::Isolated { layouts() } else { vec![layout()] };
-    put(filter, &elements(owner, pod), &needed)
+pub(super) fn add_elements(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+) -> NetlinkResult<()> {
+    let needed =
+        if pod.policy == IngressPolicy::Isolated { table_layouts() } else { vec![packet_layout()] };
+    apply_elements(filter, &desired_elements(owner, pod), &needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
-pub(super) fn isolate(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
-    if pod.policy == Policy::Isolated || filter.nft()?.has(FRAMES)? {
-        put(filter, &elements(owner, pod), &[frames()])?;
+pub(super) fn isolate_ports(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+) -> NetlinkResult<()> {
+    if pod.policy == IngressPolicy::Isolated || filter.nft_socket()?.has_object(FRAMES)? {
+        apply_elements(filter, &desired_elements(owner, pod), &[frame_layout()])?;
     }
     Ok(())
 }
 
-fn put(filter: &PacketFilter, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
+fn apply_elements(
+    filter: &PacketFilter,
+    all: &[(SetElement, bool)],
+    needed: &[TableLayout],
+) -> NetlinkResult<()> {
     let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
-    filter.tables()?.change(needed, &elements, &mut |change, found| {
+    filter.own_tables()?.change_tables(needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
-            let is_own = found.as_ref().is_some_and(|found| has_owner_of(found, element));
+            let is_own = found.as_ref().is_some_and(|found| has_same_owner(found, element));
             if *is_present && !is_own {
-                change.claim(found.as_ref(), element);
+                change.claim_element(found.as_ref(), element);
             } else if !is_present && is_own {
-                change.batch.del_element(element);
+                change.batch.delete_element(element);
             }
         }
         Ok(())
@@ -136,62 +158,67 @@ fn put(filter: &PacketFilter, all: &[(Element, bool)], needed: &[Layout]) -> Res
 }
 
 /// The elements of a record.
-pub(super) fn recorded(owner: Owner<'_>, pod: &Pod) -> Vec<Element> {
-    let present = elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
+pub(super) fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
+    let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
     present.map(|(element, _)| element).collect()
 }
 
 /// The first missing object that attachments of this host depend on.
-pub(super) fn damage(nft: &Nft) -> Result<Option<String>> {
-    if nft.has(FORWARD)? || Backend::Nftables.is_recorded(KEPT) {
-        let damage = layout().damage(nft, &|| true)?;
+pub(super) fn first_missing_object(nft: &NftSocket) -> NetlinkResult<Option<String>> {
+    if nft.has_object(FORWARD)? || RuleBackend::Nftables.is_recorded(KEPT) {
+        let damage = packet_layout().first_deviation(nft, &|| true)?;
         if damage.is_some() {
             return Ok(damage);
         }
     }
-    let is_isolated = || KEPT.living::<Pod>().iter().any(|kept| kept.content.isolates_ports());
-    frames().damage(nft, &is_isolated)
+    let is_isolated = || {
+        KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports())
+    };
+    frame_layout().first_deviation(nft, &is_isolated)
 }
 
-pub(super) fn layouts() -> Vec<Layout> {
-    vec![layout(), frames()]
+pub(super) fn table_layouts() -> Vec<TableLayout> {
+    vec![packet_layout(), frame_layout()]
 }
 
 /// The table for packets.
-fn layout() -> Layout {
-    let between = Rule::new()
-        .in_set(&[Field::Iifname], BRIDGES)
-        .in_set(&[Field::Oifname], BRIDGES)
-        .jump(ISOLATION.name);
+fn packet_layout() -> TableLayout {
+    let between = NftRule::new()
+        .in_set(&[PacketField::Iifname], BRIDGES)
+        .in_set(&[PacketField::Oifname], BRIDGES)
+        .jump_to(ISOLATION.name);
     let answers = |field, set| {
-        let rule = Rule::new().any_of(Field::CtState, CT_STATE_ANSWERS);
+        let rule = NftRule::new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
         rule.in_set(&[field], set).accept()
     };
-    let translated = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
-    let from = |field, set| Rule::new().in_set(&[field], set).accept();
+    let translated = || NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT);
+    let from = |field, set| NftRule::new().in_set(&[field], set).accept();
     let forward = vec![
-        between.comment("between bridges with a policy"),
-        Rule::new().jump(ADMIN.name).comment("the administrator's own rules"),
-        answers(Field::IpDaddr, PODS[0]).comment("answers to containers"),
-        answers(Field::Ip6Daddr, PODS[1]).comment("IPv6 answers to containers"),
-        from(Field::IpSaddr, PODS[0]).comment("from containers"),
-        from(Field::Ip6Saddr, PODS[1]).comment("IPv6 from containers"),
-        translated().in_set(&[Field::IpDaddr], PODS[0]).accept().comment(PUBLISHED),
-        translated().in_set(&[Field::Ip6Daddr], PODS[1]).accept().comment(PUBLISHED6),
+        between.with_comment("between bridges with a policy"),
+        NftRule::new().jump_to(ADMIN.name).with_comment("the administrator's own rules"),
+        answers(PacketField::IpDaddr, PODS[0]).with_comment("answers to containers"),
+        answers(PacketField::Ip6Daddr, PODS[1]).with_comment("IPv6 answers to containers"),
+        from(PacketField::IpSaddr, PODS[0]).with_comment("from containers"),
+        from(PacketField::Ip6Saddr, PODS[1]).with_comment("IPv6 from containers"),
+        translated().in_set(&[PacketField::IpDaddr], PODS[0]).accept().with_comment(PUBLISHED),
+        translated().in_set(&[PacketField::Ip6Daddr], PODS[1]).accept().with_comment(PUBLISHED6),
     ];
     let isolation = vec![
-        Rule::new()
-            .in_set(&[Field::Iifname, Field::Oifname], SAME_BRIDGE)
-            .ret()
-            .comment("neighbours"),
-        translated().any_of(Field::CtState, CT_STATE_ANSWERS).ret().comment(ANSWERS),
+        NftRule::new()
+            .in_set(&[PacketField::Iifname, PacketField::Oifname], SAME_BRIDGE)
+            .return_to_caller()
+            .with_comment("neighbours"),
         translated()
-            .in_set(&[Field::Oifname, Field::Oifname], SAME_BRIDGE)
-            .ret()
-            .comment(NEIGHBOURS_PORTS),
-        Rule::new().drop().comment("others"),
+            .any_bit_set(PacketField::CtState, CT_STATE_ANSWERS)
+            .return_to_caller()
+            .with_comment(ANSWERS),
+        translated()
+            .in_set(&[PacketField::Oifname, PacketField::Oifname], SAME_BRIDGE)
+            .return_to_caller()
+            .with_comment(NEIGHBOURS_PORTS),
+        NftRule::new().drop().with_comment("others"),
     ];
-    Layout {
+    TableLayout {
         table: TABLE,
         sets: vec![PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
         chains: vec![(ADMIN, Vec::new()), (ISOLATION, isolation), (FORWARD, forward)],
@@ -201,37 +228,53 @@ fn layout() -> Layout {
 }
 
 /// The table for frames between two ports of a bridge.
-fn frames() -> Layout {
-    let drop = |field| Rule::new().in_set(&[field], PORTS).drop();
+fn frame_layout() -> TableLayout {
+    let drop = |field| NftRule::new().in_set(&[field], PORTS).drop();
     let forward = vec![
-        drop(Field::Iifname).comment("from isolated ports"),
-        drop(Field::Oifname).comment("to isolated ports"),
+        drop(PacketField::Iifname).with_comment("from isolated ports"),
+        drop(PacketField::Oifname).with_comment("to isolated ports"),
     ];
     let chains = vec![(FRAMES_FORWARD, forward)];
-    Layout { table: FRAMES, sets: vec![PORTS], chains, additions: &[], subnet: |_| None }
+    TableLayout { table: FRAMES, sets: vec![PORTS], chains, additions: &[], subnet: |_| None }
 }
 
 /// The attachment's elements: with these addresses, or, without any, all.
-fn owned(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr]) -> Result<Vec<Element>> {
-    nft.find_of(&PODS, &addresses(owner, ips), &owner.matcher())
+fn find_own_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> NetlinkResult<Vec<SetElement>> {
+    nft.find_elements_by_comment(&PODS, &address_elements(owner, ips), &owner.comment_matcher())
 }
 
 /// Whether one of the addresses is the attachment's.
-pub(super) fn has(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr]) -> Result<bool> {
-    Ok(!owned(nft, owner, ips)?.is_empty())
+pub(super) fn has_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+) -> NetlinkResult<bool> {
+    Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
 /// Verifies the attachment's elements and the tables.
-pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()> {
-    if pod.backend == Backend::Nftables {
-        layout::refuse(layout().damage(nft, &|| true)?)?;
+pub(super) fn check_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    pod: &AcceptedTraffic,
+) -> error::Result<()> {
+    if pod.backend == RuleBackend::Nftables {
+        layout::require_undamaged(packet_layout().first_deviation(nft, &|| true)?)?;
     }
     if pod.isolates_ports() {
-        layout::refuse(frames().damage(nft, &|| true)?)?;
+        layout::require_undamaged(frame_layout().first_deviation(nft, &|| true)?)?;
     }
-    for element in &recorded(owner, pod) {
-        if nft.element(element)?.is_none() {
-            return Err(missing(owner, KEPT, &format!("element {element} of {}", element.set)));
+    for element in &recorded_elements(owner, pod) {
+        if nft.read_element(element)?.is_none() {
+            return Err(missing_error(
+                owner,
+                KEPT,
+                &format!("element {element} of {}", element.set),
+            ));
         }
     }
     Ok(())
@@ -239,80 +282,92 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()>
 
 /// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own` link,
 /// if any.
-pub(super) fn del(
-    nft: &Nft,
-    owner: Owner<'_>,
+pub(super) fn delete_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
     ips: &[IpAddr],
     ports: &[String],
     own: Option<&str>,
-) -> Result<()> {
-    let ports: Vec<_> = ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-    let find = &mut |nft: &Nft, _: &mut Batch| {
-        let mut found = owned(nft, owner, ips)?;
-        found.extend(nft.find_of(&[PORTS], &ports, &owner.matcher())?);
+) -> NetlinkResult<()> {
+    let ports: Vec<_> = ports.iter().map(|port| PORTS.element_with_key(port.as_str())).collect();
+    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+        let mut found = find_own_elements(nft, owner, ips)?;
+        found.extend(nft.find_elements_by_comment(&[PORTS], &ports, &owner.comment_matcher())?);
         if let Some(link) = own {
-            let policy = [BRIDGES.element(link), SAME_BRIDGE.element((link, link))];
-            found.extend(nft.elements(&policy)?.into_iter().flatten());
+            let policy =
+                [BRIDGES.element_with_key(link), SAME_BRIDGE.element_with_key((link, link))];
+            found.extend(nft.read_elements(&policy)?.into_iter().flatten());
         }
         Ok(found)
     };
-    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))
+    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
+        find_heirs(KEPT, Some(owner), deleted, recorded_elements)
+    })
 }
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not in
 /// use.
-pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let (hash, is_stale) = (network_hash(network), stale(network, valid));
+pub(super) fn remove_stale_elements(
+    nft: &NftSocket,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> NetlinkResult<()> {
+    let (hash, is_stale) = (network_hash(network), stale_matcher(network, valid));
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
-    let link = |element: &Element| match element.key.0.first() {
-        Some(Value::IfName(link)) if element.set != PORTS => Some(link.clone()),
+    let link = |element: &SetElement| match element.key.0.first() {
+        Some(NftValue::IfName(link)) if element.set != PORTS => Some(link.clone()),
         _ => None,
     };
-    let find = &mut |nft: &Nft, _: &mut Batch| {
-        let mut found = nft.find(&SETS, &[])?;
-        let unused = unused_links(found.iter().filter_map(link).collect());
-        let is_left = |element: &Element| link(element).is_some_and(|link| unused.contains(&link));
+    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+        let mut found = nft.find_elements(&SETS, &[])?;
+        let unused = unused_policy_links(found.iter().filter_map(link).collect());
+        let is_left =
+            |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };
-    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, None, deleted, recorded))
+    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
+        find_heirs(KEPT, None, deleted, recorded_elements)
+    })
 }
 
 /// Bridges with a policy.
-type Bridges = Vec<(String, Policy)>;
+type BridgePolicies = Vec<(String, IngressPolicy)>;
 
 /// The content of the tables that rules of the reference can express: the containers' addresses and the policies.
-pub(super) fn content(nft: &Nft) -> Result<(Vec<IpAddr>, Bridges)> {
+pub(super) fn read_content(nft: &NftSocket) -> NetlinkResult<(Vec<IpAddr>, BridgePolicies)> {
     let (mut ips, mut bridges) = (Vec::new(), Vec::new());
-    for element in nft.find(&PODS, &[])? {
-        if let Some(Value::Ip(ip)) = element.key.0.first() {
+    for element in nft.find_elements(&PODS, &[])? {
+        if let Some(NftValue::Ip(ip)) = element.key.0.first() {
             ips.push(*ip);
         }
     }
-    for element in nft.find(&[BRIDGES], &[])? {
-        let Some(Value::IfName(bridge)) = element.key.0.first() else { continue };
-        let open_inside = nft.element(&SAME_BRIDGE.element((bridge.as_str(), bridge.as_str())))?;
-        let policy = if open_inside.is_some() { Policy::SameBridge } else { Policy::Isolated };
+    for element in nft.find_elements(&[BRIDGES], &[])? {
+        let Some(NftValue::IfName(bridge)) = element.key.0.first() else { continue };
+        let open_inside =
+            nft.read_element(&SAME_BRIDGE.element_with_key((bridge.as_str(), bridge.as_str())))?;
+        let policy =
+            if open_inside.is_some() { IngressPolicy::SameBridge } else { IngressPolicy::Isolated };
         bridges.push((bridge.clone(), policy));
     }
     Ok((ips, bridges))
 }
 
 /// Deletes the tables; if an administrator has added rules, only the elements.
-pub(super) fn clear(nft: &Nft) -> Result<()> {
-    let mut batch = Batch::new();
-    if nft.has(FRAMES)? {
-        batch.del(FRAMES);
+pub(super) fn delete_tables(nft: &NftSocket) -> NetlinkResult<()> {
+    let mut batch = NftBatch::new();
+    if nft.has_object(FRAMES)? {
+        batch.delete_object(FRAMES);
     }
-    if nft.has(TABLE)? && nft.dump_rules(ADMIN)?.is_empty() {
-        batch.del(TABLE);
+    if nft.has_object(TABLE)? && nft.dump_rules(ADMIN)?.is_empty() {
+        batch.delete_object(TABLE);
     } else {
-        for set in layout().sets {
-            if nft.has(set)? {
+        for set in packet_layout().sets {
+            if nft.has_object(set)? {
                 batch.flush_set(set);
             }
         }
     }
-    nft.commit(batch)
+    nft.commit_batch(batch)
 }

@@ -4,13 +4,15 @@
 
 use nix::errno::Errno;
 
-use super::encoding::{decode, encode};
-use super::table::{Change, Rule, Table};
-use super::{Scope, iptables_table};
-use crate::error::{Code, Error, Result};
+use super::encoding::{decode_rule, encode_rule};
+use super::table::{IptablesRule, IptablesTable, TableChange};
+use super::{ChainScope, nft_table_for};
+use crate::error::{Error, ErrorCode, Result};
 use crate::log;
-use crate::netlink::Family;
-use crate::netlink::nftables::{self, Batch, Chain, DSTNAT, FILTER, Hook, Nft, Place, RAW, SRCNAT};
+use crate::netlink::IpFamily;
+use crate::netlink::nftables::{
+    self, DSTNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftSocket, RAW, RulePosition, SRCNAT,
+};
 
 /// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
@@ -19,39 +21,44 @@ const CNI: &str = "CNI";
 const ATTEMPTS: usize = 200;
 
 /// A table and the kernel's numbers of its rules.
-struct Snapshot {
-    table: Table,
-    handles: Vec<(Rule, u64)>,
+struct TableSnapshot {
+    table: IptablesTable,
+    handles: Vec<(IptablesRule, u64)>,
 }
 
-/// Reads the chains of the scope. Of a table with [`Scope::All`] these are the chains of CNI plugins and the base chains, which
+/// Reads the chains of the scope. Of a table with [`ChainScope::All`] these are the chains of CNI plugins and the base chains, which
 /// lead to them; the names of all chains are read.
-pub(super) fn read(nft: &Nft, family: Family, name: &str, scope: Scope<'_>) -> Result<Table> {
-    Ok(Snapshot::read(nft, family, name, scope)?.table)
+pub(super) fn read_table(
+    nft: &NftSocket,
+    family: IpFamily,
+    name: &str,
+    scope: ChainScope<'_>,
+) -> Result<IptablesTable> {
+    Ok(TableSnapshot::read_scope(nft, family, name, scope)?.table)
 }
 
 /// Commits the changes of `plan`. Returns false if a rule cannot be expressed, or the kernel lacks an extension of it.
-pub(super) fn update(
-    nft: &Nft,
-    family: Family,
+pub(super) fn update_table(
+    nft: &NftSocket,
+    family: IpFamily,
     name: &str,
-    mut scope: Scope<'_>,
-    plan: &dyn Fn(&mut Table),
+    mut scope: ChainScope<'_>,
+    plan: &dyn Fn(&mut IptablesTable),
 ) -> Result<bool> {
     let mut keeps_chains = false;
     for _ in 0..ATTEMPTS {
-        let generation = nft.generation()?;
-        let mut found = Snapshot::read(nft, family, name, scope)?;
+        let generation = nft.read_generation()?;
+        let mut found = TableSnapshot::read_scope(nft, family, name, scope)?;
         plan(&mut found.table);
         if found.table.is_insufficient {
-            scope = Scope::All;
+            scope = ChainScope::All;
             continue;
         }
         if keeps_chains {
-            found.table.changes.retain(|change| !matches!(change, Change::DeleteChain(_)));
+            found.table.changes.retain(|change| !matches!(change, TableChange::DeleteChain(_)));
         }
-        let Some(batch) = found.batch(family) else { return Ok(false) };
-        match nft.commit_at(batch, generation) {
+        let Some(batch) = found.into_batch(family) else { return Ok(false) };
+        match nft.commit_at_generation(batch, generation) {
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
             // A rule of another program jumps to a chain, which stays, without rules.
             Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
@@ -65,28 +72,37 @@ pub(super) fn update(
         }
     }
     let msg = format!("change iptables table {name}: others kept changing the packet filter");
-    Err(Error::new(Code::TRY_AGAIN, msg))
+    Err(Error::new(ErrorCode::TRY_AGAIN, msg))
 }
 
-impl Snapshot {
-    fn read(nft: &Nft, family: Family, name: &str, scope: Scope<'_>) -> Result<Snapshot> {
-        let table = Table { is_partial: !matches!(scope, Scope::All), ..Table::empty(name) };
-        let mut found = Snapshot { table, handles: Vec::new() };
+impl TableSnapshot {
+    fn read_scope(
+        nft: &NftSocket,
+        family: IpFamily,
+        name: &str,
+        scope: ChainScope<'_>,
+    ) -> Result<TableSnapshot> {
+        let table = IptablesTable {
+            is_partial: !matches!(scope, ChainScope::All),
+            ..IptablesTable::new_empty(name)
+        };
+        let mut found = TableSnapshot { table, handles: Vec::new() };
         match scope {
-            Scope::All => {
-                for chain in nft.dump_chains(iptables_table(family, name))? {
+            ChainScope::All => {
+                for chain in nft.dump_chains(nft_table_for(family, name))? {
                     if chain.base.is_some() || chain.name.starts_with(CNI) {
                         found.read_rules(nft, family, &chain.name)?;
                     }
                     found.table.chains.push(chain.name);
                 }
             }
-            Scope::Chains(chains, leads_on) => {
+            ChainScope::Chains(chains, leads_on) => {
                 for chain in chains {
                     found.read_chain(nft, family, chain)?;
                 }
-                let targets =
-                    |rule: &Rule| leads_on(rule).then(|| rule.value("-j"))?.map(str::to_owned);
+                let targets = |rule: &IptablesRule| {
+                    leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned)
+                };
                 let next: Vec<String> = found.table.rules.iter().filter_map(targets).collect();
                 for chain in next {
                     if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
@@ -98,21 +114,24 @@ impl Snapshot {
         Ok(found)
     }
 
-    fn read_chain(&mut self, nft: &Nft, family: Family, chain: &str) -> Result<()> {
+    fn read_chain(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
         let before = self.handles.len();
         self.read_rules(nft, family, chain)?;
         let has_rules = self.handles.len() > before;
-        if has_rules || nft.has(iptables_table(family, &self.table.name).chain(chain))? {
+        if has_rules
+            || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))?
+        {
             self.table.chains.push(chain.to_owned());
         }
         Ok(())
     }
 
-    fn read_rules(&mut self, nft: &Nft, family: Family, chain: &str) -> Result<()> {
-        let found = nft.dump_foreign(iptables_table(family, &self.table.name).chain(chain))?;
+    fn read_rules(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
+        let found =
+            nft.dump_foreign_rules(nft_table_for(family, &self.table.name).named_chain(chain))?;
         for foreign in found {
-            let words = decode(&foreign.expressions, family);
-            let rule = Rule { chain: chain.to_owned(), words };
+            let words = decode_rule(&foreign.expressions, family);
+            let rule = IptablesRule { chain: chain.to_owned(), words };
             self.handles.push((rule.clone(), foreign.handle));
             self.table.rules.push(rule);
         }
@@ -120,50 +139,55 @@ impl Snapshot {
     }
 
     /// The changes; `None` if a rule cannot be expressed.
-    fn batch(mut self, family: Family) -> Option<Batch> {
-        let Table { name, changes, chains, .. } = &self.table;
-        let table = iptables_table(family, name);
-        let mut batch = Batch::new();
-        let adds = |change: &Change| {
-            !matches!(change, Change::Delete(_) | Change::Flush(_) | Change::DeleteChain(_))
+    fn into_batch(mut self, family: IpFamily) -> Option<NftBatch> {
+        let IptablesTable { name, changes, chains, .. } = &self.table;
+        let table = nft_table_for(family, name);
+        let mut batch = NftBatch::new();
+        let adds = |change: &TableChange| {
+            !matches!(
+                change,
+                TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_)
+            )
         };
         if changes.iter().any(adds) {
-            batch.ensure(table);
+            batch.ensure_object(table);
         }
         let mut bases: Vec<&str> = Vec::new();
         for change in changes {
             match change {
-                Change::NewChain(chain) => _ = batch.ensure(table.chain(chain)),
-                Change::Append(rule) | Change::Insert { rule, .. } => {
-                    let chain = table.chain(&rule.chain);
+                TableChange::NewChain(chain) => _ = batch.ensure_object(table.named_chain(chain)),
+                TableChange::Append(rule) | TableChange::Insert { rule, .. } => {
+                    let chain = table.named_chain(&rule.chain);
                     if !chains.contains(&rule.chain)
                         && !bases.contains(&rule.chain.as_str())
                         && let Some(base) = base_chain(table, name, &rule.chain)
                     {
-                        batch.ensure(base);
+                        batch.ensure_object(base);
                         bases.push(&rule.chain);
                     }
                     let place = match change {
-                        Change::Insert { after: 0, .. } => Place::Beginning,
-                        Change::Insert { after, .. } => {
+                        TableChange::Insert { after: 0, .. } => RulePosition::Beginning,
+                        TableChange::Insert { after, .. } => {
                             let mut of_chain =
                                 self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
-                            Place::After(of_chain.nth(after - 1)?.1)
+                            RulePosition::After(of_chain.nth(after - 1)?.1)
                         }
-                        _ => Place::End,
+                        _ => RulePosition::End,
                     };
-                    batch.place_rule(chain, &encode(&rule.words, family)?, place);
+                    batch.insert_rule_at(chain, &encode_rule(&rule.words, family)?, place);
                 }
-                Change::Delete(rule) => {
+                TableChange::Delete(rule) => {
                     let at = self.handles.iter().position(|(present, _)| present == rule)?;
                     let (_, handle) = self.handles.remove(at);
-                    batch.del_rule(table.chain(&rule.chain), handle);
+                    batch.delete_rule(table.named_chain(&rule.chain), handle);
                 }
-                Change::Flush(chain) => {
+                TableChange::Flush(chain) => {
                     self.handles.retain(|(rule, _)| rule.chain != *chain);
-                    batch.flush_chain(table.chain(chain));
+                    batch.flush_chain(table.named_chain(chain));
                 }
-                Change::DeleteChain(chain) => _ = batch.del(table.chain(chain)),
+                TableChange::DeleteChain(chain) => {
+                    _ = batch.delete_object(table.named_chain(chain))
+                }
             }
         }
         Some(batch)
@@ -171,20 +195,26 @@ impl Snapshot {
 }
 
 /// A built-in chain of iptables, if the table has one of this name.
-fn base_chain<'a>(table: nftables::Table<'a>, name: &str, chain: &'a str) -> Option<Chain<'a>> {
+fn base_chain<'a>(
+    table: nftables::NftTable<'a>,
+    name: &str,
+    chain: &'a str,
+) -> Option<NftChain<'a>> {
     let hook = match chain {
-        "PREROUTING" => Hook::Prerouting,
-        "INPUT" => Hook::Input,
-        "FORWARD" => Hook::Forward,
-        "OUTPUT" => Hook::Output,
-        "POSTROUTING" => Hook::Postrouting,
+        "PREROUTING" => NetfilterHook::Prerouting,
+        "INPUT" => NetfilterHook::Input,
+        "FORWARD" => NetfilterHook::Forward,
+        "OUTPUT" => NetfilterHook::Output,
+        "POSTROUTING" => NetfilterHook::Postrouting,
         _ => return None,
     };
-    let chain = table.chain(chain);
+    let chain = table.named_chain(chain);
     Some(match (name, hook) {
-        ("nat", Hook::Prerouting | Hook::Output) => chain.nat(hook, DSTNAT),
-        ("nat", _) => chain.nat(hook, SRCNAT),
-        ("raw", _) => chain.filter(hook, RAW),
-        _ => chain.filter(hook, FILTER),
+        ("nat", NetfilterHook::Prerouting | NetfilterHook::Output) => {
+            chain.at_nat_hook(hook, DSTNAT)
+        }
+        ("nat", _) => chain.at_nat_hook(hook, SRCNAT),
+        ("raw", _) => chain.at_filter_hook(hook, RAW),
+        _ => chain.at_filter_hook(hook, FILTER),
     })
 }

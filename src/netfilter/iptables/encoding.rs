@@ -14,40 +14,42 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::extensions::{Match, Target};
+use super::extensions::{IptablesMatch, IptablesTarget};
 use crate::cni::ip::host_net;
-use crate::netlink::Family;
-use crate::netlink::nftables::{Expression, Field, L4, Loaded, Rule};
+use crate::netlink::IpFamily;
+use crate::netlink::nftables::{
+    LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol,
+};
 
 /// The word in place of the expressions that are not decoded, which equals no word of a rule of this program.
 const OTHER: &str = "(other)";
 
 /// A value, and whether packets with this value match rather than those without.
-type Condition<T> = Option<(bool, T)>;
+type NegatableValue<T> = Option<(bool, T)>;
 
 /// A rule between words and expressions.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Decoded {
-    from: Condition<IpNet>,
-    to: Condition<IpNet>,
-    iif: Condition<String>,
-    oif: Condition<String>,
-    proto: Option<L4>,
-    matches: Vec<Match>,
-    target: Option<Target>,
+struct DecodedRule {
+    from: NegatableValue<IpNet>,
+    to: NegatableValue<IpNet>,
+    iif: NegatableValue<String>,
+    oif: NegatableValue<String>,
+    proto: Option<TransportProtocol>,
+    matches: Vec<IptablesMatch>,
+    target: Option<IptablesTarget>,
 }
 
 /// The rule with these words; `None` if a word has no expression here.
-pub(super) fn encode(words: &[String], family: Family) -> Option<Rule> {
-    let Decoded { from, to, iif, oif, proto, matches, target } = parse(words)?;
-    let mut rule = Rule::new();
-    for (field, condition) in [(Field::Iifname, iif), (Field::Oifname, oif)] {
+pub(super) fn encode_rule(words: &[String], family: IpFamily) -> Option<NftRule> {
+    let DecodedRule { from, to, iif, oif, proto, matches, target } = parse_words(words)?;
+    let mut rule = NftRule::new();
+    for (field, condition) in [(PacketField::Iifname, iif), (PacketField::Oifname, oif)] {
         if let Some((is_equal, name)) = condition {
-            rule = rule.interface(field, is_equal, &name);
+            rule = rule.match_interface(field, is_equal, &name);
         }
     }
     if let Some(proto) = proto {
-        rule = rule.eq(Field::L4proto, proto);
+        rule = rule.match_equal(PacketField::L4proto, proto);
     }
     if let Some((is_equal, net)) = from {
         rule = if is_equal { rule.saddr_in(net) } else { rule.saddr_not_in(net) };
@@ -56,133 +58,139 @@ pub(super) fn encode(words: &[String], family: Family) -> Option<Rule> {
         rule = if is_equal { rule.daddr_in(net) } else { rule.daddr_not_in(net) };
     }
     for one in &matches {
-        rule = rule.matching(&one.extension(), proto);
+        rule = rule.with_match(&one.to_extension(), proto);
     }
-    rule = rule.counter();
+    rule = rule.count_packets();
     Some(match target {
         None => rule,
-        Some(Target::Verdict(verdict)) => rule.verdict(&verdict),
-        Some(target) => rule.target(&target.extension(family)?),
+        Some(IptablesTarget::Verdict(verdict)) => rule.with_verdict(&verdict),
+        Some(target) => rule.with_target(&target.to_extension(family)?),
     })
 }
 
 /// The words of a rule with these expressions.
-pub(super) fn decode(expressions: &[Expression], family: Family) -> Vec<String> {
-    let mut rule = Decoded::default();
+pub(super) fn decode_rule(expressions: &[RuleExpression], family: IpFamily) -> Vec<String> {
+    let mut rule = DecodedRule::default();
     let (mut field, mut mask) = (None, None);
     let mut is_known = true;
     for expression in expressions {
         is_known &= match expression {
-            Expression::Load(loaded) => {
+            RuleExpression::Load(loaded) => {
                 (field, mask) = (Some(*loaded), None);
                 true
             }
-            Expression::Bitwise { mask: bits, xor } => {
+            RuleExpression::Bitwise { mask: bits, xor } => {
                 mask = Some(bits.clone());
                 xor.iter().all(|byte| *byte == 0)
             }
-            Expression::Compare { is_equal, value } => {
-                let take = |field| rule.compare(family, field, mask.as_deref(), *is_equal, value);
+            RuleExpression::Compare { is_equal, value } => {
+                let take =
+                    |field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value);
                 field.and_then(take).is_some()
             }
-            Expression::Match(extension) => {
-                let decoded = Match::of(extension, rule.proto);
+            RuleExpression::Match(extension) => {
+                let decoded = IptablesMatch::from_extension(extension, rule.proto);
                 rule.matches.extend(decoded.clone());
                 decoded.is_some()
             }
-            Expression::Target(extension) => {
-                rule.target = Target::of(extension, family);
+            RuleExpression::Target(extension) => {
+                rule.target = IptablesTarget::from_extension(extension, family);
                 rule.target.is_some()
             }
-            Expression::Counter => true,
-            Expression::Verdict(verdict) => {
-                rule.target = Some(Target::Verdict(verdict.clone()));
+            RuleExpression::Counter => true,
+            RuleExpression::Verdict(verdict) => {
+                rule.target = Some(IptablesTarget::Verdict(verdict.clone()));
                 true
             }
-            Expression::Other => false,
+            RuleExpression::Other => false,
         };
     }
-    let mut words = rule.words();
+    let mut words = rule.to_words();
     if !is_known {
         words.insert(0, OTHER.to_owned());
     }
     words
 }
 
-impl Decoded {
+impl DecodedRule {
     /// Adds the condition that a field, after a mask, has or does not have this value.
-    fn compare(
+    fn add_condition(
         &mut self,
-        family: Family,
-        field: Loaded,
+        family: IpFamily,
+        field: LoadedField,
         mask: Option<&[u8]>,
         is_equal: bool,
         value: &[u8],
     ) -> Option<()> {
-        let name = || Some((is_equal, interface(value)?));
+        let name = || Some((is_equal, decode_interface(value)?));
         match field {
-            Loaded::Iifname => self.iif = Some(name()?),
-            Loaded::Oifname => self.oif = Some(name()?),
-            Loaded::L4proto => {
-                self.proto = Some(L4::from(*value.first().filter(|_| is_equal)?));
+            LoadedField::Iifname => self.iif = Some(name()?),
+            LoadedField::Oifname => self.oif = Some(name()?),
+            LoadedField::L4proto => {
+                self.proto = Some(TransportProtocol::from(*value.first().filter(|_| is_equal)?));
             }
-            Loaded::Source { .. } => self.from = Some((is_equal, prefix(family, value, mask)?)),
-            Loaded::Destination { .. } => self.to = Some((is_equal, prefix(family, value, mask)?)),
-            Loaded::Dport => {
+            LoadedField::Source { .. } => {
+                self.from = Some((is_equal, decode_prefix(family, value, mask)?))
+            }
+            LoadedField::Destination { .. } => {
+                self.to = Some((is_equal, decode_prefix(family, value, mask)?))
+            }
+            LoadedField::Dport => {
                 let port = value.try_into().ok().map(u16::from_be_bytes).filter(|_| is_equal)?;
-                self.matches.push(Match::Dport(self.proto?, port));
+                self.matches.push(IptablesMatch::Dport(self.proto?, port));
             }
-            Loaded::Mark => {
+            LoadedField::Mark => {
                 let word = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_ne_bytes);
                 let mask = mask.map_or(Some(u32::MAX), word)?;
                 let value = word(value).filter(|_| is_equal)?;
-                self.matches.push(Match::Mark { value, mask });
+                self.matches.push(IptablesMatch::Mark { value, mask });
             }
         }
         Some(())
     }
 
-    fn words(&self) -> Vec<String> {
+    fn to_words(&self) -> Vec<String> {
         let mut words = Vec::new();
-        let mut condition = |option: &str, condition: Condition<String>| {
+        let mut condition = |option: &str, condition: NegatableValue<String>| {
             if let Some((is_equal, value)) = condition {
                 words.extend((!is_equal).then(|| "!".to_owned()));
                 words.extend([option.to_owned(), value]);
             }
         };
-        let text = |net: &Condition<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
+        let text =
+            |net: &NegatableValue<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
         condition("-s", text(&self.from));
         condition("-d", text(&self.to));
         condition("-i", self.iif.clone());
         condition("-o", self.oif.clone());
         condition("-p", self.proto.map(|proto| (true, proto.to_string())));
-        words.extend(self.matches.iter().flat_map(Match::words));
-        words.extend(self.target.iter().flat_map(Target::words));
+        words.extend(self.matches.iter().flat_map(IptablesMatch::to_words));
+        words.extend(self.target.iter().flat_map(IptablesTarget::to_words));
         words
     }
 }
 
 /// The name of an interface as iptables prints it: a `+` stands for the rest of a name without its NUL.
-fn interface(value: &[u8]) -> Option<String> {
+fn decode_interface(value: &[u8]) -> Option<String> {
     let end = value.iter().position(|byte| *byte == 0);
     let name = str::from_utf8(&value[..end.unwrap_or(value.len())]).ok()?;
     Some(if end.is_none() { format!("{name}+") } else { name.to_owned() })
 }
 
 /// A prefix by the leading bytes of its address, which have the prefix length if there is no mask.
-fn prefix(family: Family, value: &[u8], mask: Option<&[u8]>) -> Option<IpNet> {
+fn decode_prefix(family: IpFamily, value: &[u8], mask: Option<&[u8]>) -> Option<IpNet> {
     let addr = |bytes: &[u8]| {
         let mut all = [0; 16];
         all.get_mut(..bytes.len())?.copy_from_slice(bytes);
         let v4: [u8; 4] = all[..4].try_into().ok()?;
-        Some(if family == Family::V4 { IpAddr::from(v4) } else { IpAddr::from(all) })
+        Some(if family == IpFamily::V4 { IpAddr::from(v4) } else { IpAddr::from(all) })
     };
     let whole = vec![0xff; value.len()];
     IpNet::with_netmask(addr(value)?, addr(mask.unwrap_or(&whole))?).ok()
 }
 
-fn parse(words: &[String]) -> Option<Decoded> {
-    let mut rule = Decoded::default();
+fn parse_words(words: &[String]) -> Option<DecodedRule> {
+    let mut rule = DecodedRule::default();
     let mut words = words.iter().map(String::as_str);
     let mut is_equal = true;
     while let Some(word) = words.next() {
@@ -192,22 +200,24 @@ fn parse(words: &[String]) -> Option<Decoded> {
         }
         let value = words.next()?;
         match word {
-            "-s" => rule.from = Some((is_equal, net(value)?)),
-            "-d" => rule.to = Some((is_equal, net(value)?)),
-            "-i" => rule.iif = Some((is_equal, name(value)?)),
-            "-o" => rule.oif = Some((is_equal, name(value)?)),
+            "-s" => rule.from = Some((is_equal, parse_prefix(value)?)),
+            "-d" => rule.to = Some((is_equal, parse_prefix(value)?)),
+            "-i" => rule.iif = Some((is_equal, parse_interface(value)?)),
+            "-o" => rule.oif = Some((is_equal, parse_interface(value)?)),
             _ if !is_equal => return None,
             "-p" => {
-                let known = [L4::Tcp, L4::Udp, L4::Sctp];
+                let known =
+                    [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
                 rule.proto = Some(known.into_iter().find(|l4| l4.to_string() == value)?);
             }
             "-m" => {
                 let (option, argument) = (words.next()?, words.next()?);
-                rule.matches.push(Match::parse(value, option, argument, rule.proto)?);
+                rule.matches
+                    .push(IptablesMatch::parse_option(value, option, argument, rule.proto)?);
             }
             "-j" => {
                 let rest: Vec<&str> = words.by_ref().collect();
-                rule.target = Some(Target::parse(value, &rest)?);
+                rule.target = Some(IptablesTarget::parse_words(value, &rest)?);
             }
             _ => return None,
         }
@@ -217,18 +227,18 @@ fn parse(words: &[String]) -> Option<Decoded> {
 }
 
 /// A prefix; not that of all addresses, for which iptables writes nothing.
-fn net(text: &str) -> Option<IpNet> {
+fn parse_prefix(text: &str) -> Option<IpNet> {
     let host = || text.parse().ok().map(host_net);
     text.parse::<IpNet>().ok().or_else(host).filter(|net| net.prefix_len() != 0)
 }
 
-fn name(text: &str) -> Option<String> {
+fn parse_interface(text: &str) -> Option<String> {
     (!text.ends_with('+')).then(|| text.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::netlink::nftables::Verdict;
+    use crate::netlink::nftables::PacketVerdict;
 
     use super::*;
 
@@ -254,7 +264,7 @@ mod tests {
             "-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
             "-m comment --comment if",
         ] {
-            assert_eq!(parse(&split(line)).expect(line).words(), split(line));
+            assert_eq!(parse_words(&split(line)).expect(line).to_words(), split(line));
         }
     }
 
@@ -270,30 +280,34 @@ mod tests {
             "-j DNAT --to-destination 10.1.2.3",
             "-j",
         ] {
-            assert_eq!(encode(&split(line), Family::V4), None, "{line}");
+            assert_eq!(encode_rule(&split(line), IpFamily::V4), None, "{line}");
         }
-        assert_eq!(encode(&split("-j DNAT --to-destination [fd00::1]:80"), Family::V4), None);
+        assert_eq!(
+            encode_rule(&split("-j DNAT --to-destination [fd00::1]:80"), IpFamily::V4),
+            None
+        );
     }
 
     #[test]
     fn what_is_not_decoded_is_no_own_rule() {
-        let expressions = [Expression::Other, Expression::Verdict(Verdict::jump("CNI-X"))];
-        let words = decode(&expressions, Family::V4);
+        let expressions =
+            [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
+        let words = decode_rule(&expressions, IpFamily::V4);
         assert_eq!(words, split("(other) -j CNI-X"));
-        assert_eq!(encode(&words, Family::V4), None);
+        assert_eq!(encode_rule(&words, IpFamily::V4), None);
     }
 
     #[test]
     fn prefixes_are_read_in_both_forms() {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         for (value, mask, family, expected) in [
-            (&[10, 1, 2][..], None, Family::V4, "10.1.2.0/24"),
-            (&[224, 0, 0, 0], Some(&[240, 0, 0, 0][..]), Family::V4, "224.0.0.0/4"),
-            (&[0xff], None, Family::V6, "ff00::/8"),
-            (&[10, 1, 2, 4], None, Family::V4, "10.1.2.4/32"),
+            (&[10, 1, 2][..], None, IpFamily::V4, "10.1.2.0/24"),
+            (&[224, 0, 0, 0], Some(&[240, 0, 0, 0][..]), IpFamily::V4, "224.0.0.0/4"),
+            (&[0xff], None, IpFamily::V6, "ff00::/8"),
+            (&[10, 1, 2, 4], None, IpFamily::V4, "10.1.2.4/32"),
         ] {
-            assert_eq!(prefix(family, value, mask), Some(net(expected)));
+            assert_eq!(decode_prefix(family, value, mask), Some(net(expected)));
         }
-        assert_eq!(prefix(Family::V4, &[1, 2, 3, 4], Some(&[255, 0, 255, 0])), None);
+        assert_eq!(decode_prefix(IpFamily::V4, &[1, 2, 3, 4], Some(&[255, 0, 255, 0])), None);
     }
 }

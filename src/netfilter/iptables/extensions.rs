@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::netlink::Family;
-use crate::netlink::nftables::{Extension, L4, Verdict};
+use crate::netlink::IpFamily;
+use crate::netlink::nftables::{CompatExtension, PacketVerdict, TransportProtocol};
 
 /// The verdict of another program that iptables has no word for.
 const OTHER: &str = "(other)";
@@ -36,204 +36,222 @@ const TO_ADDRESS_AND_PORT: u32 = 1 | 2;
 
 /// A match of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Match {
+pub(super) enum IptablesMatch {
     Comment(String),
     Dports(Vec<u16>),
     ToLocal,
     State(u16),
     Mark { value: u32, mask: u32 },
-    Dport(L4, u16),
+    Dport(TransportProtocol, u16),
 }
 
 /// What a rule does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    Verdict(Verdict),
+pub(super) enum IptablesTarget {
+    Verdict(PacketVerdict),
     Masquerade,
     Dnat(SocketAddr),
     SetMark { value: u32, mask: u32 },
 }
 
-impl Match {
+impl IptablesMatch {
     /// The words after `-m`.
-    pub(super) fn words(&self) -> Vec<String> {
+    pub(super) fn to_words(&self) -> Vec<String> {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match self {
-            Match::Comment(text) => words(&["-m", "comment", "--comment", text]),
-            Match::Dports(ports) => {
+            IptablesMatch::Comment(text) => words(&["-m", "comment", "--comment", text]),
+            IptablesMatch::Dports(ports) => {
                 let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
                 words(&["-m", "multiport", "--dports", &ports.join(",")])
             }
-            Match::ToLocal => words(&["-m", "addrtype", "--dst-type", "LOCAL"]),
-            Match::State(states) => {
+            IptablesMatch::ToLocal => words(&["-m", "addrtype", "--dst-type", "LOCAL"]),
+            IptablesMatch::State(states) => {
                 let set = STATES.iter().filter(|(_, bit)| states & bit != 0);
                 let names: Vec<&str> = set.map(|(name, _)| *name).collect();
                 words(&["-m", "conntrack", "--ctstate", &names.join(",")])
             }
-            Match::Mark { value, mask } => words(&["-m", "mark", "--mark", &marked(*value, *mask)]),
-            Match::Dport(proto, port) => {
+            IptablesMatch::Mark { value, mask } => {
+                words(&["-m", "mark", "--mark", &format_mark(*value, *mask)])
+            }
+            IptablesMatch::Dport(proto, port) => {
                 words(&["-m", &proto.to_string(), "--dport", &port.to_string()])
             }
         }
     }
 
     /// The match with the name after `-m`, the next option, and its value.
-    pub(super) fn parse(name: &str, option: &str, value: &str, proto: Option<L4>) -> Option<Match> {
+    pub(super) fn parse_option(
+        name: &str,
+        option: &str,
+        value: &str,
+        proto: Option<TransportProtocol>,
+    ) -> Option<IptablesMatch> {
         Some(match (name, option) {
             ("comment", "--comment") => {
-                Match::Comment(Some(value).filter(|text| text.len() < COMMENT)?.to_owned())
+                IptablesMatch::Comment(Some(value).filter(|text| text.len() < COMMENT)?.to_owned())
             }
             ("multiport", "--dports") => {
                 let ports: Vec<u16> =
                     value.split(',').map(|port| port.parse().ok()).collect::<Option<_>>()?;
-                Match::Dports(Some(ports).filter(|ports| ports.len() <= MULTIPORT)?)
+                IptablesMatch::Dports(Some(ports).filter(|ports| ports.len() <= MULTIPORT)?)
             }
-            ("addrtype", "--dst-type") if value == "LOCAL" => Match::ToLocal,
+            ("addrtype", "--dst-type") if value == "LOCAL" => IptablesMatch::ToLocal,
             ("conntrack", "--ctstate") => {
                 let bit = |name| STATES.iter().find(|(known, _)| *known == name);
                 let bits: Option<Vec<u16>> =
                     value.split(',').map(|name| Some(bit(name)?.1)).collect();
-                Match::State(bits?.into_iter().fold(0, |all, bit| all | bit))
+                IptablesMatch::State(bits?.into_iter().fold(0, |all, bit| all | bit))
             }
             ("mark", "--mark") => {
                 let (value, mask) = parse_mark(value)?;
-                Match::Mark { value, mask }
+                IptablesMatch::Mark { value, mask }
             }
             (name, "--dport") => {
                 let proto = proto.filter(|proto| proto.to_string() == name)?;
-                Match::Dport(proto, value.parse().ok()?)
+                IptablesMatch::Dport(proto, value.parse().ok()?)
             }
             _ => return None,
         })
     }
 
-    pub(super) fn extension(&self) -> Extension {
-        let mut info = Info::default();
+    pub(super) fn to_extension(&self) -> CompatExtension {
+        let mut info = ExtensionInfo::default();
         let (name, revision) = match self {
-            Match::Comment(text) => {
+            IptablesMatch::Comment(text) => {
                 info.0.extend(text.as_bytes());
                 info.0.resize(COMMENT, 0);
                 ("comment", 0)
             }
             // struct xt_multiport_v1
-            Match::Dports(ports) => {
+            IptablesMatch::Dports(ports) => {
                 info.0.extend([DESTINATION, u8::try_from(ports.len()).unwrap_or_default()]);
-                info.u16(ports).zeros(2 * (MULTIPORT - ports.len()) + MULTIPORT + 1);
+                info.push_u16(ports).push_zeros(2 * (MULTIPORT - ports.len()) + MULTIPORT + 1);
                 ("multiport", 1)
             }
             // struct xt_addrtype_info_v1
-            Match::ToLocal => {
-                info.u16(&[0, TO_LOCAL]).u32(0);
+            IptablesMatch::ToLocal => {
+                info.push_u16(&[0, TO_LOCAL]).push_u32(0);
                 ("addrtype", 1)
             }
             // struct xt_conntrack_mtinfo3
-            Match::State(states) => {
-                info.zeros(CONNTRACK_FLAGS).u16(&[BY_STATE, 0, *states]).zeros(2 + 8);
+            IptablesMatch::State(states) => {
+                info.push_zeros(CONNTRACK_FLAGS)
+                    .push_u16(&[BY_STATE, 0, *states])
+                    .push_zeros(2 + 8);
                 ("conntrack", 3)
             }
             // struct xt_mark_mtinfo1
-            Match::Mark { value, mask } => {
-                info.u32(*value).u32(*mask).zeros(1);
+            IptablesMatch::Mark { value, mask } => {
+                info.push_u32(*value).push_u32(*mask).push_zeros(1);
                 ("mark", 1)
             }
             // struct xt_sctp_info; SCTP_DEST_PORTS
-            Match::Dport(L4::Sctp, port) => {
-                info.u16(&[*port, *port, 0, 0]).zeros(256 + 4);
+            IptablesMatch::Dport(TransportProtocol::Sctp, port) => {
+                info.push_u16(&[*port, *port, 0, 0]).push_zeros(256 + 4);
                 info.0.extend([[u8::MAX, 0, 0]; 4].concat());
-                info.zeros(4).u32(2).u32(0);
+                info.push_zeros(4).push_u32(2).push_u32(0);
                 ("sctp", 0)
             }
             // struct xt_tcp and struct xt_udp
-            Match::Dport(proto, port) => {
-                info.u16(&[0, u16::MAX, *port, *port]).zeros(4);
-                (if *proto == L4::Tcp { "tcp" } else { "udp" }, 0)
+            IptablesMatch::Dport(proto, port) => {
+                info.push_u16(&[0, u16::MAX, *port, *port]).push_zeros(4);
+                (if *proto == TransportProtocol::Tcp { "tcp" } else { "udp" }, 0)
             }
         };
-        info.extension(name, revision)
+        info.into_extension(name, revision)
     }
 
     /// The match that this extension is.
-    pub(super) fn of(extension: &Extension, proto: Option<L4>) -> Option<Match> {
+    pub(super) fn from_extension(
+        extension: &CompatExtension,
+        proto: Option<TransportProtocol>,
+    ) -> Option<IptablesMatch> {
         let info = &extension.info;
         let short = |at: usize| Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?));
         let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
         let decoded = match extension.name.as_str() {
             "comment" => {
                 let end = info.iter().position(|byte| *byte == 0)?;
-                return Some(Match::Comment(String::from_utf8_lossy(&info[..end]).into_owned()));
+                return Some(IptablesMatch::Comment(
+                    String::from_utf8_lossy(&info[..end]).into_owned(),
+                ));
             }
             "multiport" => {
                 let count = usize::from(*info.get(1)?);
-                Match::Dports((0..count).map(|at| short(2 + 2 * at)).collect::<Option<_>>()?)
+                IptablesMatch::Dports(
+                    (0..count).map(|at| short(2 + 2 * at)).collect::<Option<_>>()?,
+                )
             }
-            "addrtype" => Match::ToLocal,
-            "conntrack" => Match::State(short(CONNTRACK_FLAGS + 4)?),
-            "mark" => Match::Mark { value: word(0)?, mask: word(4)? },
-            "tcp" | "udp" => Match::Dport(proto?, short(4)?),
-            "sctp" => Match::Dport(proto?, short(0)?),
+            "addrtype" => IptablesMatch::ToLocal,
+            "conntrack" => IptablesMatch::State(short(CONNTRACK_FLAGS + 4)?),
+            "mark" => IptablesMatch::Mark { value: word(0)?, mask: word(4)? },
+            "tcp" | "udp" => IptablesMatch::Dport(proto?, short(4)?),
+            "sctp" => IptablesMatch::Dport(proto?, short(0)?),
             _ => return None,
         };
         // Other contents of the structure have other words.
-        (decoded.extension() == *extension).then_some(decoded)
+        (decoded.to_extension() == *extension).then_some(decoded)
     }
 }
 
-impl Target {
+impl IptablesTarget {
     /// The words from `-j`.
-    pub(super) fn words(&self) -> Vec<String> {
+    pub(super) fn to_words(&self) -> Vec<String> {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match self {
-            Target::Verdict(verdict) => match (verdict, verdict.chain()) {
+            IptablesTarget::Verdict(verdict) => match (verdict, verdict.target_chain()) {
                 (verdict, Some(chain)) => {
-                    let is_goto = *verdict == Verdict::goto(chain);
+                    let is_goto = *verdict == PacketVerdict::go_to(chain);
                     words(&[if is_goto { "-g" } else { "-j" }, chain])
                 }
-                (&Verdict::ACCEPT, _) => words(&["-j", "ACCEPT"]),
-                (&Verdict::DROP, _) => words(&["-j", "DROP"]),
-                (&Verdict::RETURN, _) => words(&["-j", "RETURN"]),
+                (&PacketVerdict::ACCEPT, _) => words(&["-j", "ACCEPT"]),
+                (&PacketVerdict::DROP, _) => words(&["-j", "DROP"]),
+                (&PacketVerdict::RETURN, _) => words(&["-j", "RETURN"]),
                 _ => words(&["-j", OTHER]),
             },
-            Target::Masquerade => words(&["-j", "MASQUERADE"]),
-            Target::Dnat(to) => words(&["-j", "DNAT", "--to-destination", &to.to_string()]),
-            Target::SetMark { value, mask } => {
+            IptablesTarget::Masquerade => words(&["-j", "MASQUERADE"]),
+            IptablesTarget::Dnat(to) => words(&["-j", "DNAT", "--to-destination", &to.to_string()]),
+            IptablesTarget::SetMark { value, mask } => {
                 words(&["-j", "MARK", "--set-xmark", &format!("{value:#x}/{mask:#x}")])
             }
         }
     }
 
     /// The target with the name after `-j` and the words after that.
-    pub(super) fn parse(name: &str, rest: &[&str]) -> Option<Target> {
+    pub(super) fn parse_words(name: &str, rest: &[&str]) -> Option<IptablesTarget> {
         Some(match (name, rest) {
-            ("ACCEPT", []) => Target::Verdict(Verdict::ACCEPT),
-            ("DROP", []) => Target::Verdict(Verdict::DROP),
-            ("RETURN", []) => Target::Verdict(Verdict::RETURN),
-            ("MASQUERADE", []) => Target::Masquerade,
-            ("DNAT", ["--to-destination", to]) => Target::Dnat(to.parse().ok()?),
+            ("ACCEPT", []) => IptablesTarget::Verdict(PacketVerdict::ACCEPT),
+            ("DROP", []) => IptablesTarget::Verdict(PacketVerdict::DROP),
+            ("RETURN", []) => IptablesTarget::Verdict(PacketVerdict::RETURN),
+            ("MASQUERADE", []) => IptablesTarget::Masquerade,
+            ("DNAT", ["--to-destination", to]) => IptablesTarget::Dnat(to.parse().ok()?),
             ("MARK", ["--set-xmark", text]) => {
                 let (value, mask) = parse_mark(text)?;
-                Target::SetMark { value, mask }
+                IptablesTarget::SetMark { value, mask }
             }
             // The targets of iptables are modules, in capitals; chains of this program and of administrators are
             // not the names of targets.
-            (chain, []) if !TARGETS.contains(&chain) => Target::Verdict(Verdict::jump(chain)),
+            (chain, []) if !TARGETS.contains(&chain) => {
+                IptablesTarget::Verdict(PacketVerdict::jump_to(chain))
+            }
             _ => return None,
         })
     }
 
     /// `None` for an address of the other family.
-    pub(super) fn extension(&self, family: Family) -> Option<Extension> {
-        let mut info = Info::default();
+    pub(super) fn to_extension(&self, family: IpFamily) -> Option<CompatExtension> {
+        let mut info = ExtensionInfo::default();
         match self {
-            Target::Verdict(_) => None,
+            IptablesTarget::Verdict(_) => None,
             // struct nf_nat_ipv4_multi_range_compat with one range, or struct nf_nat_range
-            Target::Masquerade => {
-                let is_v4 = family == Family::V4;
-                info.u32(u32::from(is_v4)).zeros(if is_v4 { 16 } else { 36 });
-                Some(info.extension("MASQUERADE", 0))
+            IptablesTarget::Masquerade => {
+                let is_v4 = family == IpFamily::V4;
+                info.push_u32(u32::from(is_v4)).push_zeros(if is_v4 { 16 } else { 36 });
+                Some(info.into_extension("MASQUERADE", 0))
             }
             // struct nf_nat_range2
-            Target::Dnat(to) => {
-                info.u32(TO_ADDRESS_AND_PORT);
+            IptablesTarget::Dnat(to) => {
+                info.push_u32(TO_ADDRESS_AND_PORT);
                 for _ in ["min_addr", "max_addr"] {
                     let at = info.0.len();
                     match to.ip() {
@@ -243,41 +261,44 @@ impl Target {
                     info.0.resize(at + 16, 0);
                 }
                 info.0.extend([to.port().to_be_bytes(), to.port().to_be_bytes()].concat());
-                info.zeros(2);
-                (Family::of(to.ip()) == family).then(|| info.extension("DNAT", 2))
+                info.push_zeros(2);
+                (IpFamily::of_address(to.ip()) == family).then(|| info.into_extension("DNAT", 2))
             }
             // struct xt_mark_tginfo2
-            Target::SetMark { value, mask } => {
-                info.u32(*value).u32(*mask);
-                Some(info.extension("MARK", 2))
+            IptablesTarget::SetMark { value, mask } => {
+                info.push_u32(*value).push_u32(*mask);
+                Some(info.into_extension("MARK", 2))
             }
         }
     }
 
     /// The target that this extension is.
-    pub(super) fn of(extension: &Extension, family: Family) -> Option<Target> {
+    pub(super) fn from_extension(
+        extension: &CompatExtension,
+        family: IpFamily,
+    ) -> Option<IptablesTarget> {
         let info = &extension.info;
         let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));
         let decoded = match (extension.name.as_str(), extension.revision) {
-            ("MASQUERADE", _) => Target::Masquerade,
+            ("MASQUERADE", _) => IptablesTarget::Masquerade,
             ("DNAT", 2) => {
                 let port = u16::from_be_bytes(*info.get(36..)?.first_chunk()?);
                 let v4: [u8; 4] = *info.get(4..)?.first_chunk()?;
                 let v6: [u8; 16] = *info.get(4..)?.first_chunk()?;
-                let ip = if family == Family::V4 { IpAddr::from(v4) } else { IpAddr::from(v6) };
-                Target::Dnat(SocketAddr::new(ip, port))
+                let ip = if family == IpFamily::V4 { IpAddr::from(v4) } else { IpAddr::from(v6) };
+                IptablesTarget::Dnat(SocketAddr::new(ip, port))
             }
             // struct nf_nat_ipv4_multi_range_compat
-            ("DNAT", 0) if family == Family::V4 => {
+            ("DNAT", 0) if family == IpFamily::V4 => {
                 let port = u16::from_be_bytes(*info.get(16..)?.first_chunk()?);
                 let ip: [u8; 4] = *info.get(8..)?.first_chunk()?;
-                return Some(Target::Dnat(SocketAddr::new(IpAddr::from(ip), port)));
+                return Some(IptablesTarget::Dnat(SocketAddr::new(IpAddr::from(ip), port)));
             }
-            ("MARK", _) => Target::SetMark { value: word(0)?, mask: word(4)? },
+            ("MARK", _) => IptablesTarget::SetMark { value: word(0)?, mask: word(4)? },
             _ => return None,
         };
         // Other contents of the structure have other words.
-        (decoded.extension(family)? == *extension).then_some(decoded)
+        (decoded.to_extension(family)? == *extension).then_some(decoded)
     }
 }
 
@@ -303,33 +324,33 @@ const TARGETS: [&str; 16] = [
 
 /// A structure of the kernel in host byte order.
 #[derive(Default)]
-struct Info(Vec<u8>);
+struct ExtensionInfo(Vec<u8>);
 
-impl Info {
-    fn u16(&mut self, values: &[u16]) -> &mut Info {
+impl ExtensionInfo {
+    fn push_u16(&mut self, values: &[u16]) -> &mut ExtensionInfo {
         self.0.extend(values.iter().flat_map(|value| value.to_ne_bytes()));
         self
     }
 
-    fn u32(&mut self, value: u32) -> &mut Info {
+    fn push_u32(&mut self, value: u32) -> &mut ExtensionInfo {
         self.0.extend(value.to_ne_bytes());
         self
     }
 
-    fn zeros(&mut self, count: usize) -> &mut Info {
+    fn push_zeros(&mut self, count: usize) -> &mut ExtensionInfo {
         self.0.resize(self.0.len() + count, 0);
         self
     }
 
     /// Pads to `XT_ALIGN`.
-    fn extension(mut self, name: &str, revision: u32) -> Extension {
+    fn into_extension(mut self, name: &str, revision: u32) -> CompatExtension {
         self.0.resize(self.0.len().next_multiple_of(8), 0);
-        Extension { name: name.to_owned(), revision, info: self.0 }
+        CompatExtension { name: name.to_owned(), revision, info: self.0 }
     }
 }
 
 /// `0x2000/0x2000`, or without a mask that covers everything.
-fn marked(value: u32, mask: u32) -> String {
+fn format_mark(value: u32, mask: u32) -> String {
     if mask == u32::MAX { format!("{value:#x}") } else { format!("{value:#x}/{mask:#x}") }
 }
 
@@ -346,32 +367,35 @@ mod tests {
     #[test]
     fn extensions_are_read_as_they_were_written() {
         let matches = [
-            Match::Comment("c".to_owned()),
-            Match::Dports(vec![1, 2, 65535]),
-            Match::ToLocal,
-            Match::State(4 | 2),
-            Match::Mark { value: 1, mask: 3 },
-            Match::Dport(L4::Udp, 53),
-            Match::Dport(L4::Sctp, 53),
+            IptablesMatch::Comment("c".to_owned()),
+            IptablesMatch::Dports(vec![1, 2, 65535]),
+            IptablesMatch::ToLocal,
+            IptablesMatch::State(4 | 2),
+            IptablesMatch::Mark { value: 1, mask: 3 },
+            IptablesMatch::Dport(TransportProtocol::Udp, 53),
+            IptablesMatch::Dport(TransportProtocol::Sctp, 53),
         ];
         for one in matches {
-            let proto = if let Match::Dport(proto, _) = one { Some(proto) } else { None };
-            assert_eq!(Match::of(&one.extension(), proto).as_ref(), Some(&one));
-            let mut other = one.extension();
+            let proto = if let IptablesMatch::Dport(proto, _) = one { Some(proto) } else { None };
+            assert_eq!(
+                IptablesMatch::from_extension(&one.to_extension(), proto).as_ref(),
+                Some(&one)
+            );
+            let mut other = one.to_extension();
             if other.name != "comment" {
                 *other.info.last_mut().unwrap() = 1;
                 other.revision = 9;
-                assert_eq!(Match::of(&other, proto), None, "{other:?}");
+                assert_eq!(IptablesMatch::from_extension(&other, proto), None, "{other:?}");
             }
         }
-        for (family, to) in [(Family::V4, "10.1.2.3:80"), (Family::V6, "[fd00::1]:80")] {
+        for (family, to) in [(IpFamily::V4, "10.1.2.3:80"), (IpFamily::V6, "[fd00::1]:80")] {
             for target in [
-                Target::Masquerade,
-                Target::Dnat(to.parse().unwrap()),
-                Target::SetMark { value: 8, mask: 8 },
+                IptablesTarget::Masquerade,
+                IptablesTarget::Dnat(to.parse().unwrap()),
+                IptablesTarget::SetMark { value: 8, mask: 8 },
             ] {
-                let extension = target.extension(family).unwrap();
-                assert_eq!(Target::of(&extension, family), Some(target));
+                let extension = target.to_extension(family).unwrap();
+                assert_eq!(IptablesTarget::from_extension(&extension, family), Some(target));
             }
         }
     }

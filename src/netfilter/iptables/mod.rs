@@ -1,6 +1,6 @@
 //! Tables of iptables: read, and changed in one transaction.
 //!
-//! A [`Table`] records only necessary changes, so a plan is idempotent, and [`Iptables::update`] plans again if another program
+//! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and [`IptablesHandle::update_table`] plans again if another program
 //! has changed the table in between. Rules are compared word by word with the output of `iptables-save`: write them in its order
 //! (addresses and interfaces, protocol, matches, target) and with prefix lengths.
 //!
@@ -29,16 +29,16 @@ use std::time::{Duration, Instant};
 use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
-pub use self::table::{Rule, Table};
-use super::shared::another;
-use super::{Owner, Repair};
-use crate::attachment::{Keepsake, Kept};
+pub use self::table::{IptablesRule, IptablesTable};
+use super::shared::find_other_record;
+use super::{AttachmentId, RepairMode};
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Code, Error, Result};
-use crate::files::lock::Lock;
+use crate::error::{Error, ErrorCode, Result};
+use crate::files::lock::FileLock;
 use crate::log;
-use crate::netlink::Family;
-use crate::netlink::nftables::{self, Nft};
+use crate::netlink::IpFamily;
+use crate::netlink::nftables::{self, NftSocket};
 use crate::netns;
 
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
@@ -65,7 +65,7 @@ const LACKING: [&str; 3] =
 
 /// An implementation of iptables.
 #[derive(Clone, Copy, Debug)]
-pub enum Flavour {
+pub enum IptablesFlavour {
     /// The default implementation of the node: `iptables`.
     Default,
     /// On top of `nf_tables`: `iptables-nft`.
@@ -76,32 +76,32 @@ pub enum Flavour {
 
 /// The chains of a table that a plan needs.
 #[derive(Clone, Copy)]
-pub enum Scope<'a> {
+pub enum ChainScope<'a> {
     /// The chains with these names, and those that their rules for which the function is true jump to.
-    Chains(&'a [&'a str], &'a dyn Fn(&Rule) -> bool),
+    Chains(&'a [&'a str], &'a dyn Fn(&IptablesRule) -> bool),
     /// The base chains and all chains of CNI plugins.
     All,
 }
 
-impl fmt::Debug for Scope<'_> {
+impl fmt::Debug for ChainScope<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Scope::Chains(chains, _) => f.debug_tuple("Chains").field(chains).finish(),
-            Scope::All => f.write_str("All"),
+            ChainScope::Chains(chains, _) => f.debug_tuple("Chains").field(chains).finish(),
+            ChainScope::All => f.write_str("All"),
         }
     }
 }
 
-impl<'a> Scope<'a> {
+impl<'a> ChainScope<'a> {
     /// The chains with these names.
-    pub fn of(chains: &'a [&'a str]) -> Scope<'a> {
-        Scope::Chains(chains, &|_| false)
+    pub fn named_chains(chains: &'a [&'a str]) -> ChainScope<'a> {
+        ChainScope::Chains(chains, &|_| false)
     }
 }
 
 /// The programs for one family.
 #[derive(Clone, Debug)]
-pub struct Programs {
+pub struct IptablesPrograms {
     /// The name of the program that lists chains.
     list: String,
     save: PathBuf,
@@ -109,21 +109,21 @@ pub struct Programs {
     is_on_nf_tables: bool,
 }
 
-impl Programs {
+impl IptablesPrograms {
     /// The programs if they are installed. Starts no process.
-    pub fn find(family: Family, flavour: Flavour) -> Option<Programs> {
+    pub fn find_installed(family: IpFamily, flavour: IptablesFlavour) -> Option<IptablesPrograms> {
         let flavour = match flavour {
-            Flavour::Default => "",
-            Flavour::Nft => "-nft",
-            Flavour::Legacy => "-legacy",
+            IptablesFlavour::Default => "",
+            IptablesFlavour::Nft => "-nft",
+            IptablesFlavour::Legacy => "-legacy",
         };
-        let list = format!("{}{flavour}", program(family));
-        let find = |suffix| cmd::find(&format!("{list}{suffix}"));
+        let list = format!("{}{flavour}", program_name(family));
+        let find = |suffix| cmd::find_program(&format!("{list}{suffix}"));
         let (save, restore) = (find("-save")?, find("-restore")?);
         let target = fs::canonicalize(&restore).ok();
         let target = target.as_deref().and_then(Path::file_name).unwrap_or_default();
         let is_on_nf_tables = target.to_string_lossy().contains("nft");
-        Some(Programs { list, save, restore, is_on_nf_tables })
+        Some(IptablesPrograms { list, save, restore, is_on_nf_tables })
     }
 
     /// Whether the programs are links to iptables on top of `nf_tables`.
@@ -132,8 +132,8 @@ impl Programs {
     }
 
     /// Reads a table. Reading a legacy table creates it.
-    fn read(&self, name: &str) -> Result<Table> {
-        let text = cmd::run(&self.save, &["-t", name], "")?.require_success()?;
+    fn read_table(&self, name: &str) -> Result<IptablesTable> {
+        let text = cmd::run_program(&self.save, &["-t", name], "")?.require_success()?;
         if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
             let msg =
                 format!("read iptables table {name}: it has rules that iptables cannot print");
@@ -144,18 +144,18 @@ impl Programs {
         // A read error in the middle of the table is not reported otherwise.
         if text.contains(&format!("*{name}\n")) && !text.contains("\nCOMMIT\n") {
             let msg = format!("read iptables table {name}: iptables-save ended too early");
-            return Err(Error::new(Code::TRY_AGAIN, msg));
+            return Err(Error::new(ErrorCode::TRY_AGAIN, msg));
         }
-        Ok(Table::parse(name, &text))
+        Ok(IptablesTable::parse_save_output(name, &text))
     }
 
     /// The lines of a built-in chain, its policy included; `None` if it cannot be listed. The crate reports no
     /// failure, so the line with the policy is required.
-    pub fn list(&self, table: &str, chain: &str) -> Option<Vec<String>> {
+    pub fn list_chain(&self, table: &str, chain: &str) -> Option<Vec<String>> {
         // `new` would start `iptables --version`, and `has_wait` wait without a timeout.
-        let cmd = cmd::find(&self.list)?.to_str()?.to_owned().leak();
+        let cmd = cmd::find_program(&self.list)?.to_str()?.to_owned().leak();
         let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
-        netns::at_home().ok()?;
+        netns::require_home_netns().ok()?;
         let policy = format!("-P {chain} ");
         let is_complete = |lines: &Vec<String>| lines.iter().any(|line| line.starts_with(&policy));
         programs.list(table, chain).ok().filter(is_complete)
@@ -163,18 +163,18 @@ impl Programs {
 
     /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies its
     /// changes to the table as it is by then.
-    fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
+    fn update_table(&self, name: &str, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
         let until = Instant::now() + RETRIES;
         let (mut former, mut refusals) = (None, 0);
         loop {
-            let mut table = self.read(name)?;
+            let mut table = self.read_table(name)?;
             let before = (table.chains.clone(), table.rules.clone());
             plan(&mut table);
             if table.changes.is_empty() {
                 return Ok(());
             }
-            let script = table::script(name, &table.changes)?;
-            let output = cmd::run(&self.restore, &["--noflush", "-w"], &script)?;
+            let script = table::restore_script(name, &table.changes)?;
+            let output = cmd::run_program(&self.restore, &["--noflush", "-w"], &script)?;
             if output.code == Some(0) {
                 return Ok(());
             }
@@ -182,13 +182,13 @@ impl Programs {
             refusals = if attempt == former { refusals + 1 } else { 1 };
             former = attempt;
             if refusals == REFUSALS {
-                let error = output.failure();
-                let lacks = LACKING.iter().any(|text| error.msg().contains(text));
+                let error = output.failure_error();
+                let lacks = LACKING.iter().any(|text| error.message().contains(text));
                 return Err(if lacks { error.with_details(LACKING_MODULE) } else { error });
             } else if Instant::now() >= until {
                 let msg = format!("change iptables table {name}: others kept changing it");
-                let cause = output.failure().msg().to_owned();
-                return Err(Error::new(Code::TRY_AGAIN, msg).with_details(cause));
+                let cause = output.failure_error().message().to_owned();
+                return Err(Error::new(ErrorCode::TRY_AGAIN, msg).with_details(cause));
             }
         }
     }
@@ -196,32 +196,36 @@ impl Programs {
 
 /// The tables of one family.
 #[derive(Debug)]
-pub struct Iptables<'n> {
-    family: Family,
-    flavour: Flavour,
+pub struct IptablesHandle<'n> {
+    family: IpFamily,
+    flavour: IptablesFlavour,
     /// The socket, for tables on top of `nf_tables`.
-    nft: Option<&'n Nft>,
+    nft: Option<&'n NftSocket>,
 }
 
-impl<'n> Iptables<'n> {
+impl<'n> IptablesHandle<'n> {
     /// The tables of a flavour, over the socket if there is one; `None` if programs are required that are not installed.
-    pub(super) fn of(family: Family, flavour: Flavour, nft: Option<&'n Nft>) -> Option<Self> {
-        let tables = Iptables { family, flavour, nft };
-        (nft.is_some() || tables.programs().is_ok()).then_some(tables)
+    pub(super) fn open_if_usable(
+        family: IpFamily,
+        flavour: IptablesFlavour,
+        nft: Option<&'n NftSocket>,
+    ) -> Option<Self> {
+        let tables = IptablesHandle { family, flavour, nft };
+        (nft.is_some() || tables.find_programs().is_ok()).then_some(tables)
     }
 
     /// The programs of the flavour, else the default ones.
-    fn programs(&self) -> Result<Programs> {
-        let find = |flavour| Programs::find(self.family, flavour);
-        let found = find(self.flavour).or_else(|| find(Flavour::Default));
-        found.ok_or_else(|| not_found(self.family))
+    fn find_programs(&self) -> Result<IptablesPrograms> {
+        let find = |flavour| IptablesPrograms::find_installed(self.family, flavour);
+        let found = find(self.flavour).or_else(|| find(IptablesFlavour::Default));
+        found.ok_or_else(|| not_found_error(self.family))
     }
 
     /// Reads the chains of the scope; without netlink the whole table.
-    pub fn read(&self, name: &str, scope: Scope<'_>) -> Result<Table> {
+    pub fn read_table(&self, name: &str, scope: ChainScope<'_>) -> Result<IptablesTable> {
         match self.nft {
-            Some(nft) => direct::read(nft, self.family, name, scope),
-            None => self.programs()?.read(name),
+            Some(nft) => direct::read_table(nft, self.family, name, scope),
+            None => self.find_programs()?.read_table(name),
         }
     }
 
@@ -229,31 +233,46 @@ impl<'n> Iptables<'n> {
     ///
     /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is an
     /// error.
-    pub fn update(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        let _lock = lock()?;
+    pub fn update_table(
+        &self,
+        name: &str,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
+        let _lock = take_lock()?;
         self.update_locked(name, scope, plan)
     }
 
-    /// As [`Iptables::update`] for deletions, which ignore a lock timeout: a container that cannot be deleted is worse than a
+    /// As [`IptablesHandle::update_table`] for deletions, which ignore a lock timeout: a container that cannot be deleted is worse than a
     /// rule that is deleted twice.
-    pub fn delete(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        let _lock = lock_or_continue();
+    pub fn delete_from_table(
+        &self,
+        name: &str,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
+        let _lock = take_lock_or_continue();
         self.update_locked(name, scope, plan)
     }
 
-    fn update_locked(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
+    fn update_locked(
+        &self,
+        name: &str,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
         if let Some(nft) = self.nft
-            && direct::update(nft, self.family, name, scope, plan)?
+            && direct::update_table(nft, self.family, name, scope, plan)?
         {
             return Ok(());
         }
-        self.programs()?.update(name, plan)
+        self.find_programs()?.update_table(name, plan)
     }
 }
 
 /// The error if no programs are installed.
-pub(super) fn not_found(family: Family) -> Error {
-    let name = program(family);
+pub(super) fn not_found_error(family: IpFamily) -> Error {
+    let name = program_name(family);
     Error::internal(format!("failed to locate iptables: no {name}-restore in PATH"))
         .with_details("install iptables, or choose the back end \"nftables\"")
 }
@@ -262,87 +281,100 @@ pub(super) fn not_found(family: Family) -> Error {
 static TIMED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// Takes the lock; `None` if its file cannot be created.
-fn lock() -> Result<Option<Lock>> {
-    match Lock::within(Path::new(LOCK), LOCK_TIMEOUT) {
+fn take_lock() -> Result<Option<FileLock>> {
+    match FileLock::acquire_within(Path::new(LOCK), LOCK_TIMEOUT) {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.source.kind() == ErrorKind::TimedOut => {
             TIMED_OUT.store(true, Ordering::Relaxed);
-            let error = Error::new(Code::TRY_AGAIN, format!("change iptables: {error}"));
+            let error = Error::new(ErrorCode::TRY_AGAIN, format!("change iptables: {error}"));
             Err(error.with_details("if that process hangs, end it"))
         }
         Err(_) => Ok(None),
     }
 }
 
-/// As [`lock`] for deletions, which continue after a timeout.
-fn lock_or_continue() -> Option<Lock> {
+/// As [`take_lock`] for deletions, which continue after a timeout.
+fn take_lock_or_continue() -> Option<FileLock> {
     if TIMED_OUT.load(Ordering::Relaxed) {
         return None;
     }
-    lock().unwrap_or_else(|error| {
+    take_lock().unwrap_or_else(|error| {
         log::warn(format_args!("{error}; continuing without the lock"));
         None
     })
 }
 
 /// The name of the family's program.
-pub(super) fn program(family: Family) -> &'static str {
-    if family == Family::V4 { "iptables" } else { "ip6tables" }
+pub(super) fn program_name(family: IpFamily) -> &'static str {
+    if family == IpFamily::V4 { "iptables" } else { "ip6tables" }
 }
 
 /// The table of `nf_tables` that iptables on top of `nf_tables` stores its table in.
-pub(super) fn iptables_table(family: Family, table: &str) -> nftables::Table<'_> {
-    nftables::Table::new(family.into(), table)
+pub(super) fn nft_table_for(family: IpFamily, table: &str) -> nftables::NftTable<'_> {
+    nftables::NftTable::new(family.into(), table)
 }
 
 /// Opens the tables of the node's default iptables.
-pub type Tables<'a> = &'a dyn Fn(Family) -> Result<Iptables<'a>>;
+pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>;
 
 /// The records of the attachments whose rules a feature creates with iptables. A flush is detected by the absence of
 /// another attachment's rules, and the rules of all attachments are restored from the records.
-pub struct Records<R> {
+pub struct IptablesRecords<R> {
     /// All records of the feature, records of other back ends included.
-    pub kept: Kept,
+    pub kept: RecordStore,
     /// The table with the rules.
     pub table: &'static str,
     /// Whether the record has rules in this family's table.
-    pub is_of: fn(&R, Family) -> bool,
+    pub is_of: fn(&R, IpFamily) -> bool,
     /// Creates the rules of one record unless they exist.
-    pub restore: fn(&mut Table, Family, &Keepsake<R>),
+    pub restore: fn(&mut IptablesTable, IpFamily, &StoredRecord<R>),
 }
 
-impl<R: DeserializeOwned> Records<R> {
+impl<R: DeserializeOwned> IptablesRecords<R> {
     /// The record of another living attachment, whose rules show whether the table was flushed.
-    pub fn another(&self, owner: Owner<'_>, family: Family) -> Option<Keepsake<R>> {
-        another(self.kept, owner, |content| (self.is_of)(content, family))
+    pub fn other_record(
+        &self,
+        owner: AttachmentId<'_>,
+        family: IpFamily,
+    ) -> Option<StoredRecord<R>> {
+        find_other_record(self.kept, owner, |content| (self.is_of)(content, family))
     }
 
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
-    pub fn restore(&self, table: &mut Table, family: Family, but: Option<Owner<'_>>) {
+    pub fn restore_rules(
+        &self,
+        table: &mut IptablesTable,
+        family: IpFamily,
+        but: Option<AttachmentId<'_>>,
+    ) {
         table.is_insufficient |= table.is_partial;
-        for kept in self.kept.living() {
-            if (self.is_of)(&kept.content, family) && Some(kept.owner()) != but {
+        for kept in self.kept.restorable_parts() {
+            if (self.is_of)(&kept.content, family) && Some(kept.attachment_id()) != but {
                 (self.restore)(table, family, &kept);
             }
         }
     }
 
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn heal(&self, tables: Tables<'_>, repair: Repair) -> Result<Option<String>> {
-        let all = self.kept.living();
-        let mut used = Family::BOTH.to_vec();
+    pub fn repair_rules(
+        &self,
+        tables: IptablesOpener<'_>,
+        repair: RepairMode,
+    ) -> Result<Option<String>> {
+        let all = self.kept.restorable_parts();
+        let mut used = IpFamily::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
         let mut missing = None;
         for family in used {
             let tables = tables(family)?;
-            let restore = |table: &mut Table| self.restore(table, family, None);
-            let mut table = tables.read(self.table, Scope::All)?;
+            let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
+            let mut table = tables.read_table(self.table, ChainScope::All)?;
             restore(&mut table);
             if let Some(line) = table.first_change() {
-                let (program, name) = (program(family), self.table);
+                let (program, name) = (program_name(family), self.table);
                 missing.get_or_insert(format!("\"{line}\" is missing in {program} table {name}"));
-                if repair == Repair::Restore {
-                    tables.update(name, Scope::All, &restore)?;
+                if repair == RepairMode::Restore {
+                    tables.update_table(name, ChainScope::All, &restore)?;
                 }
             }
         }

@@ -5,12 +5,14 @@ use std::collections::HashSet;
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
 
-use super::{Layout, Restorable, View};
-use crate::attachment::{Keepsake, Kept, Owner};
+use super::{RestorableState, TableLayout, TableState};
+use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::{Repair, shared};
-use crate::netlink::nftables::{Batch, Chain, Element, Key, Nft, Rule, RuleInfo, Set, Table};
-use crate::netlink::{Error, Result};
+use crate::netfilter::{RepairMode, shared};
+use crate::netlink::nftables::{
+    ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
+};
+use crate::netlink::{NetlinkError, NetlinkResult};
 
 /// How often a change is planned again after a conflict; in each conflict another process makes progress.
 const ATTEMPTS: usize = 200;
@@ -20,39 +22,40 @@ const ATTEMPTS: usize = 200;
 const ALONE: usize = 10;
 
 /// Adds changes to a transaction. Gets the elements that were found for the keys of `wanted`.
-type Fill<'f> = &'f mut dyn FnMut(&mut Change<'_>, Vec<Option<Element>>) -> Result<()>;
+type TransactionPlanner<'f> =
+    &'f mut dyn FnMut(&mut LayoutTransaction<'_>, Vec<Option<SetElement>>) -> NetlinkResult<()>;
 
 /// Our tables of `nf_tables`.
 #[derive(Debug)]
 pub struct OwnTables<'n> {
     /// Their socket.
-    pub nft: &'n Nft,
+    pub nft: &'n NftSocket,
     /// The state of all features in them.
-    pub state: Vec<Restorable>,
+    pub state: Vec<RestorableState>,
 }
 
 /// A planned change of our tables.
 #[derive(Debug)]
-pub struct Change<'n> {
+pub struct LayoutTransaction<'n> {
     /// The socket of the transaction.
-    pub nft: &'n Nft,
+    pub nft: &'n NftSocket,
     /// The state of all features.
-    state: &'n [Restorable],
-    views: Vec<View>,
+    state: &'n [RestorableState],
+    views: Vec<TableState>,
     /// Arbitrary changes.
-    pub batch: Batch,
-    /// The chains of [`Layout::subnet`] that the batch creates.
-    new_chains: HashSet<(Table<'static>, String)>,
+    pub batch: NftBatch,
+    /// The chains of [`TableLayout::subnet`] that the batch creates.
+    new_chains: HashSet<(NftTable<'static>, String)>,
     /// If there is damage: the keys that flushed sets have again, or will have after the commit.
-    occupied: Option<HashSet<(Set<'static>, Key)>>,
-    /// For [`OwnTables::heal`], which looks for missing elements in all sets, flushed or not.
-    repair: Option<Repair>,
+    occupied: Option<HashSet<(NftSet<'static>, ElementKey)>>,
+    /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
+    repair: Option<RepairMode>,
     /// Whether only the tables of the change are restored.
     is_alone: bool,
     /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
     is_conditional: bool,
     /// The records that state is restored from.
-    records: Vec<(Kept, String)>,
+    records: Vec<(RecordStore, String)>,
     /// The comments of rules that the batch appends.
     appended: HashSet<String>,
     /// The number of restored elements and rules.
@@ -62,29 +65,34 @@ pub struct Change<'n> {
 impl OwnTables<'_> {
     /// Commits the changes of `fill` in the tables of `layouts`, after restoring these tables, and with them what a
     /// flush has deleted of other attachments.
-    pub fn change(&self, layouts: &[Layout], wanted: &[Element], fill: Fill<'_>) -> Result<()> {
-        self.retry(layouts, wanted, None, fill).map(drop)
+    pub fn change_tables(
+        &self,
+        layouts: &[TableLayout],
+        wanted: &[SetElement],
+        fill: TransactionPlanner<'_>,
+    ) -> NetlinkResult<()> {
+        self.commit_with_retries(layouts, wanted, None, fill).map(drop)
     }
 
     /// Looks for all state of the attachments of this host in all of our tables, single elements included. Restores
     /// missing state unless `repair` is to report only. Returns what was missing.
-    pub fn heal(&self, repair: Repair) -> Result<Vec<String>> {
-        self.retry(&[], &[], Some(repair), &mut |_, _| Ok(()))
+    pub fn repair_tables(&self, repair: RepairMode) -> NetlinkResult<Vec<String>> {
+        self.commit_with_retries(&[], &[], Some(repair), &mut |_, _| Ok(()))
     }
 
     /// Plans and commits; again after a conflict with another process that created, deleted or restored something.
-    fn retry(
+    fn commit_with_retries(
         &self,
-        layouts: &[Layout],
-        wanted: &[Element],
-        repair: Option<Repair>,
-        fill: Fill<'_>,
-    ) -> Result<Vec<String>> {
+        layouts: &[TableLayout],
+        wanted: &[SetElement],
+        repair: Option<RepairMode>,
+        fill: TransactionPlanner<'_>,
+    ) -> NetlinkResult<Vec<String>> {
         let mut outcome = Ok(Vec::new());
         for attempt in 0..ATTEMPTS {
             let is_alone = repair.is_none() && attempt >= ALONE;
-            outcome = self.attempt(layouts, wanted, repair, is_alone, fill);
-            match outcome.as_ref().map_err(Error::errno) {
+            outcome = self.plan_and_commit(layouts, wanted, repair, is_alone, fill);
+            match outcome.as_ref().map_err(NetlinkError::errno) {
                 Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
                 _ => break,
             }
@@ -92,27 +100,27 @@ impl OwnTables<'_> {
         outcome
     }
 
-    fn attempt(
+    fn plan_and_commit(
         &self,
-        layouts: &[Layout],
-        wanted: &[Element],
-        repair: Option<Repair>,
+        layouts: &[TableLayout],
+        wanted: &[SetElement],
+        repair: Option<RepairMode>,
         is_alone: bool,
-        fill: Fill<'_>,
-    ) -> Result<Vec<String>> {
+        fill: TransactionPlanner<'_>,
+    ) -> NetlinkResult<Vec<String>> {
         let (mut views, mut found) = (Vec::new(), Vec::new());
         for layout in layouts {
             let wanted = if views.is_empty() { wanted } else { &[] };
-            let (view, elements) = View::read(self.nft, layout.clone(), wanted)?;
+            let (view, elements) = TableState::read_table(self.nft, layout.clone(), wanted)?;
             found.extend(elements);
-            views.push(View { is_required: true, ..view });
+            views.push(TableState { is_required: true, ..view });
         }
         let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
-        let mut change = Change {
+        let mut change = LayoutTransaction {
             nft: self.nft,
             state: &self.state,
             views,
-            batch: Batch::new(),
+            batch: NftBatch::new(),
             new_chains: HashSet::new(),
             occupied: is_damaged.then(HashSet::new),
             repair,
@@ -123,28 +131,28 @@ impl OwnTables<'_> {
             restored: 0,
         };
         fill(&mut change, found)?;
-        change.finish()
+        change.restore_and_commit()
     }
 }
 
-impl Change<'_> {
-    fn view(&self, table: Table<'_>) -> Option<&View> {
+impl LayoutTransaction<'_> {
+    fn state_of_table(&self, table: NftTable<'_>) -> Option<&TableState> {
         self.views.iter().find(|view| view.layout.table == table)
     }
 
     /// Adds an element, and the chain that it jumps to unless the chain exists.
-    pub fn put(&mut self, element: &Element) {
+    pub fn put_element(&mut self, element: &SetElement) {
         let table = element.set.table;
-        if let Some(name) = element.leads_to()
-            && let Some(view) = self.view(table)
+        if let Some(name) = element.target_chain()
+            && let Some(view) = self.state_of_table(table)
             && !view.rules.iter().any(|rule| rule.chain == name)
             && !view.empty.iter().any(|empty| empty == name)
             && let Some(rules) = (view.layout.subnet)(name)
             && self.new_chains.insert((table, name.to_owned()))
         {
-            self.batch.add(table.chain(name));
+            self.batch.add_object(table.named_chain(name));
             for rule in &rules {
-                self.batch.append_rule(table.chain(name), rule);
+                self.batch.append_rule(table.named_chain(name), rule);
             }
         }
         if let Some(occupied) = &mut self.occupied {
@@ -154,24 +162,24 @@ impl Change<'_> {
     }
 
     /// Replaces the element that was found for the key by `element`, unless they are equal.
-    pub fn replace(&mut self, found: Option<&Element>, element: &Element) {
+    pub fn replace_element(&mut self, found: Option<&SetElement>, element: &SetElement) {
         if found == Some(element) {
             return;
         }
         if found.is_some() {
-            self.batch.del_element(element);
+            self.batch.delete_element(element);
         }
-        self.put(element);
+        self.put_element(element);
     }
 
-    /// As [`replace`](Change::replace), unless the element that was found is [left](shared::is_left) to another
+    /// As [`replace`](LayoutTransaction::replace_element), unless the element that was found is [left](shared::is_left_in_place) to another
     /// attachment. Returns whether the attachment has the element.
     ///
     /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record of
     /// this attachment, is refused and planned again, or refuses this transaction.
-    pub fn claim(&mut self, found: Option<&Element>, element: &Element) -> bool {
-        let Some(left) = found.filter(|found| shared::is_left(found, element)) else {
-            self.replace(found, element);
+    pub fn claim_element(&mut self, found: Option<&SetElement>, element: &SetElement) -> bool {
+        let Some(left) = found.filter(|found| shared::is_left_in_place(found, element)) else {
+            self.replace_element(found, element);
             return true;
         };
         if left.data != element.data {
@@ -182,22 +190,22 @@ impl Change<'_> {
             ));
         }
         self.is_conditional = true;
-        self.batch.del_element(left);
-        self.put(left);
+        self.batch.delete_element(left);
+        self.put_element(left);
         false
     }
 
     /// Appends an attachment's rules, which have this comment, to a chain.
-    pub fn append_rules(&mut self, chain: Chain<'static>, comment: &str, rules: &[Rule]) {
+    pub fn append_rules(&mut self, chain: NftChain<'static>, comment: &str, rules: &[NftRule]) {
         for rule in rules {
             self.batch.append_rule(chain, rule);
         }
         self.appended.insert(comment.to_owned());
     }
 
-    /// As [`append_rules`](Change::append_rules), unless the chain has rules of the attachment.
-    pub fn restore_rules(&mut self, chain: Chain<'static>, comment: &str, rules: &[Rule]) {
-        let exists = self.view(chain.table).is_some_and(|view| {
+    /// As [`append_rules`](LayoutTransaction::append_rules), unless the chain has rules of the attachment.
+    pub fn restore_rules(&mut self, chain: NftChain<'static>, comment: &str, rules: &[NftRule]) {
+        let exists = self.state_of_table(chain.table).is_some_and(|view| {
             let is_own = |rule: &RuleInfo| rule.comment.as_deref() == Some(comment);
             !view.incomplete.contains(&chain) && view.rules.iter().any(is_own)
         });
@@ -208,65 +216,68 @@ impl Change<'_> {
     }
 
     /// The records of a feature, without those of containers that are certainly gone.
-    pub fn living<T: DeserializeOwned>(&mut self, kept: Kept) -> Vec<Keepsake<T>> {
-        let living = kept.living::<T>();
-        self.records.extend(living.iter().map(|one| (kept, one.owner().instance())));
+    pub fn restorable_records<T: DeserializeOwned>(
+        &mut self,
+        kept: RecordStore,
+    ) -> Vec<StoredRecord<T>> {
+        let living = kept.restorable_parts::<T>();
+        self.records.extend(living.iter().map(|one| (kept, one.attachment_id().instance_id())));
         living
     }
 
     /// Whether elements of the set may be missing.
-    pub fn is_flushed(&self, set: Set<'_>) -> bool {
+    pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
         self.views.iter().any(|view| {
             view.flushed.contains(&set)
                 || (self.repair.is_some() && view.layout.sets.contains(&set))
         })
     }
 
-    /// As [`put`](Change::put), if the set was flushed and has no element with this key.
-    pub fn restore(&mut self, element: &Element) {
+    /// As [`put`](LayoutTransaction::put_element), if the set was flushed and has no element with this key.
+    pub fn restore_element(&mut self, element: &SetElement) {
         let key = (element.set, element.key.clone());
         let is_free = self.occupied.as_ref().is_some_and(|occupied| !occupied.contains(&key));
         if is_free && self.is_flushed(element.set) {
-            self.put(element);
+            self.put_element(element);
             self.restored += 1;
         }
     }
 
     /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
-    pub fn restore_all<T: DeserializeOwned>(
+    pub fn restore_recorded_elements<T: DeserializeOwned>(
         &mut self,
-        kept: Kept,
-        sets: &[Set<'_>],
-        elements: impl Fn(Owner<'_>, &T) -> Vec<Element>,
+        kept: RecordStore,
+        sets: &[NftSet<'_>],
+        elements: impl Fn(AttachmentId<'_>, &T) -> Vec<SetElement>,
     ) {
         if sets.iter().any(|set| self.is_flushed(*set)) {
-            for kept in self.living::<T>(kept) {
-                for element in elements(kept.owner(), &kept.content) {
-                    self.restore(&element);
+            for kept in self.restorable_records::<T>(kept) {
+                for element in elements(kept.attachment_id(), &kept.content) {
+                    self.restore_element(&element);
                 }
             }
         }
     }
 
     /// Restores damaged state and commits. Returns the damage.
-    fn finish(mut self) -> Result<Vec<String>> {
+    fn restore_and_commit(mut self) -> NetlinkResult<Vec<String>> {
         let first = self.views.first().filter(|_| self.is_conditional);
         let generation = first.map_or(0, |view| view.generation);
         if self.occupied.is_none() {
-            return self.nft.commit_at(self.batch, generation).map(|()| Vec::new());
+            return self.nft.commit_at_generation(self.batch, generation).map(|()| Vec::new());
         }
         self.restore_tables()?;
-        let (mut batch, mut damage) = (Batch::new(), Vec::new());
+        let (mut batch, mut damage) = (NftBatch::new(), Vec::new());
         for view in self.views.iter().filter(|view| view.damage.is_some()) {
-            if view.exists || view.is_required || self.batch.is_about(view.layout.table) {
-                view.build(&mut batch);
+            if view.exists || view.is_required || self.batch.is_about_table(view.layout.table) {
+                view.add_missing_objects(&mut batch);
                 damage.extend(view.damage.clone());
             }
         }
-        if self.repair != Some(Repair::Report) {
-            batch.append(self.batch);
-            self.nft.commit_at(batch, generation)?;
-            remove_deleted(self.nft, self.state, &self.records)?;
+        if self.repair != Some(RepairMode::Report) {
+            batch.append_batch(self.batch);
+            self.nft.commit_at_generation(batch, generation)?;
+            remove_deleted_attachments(self.nft, self.state, &self.records)?;
         }
         match self.restored {
             0 => {}
@@ -277,14 +288,14 @@ impl Change<'_> {
     }
 
     /// Reads the other tables, and adds the missing state of all of them.
-    fn restore_tables(&mut self) -> Result<()> {
-        let is_changed = |layout: &Layout| self.view(layout.table).is_some();
+    fn restore_tables(&mut self) -> NetlinkResult<()> {
+        let is_changed = |layout: &TableLayout| self.state_of_table(layout.table).is_some();
         let mut state = self.state.to_vec();
         state.retain(|s| !self.is_alone || (s.layouts)().iter().any(is_changed));
         for layout in state.iter().flat_map(|state| (state.layouts)()) {
             let table = layout.table;
-            if self.view(table).is_none() {
-                match View::read(self.nft, layout, &[]) {
+            if self.state_of_table(table).is_none() {
+                match TableState::read_table(self.nft, layout, &[]) {
                     Ok((view, _)) => self.views.push(view),
                     Err(e) => log::warn(format_args!("table {table} is not restored: {e}")),
                 }
@@ -292,10 +303,10 @@ impl Change<'_> {
         }
         let sets = self.views.iter().filter(|view| view.exists).flat_map(|v| &v.layout.sets);
         let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
-        let present = self.nft.find(&flushed, &[])?.into_iter();
+        let present = self.nft.find_elements(&flushed, &[])?.into_iter();
         let present = present.map(|element| (element.set, element.key));
         self.occupied.get_or_insert_default().extend(present);
-        for Restorable { restore, .. } in state {
+        for RestorableState { restore, .. } in state {
             restore(self);
         }
         Ok(())
@@ -304,26 +315,30 @@ impl Change<'_> {
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before
 /// the commit.
-fn remove_deleted(nft: &Nft, state: &[Restorable], records: &[(Kept, String)]) -> Result<()> {
-    for Restorable { kept, layouts, .. } in state {
+fn remove_deleted_attachments(
+    nft: &NftSocket,
+    state: &[RestorableState],
+    records: &[(RecordStore, String)],
+) -> NetlinkResult<()> {
+    for RestorableState { kept, layouts, .. } in state {
         let mut gone: Vec<&String> =
             records.iter().filter(|(of, _)| of == kept).map(|(_, instance)| instance).collect();
-        gone.retain(|instance| !kept.exists(instance));
+        gone.retain(|instance| !kept.has_instance(instance));
         if gone.is_empty() {
             continue;
         }
         let is_gone = |comment: Option<&str>| {
             gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance))
         };
-        nft.update(&mut |nft| {
-            let mut batch = Batch::new();
-            for Layout { table, sets, .. } in layouts() {
-                for element in nft.find_of(&sets, &[], &is_gone)? {
-                    batch.del_element(&element);
+        nft.update_tables(&mut |nft| {
+            let mut batch = NftBatch::new();
+            for TableLayout { table, sets, .. } in layouts() {
+                for element in nft.find_elements_by_comment(&sets, &[], &is_gone)? {
+                    batch.delete_element(&element);
                 }
-                let mut rules = nft.look(table, &[])?.rules;
+                let mut rules = nft.read_table(table, &[])?.rules;
                 rules.retain(|rule| is_gone(rule.comment.as_deref()));
-                batch.del_rules(table, &rules);
+                batch.delete_rules(table, &rules);
             }
             Ok(batch)
         })?;

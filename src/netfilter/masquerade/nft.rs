@@ -29,117 +29,147 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::layout::{HandedOver, Layout};
-use super::super::shared::{has_owner_of, heirs, serves};
-use super::super::{Backend, Owner, PacketFilter};
-use super::{KEPT, Record};
-use crate::netlink::Result;
+use super::super::layout::{HandoverCount, TableLayout};
+use super::super::shared::{find_heirs, has_same_owner, is_correct_or_foreign};
+use super::super::{AttachmentId, PacketFilter, RuleBackend};
+use super::{KEPT, MasqueradeRecord};
+use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    Batch, ByComment, Chain, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value,
-    Verdict,
+    CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
+    NftValue, PacketField, PacketVerdict, SRCNAT, SetElement, ValueType,
 };
 
-pub(super) const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
-    .comment("cnibox: what containers send out of their subnet gets the host's address");
-const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-pub(super) const PODS: [Set<'_>; 2] =
-    [TABLE.vmap("pods4", &[Type::Ipv4Addr]), TABLE.vmap("pods6", &[Type::Ipv6Addr])];
+pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_masquerade")
+    .with_comment("cnibox: what containers send out of their subnet gets the host's address");
+const POSTROUTING: NftChain<'_> =
+    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+pub(super) const PODS: [NftSet<'_>; 2] = [
+    TABLE.verdict_map("pods4", &[ValueType::Ipv4Addr]),
+    TABLE.verdict_map("pods6", &[ValueType::Ipv6Addr]),
+];
 
 /// The prefix of the names of subnets' chains.
 const SUBNET: &str = "subnet-";
 
-const REFERENCE: Table<'_> = Table::inet("cni_plugins_masquerade")
-    .comment("Masquerading for plugins from github.com/containernetworking/plugins");
-const MASQ_CHECKS: Chain<'_> = REFERENCE
-    .chain("masq_checks")
-    .comment("Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet");
+const REFERENCE: NftTable<'_> = NftTable::new_inet("cni_plugins_masquerade")
+    .with_comment("Masquerading for plugins from github.com/containernetworking/plugins");
+const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comment(
+    "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet",
+);
 
 /// nft accepts neither colons nor brackets in names.
-fn subnet_chain(addr: IpNet) -> String {
+fn subnet_chain_name(addr: IpNet) -> String {
     format!("{SUBNET}{}", addr.trunc()).replace(':', "_")
 }
 
-fn subnet(chain: &str) -> Option<IpNet> {
+fn parse_subnet_chain(chain: &str) -> Option<IpNet> {
     chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()
 }
 
-fn subnet_rules(chain: &str) -> Option<Vec<Rule>> {
-    let leaves = Rule::new().daddr_not_in(subnet(chain)?);
-    Some(vec![leaves.masquerade().comment("what leaves the subnet")])
+fn subnet_rules(chain: &str) -> Option<Vec<NftRule>> {
+    let leaves = NftRule::new().daddr_not_in(parse_subnet_chain(chain)?);
+    Some(vec![leaves.masquerade().with_comment("what leaves the subnet")])
 }
 
-fn elements(owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Element> {
+fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement> {
     let element = |addr: &IpNet| {
-        let element = PODS[usize::from(addr.addr().is_ipv6())].element(addr.addr());
-        element.verdict(Verdict::goto(subnet_chain(*addr))).comment(owner.comment())
+        let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
+        element
+            .with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr)))
+            .with_comment(owner.reference_comment())
     };
     addrs.iter().map(element).collect()
 }
 
 /// The elements of a record.
-pub(super) fn recorded(owner: Owner<'_>, record: &Record) -> Vec<Element> {
+pub(super) fn recorded_elements(
+    owner: AttachmentId<'_>,
+    record: &MasqueradeRecord,
+) -> Vec<SetElement> {
     match record.backend {
-        Backend::Nftables => elements(owner, &record.addrs),
-        Backend::Iptables => Vec::new(),
+        RuleBackend::Nftables => address_elements(owner, &record.addrs),
+        RuleBackend::Iptables => Vec::new(),
     }
 }
 
-pub(super) fn layout() -> Layout {
-    let [v4, v6] = multicast().map(|net| Rule::new().daddr_in(net).ret());
-    let by_source = |field, set| Rule::new().vmap(&[field], set);
+pub(super) fn table_layout() -> TableLayout {
+    let [v4, v6] = multicast_networks().map(|net| NftRule::new().daddr_in(net).return_to_caller());
+    let by_source = |field, set| NftRule::new().verdict_by_map(&[field], set);
     let postrouting = vec![
-        v4.comment("multicast"),
-        v6.comment("IPv6 multicast"),
-        by_source(Field::IpSaddr, PODS[0]).comment("by source"),
-        by_source(Field::Ip6Saddr, PODS[1]).comment("by IPv6 source"),
+        v4.with_comment("multicast"),
+        v6.with_comment("IPv6 multicast"),
+        by_source(PacketField::IpSaddr, PODS[0]).with_comment("by source"),
+        by_source(PacketField::Ip6Saddr, PODS[1]).with_comment("by IPv6 source"),
     ];
     let chains = vec![(POSTROUTING, postrouting)];
-    Layout { table: TABLE, sets: PODS.to_vec(), chains, additions: &[], subnet: subnet_rules }
+    TableLayout { table: TABLE, sets: PODS.to_vec(), chains, additions: &[], subnet: subnet_rules }
 }
 
 /// The destinations that are never masqueraded.
-fn multicast() -> [IpNet; 2] {
+fn multicast_networks() -> [IpNet; 2] {
     let v4 = IpNet::new_assert(Ipv4Addr::new(224, 0, 0, 0).into(), 4);
     [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
 }
 
-pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let wanted = elements(owner, addrs);
-    filter.tables()?.change(&[layout()], &wanted, &mut |change, found| {
+pub(super) fn add_elements(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> NetlinkResult<()> {
+    let wanted = address_elements(owner, addrs);
+    filter.own_tables()?.change_tables(&[table_layout()], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
-            change.claim(found.as_ref(), element);
+            change.claim_element(found.as_ref(), element);
         }
         Ok(())
     })
 }
 
 /// Whether the address is masqueraded, in our layout or the reference's.
-pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
-    let wanted = elements(owner, &[addr]);
-    let mut found = wanted.iter().zip(nft.elements(&wanted)?);
-    if found.all(|(wanted, found)| serves(found.as_ref(), wanted))
-        && layout().damage(nft, &|| true)?.is_none()
+pub(super) fn is_masqueraded(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    addr: IpNet,
+) -> NetlinkResult<bool> {
+    let wanted = address_elements(owner, &[addr]);
+    let mut found = wanted.iter().zip(nft.read_elements(&wanted)?);
+    if found.all(|(wanted, found)| is_correct_or_foreign(found.as_ref(), wanted))
+        && table_layout().first_deviation(nft, &|| true)?.is_none()
     {
         return Ok(true);
     }
-    Ok(!nft.rules_of(MASQ_CHECKS, &owner.matcher())?.is_empty())
+    Ok(!nft.find_rules_by_comment(MASQ_CHECKS, &owner.comment_matcher())?.is_empty())
 }
 
-pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let known = elements(owner, addrs);
-    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &known, &owner.matcher());
-    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, Some(owner), deleted, recorded))
+pub(super) fn delete_elements(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    addrs: &[IpNet],
+) -> NetlinkResult<()> {
+    let known = address_elements(owner, addrs);
+    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+        nft.find_elements_by_comment(&PODS, &known, &owner.comment_matcher())
+    };
+    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
+        find_heirs(KEPT, Some(owner), deleted, recorded_elements)
+    })
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
-pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
-    let find = &mut |nft: &Nft, _: &mut Batch| nft.find_of(&PODS, &[], is_stale);
-    layout().hand_on(nft, KEPT, find, &|deleted| heirs(KEPT, None, deleted, recorded))?;
-    nft.update(&mut |nft| {
-        let mut batch = Batch::new();
+pub(super) fn remove_stale_elements(
+    nft: &NftSocket,
+    is_stale: CommentSelector<'_>,
+) -> NetlinkResult<()> {
+    let find =
+        &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &[], is_stale);
+    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
+        find_heirs(KEPT, None, deleted, recorded_elements)
+    })?;
+    nft.update_tables(&mut |nft| {
+        let mut batch = NftBatch::new();
         for chain in nft.dump_chains(TABLE)? {
             if subnet_rules(&chain.name).is_some_and(|rules| chain.uses as usize <= rules.len()) {
-                batch.del(TABLE.chain(&chain.name));
+                batch.delete_object(TABLE.named_chain(&chain.name));
             }
         }
         Ok(batch)
@@ -147,54 +177,69 @@ pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
 }
 
 /// Deletes rules of the reference's layout.
-pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
-    let mut batch = Batch::new();
-    batch.del_rules(REFERENCE, &nft.rules_of(MASQ_CHECKS, which)?);
-    nft.commit(batch)
+pub(super) fn delete_reference_rules(
+    nft: &NftSocket,
+    which: CommentSelector<'_>,
+) -> NetlinkResult<()> {
+    let mut batch = NftBatch::new();
+    batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, which)?);
+    nft.commit_batch(batch)
 }
 
 /// Adds the rules of all our elements to the reference's layout. Counts addresses.
-pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
-    let mut pods = nft.find(&PODS, &[])?;
-    pods.extend(sharing(&pods));
-    pods.retain(|pod| net_of(pod).is_some());
-    let handed = HandedOver { objects: pods.len(), ..HandedOver::default() };
+pub(super) fn create_reference_rules(
+    nft: &NftSocket,
+    batch: &mut NftBatch,
+) -> NetlinkResult<HandoverCount> {
+    let mut pods = nft.find_elements(&PODS, &[])?;
+    pods.extend(shared_elements(&pods));
+    pods.retain(|pod| address_with_subnet(pod).is_some());
+    let handed = HandoverCount { objects: pods.len(), ..HandoverCount::default() };
     if pods.is_empty() {
         return Ok(handed);
     }
-    let postrouting = REFERENCE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-    batch.ensure(REFERENCE).ensure(MASQ_CHECKS).ensure(postrouting).flush_chain(postrouting);
-    for net in multicast() {
-        batch.append_rule(postrouting, &Rule::new().daddr_in(net).ret());
+    let postrouting =
+        REFERENCE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+    batch
+        .ensure_object(REFERENCE)
+        .ensure_object(MASQ_CHECKS)
+        .ensure_object(postrouting)
+        .flush_chain(postrouting);
+    for net in multicast_networks() {
+        batch.append_rule(postrouting, &NftRule::new().daddr_in(net).return_to_caller());
     }
-    batch.append_rule(postrouting, &Rule::new().goto(MASQ_CHECKS.name));
+    batch.append_rule(postrouting, &NftRule::new().go_to(MASQ_CHECKS.name));
     let is_replaced = |comment: Option<&str>| {
         comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment)
     };
-    batch.del_rules(REFERENCE, &nft.rules_of(MASQ_CHECKS, &is_replaced)?);
+    batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, &is_replaced)?);
     for pod in &pods {
-        let Some(net) = net_of(pod) else { continue };
-        let leaves = Rule::new().saddr(net.addr()).daddr_not_in(net.trunc()).masquerade();
-        batch.append_rule(MASQ_CHECKS, &leaves.comment(pod.comment.as_deref().unwrap_or_default()));
+        let Some(net) = address_with_subnet(pod) else { continue };
+        let leaves = NftRule::new().saddr_is(net.addr()).daddr_not_in(net.trunc()).masquerade();
+        batch.append_rule(
+            MASQ_CHECKS,
+            &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()),
+        );
     }
     Ok(handed)
 }
 
 /// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule for each.
-fn sharing(pods: &[Element]) -> Vec<Element> {
-    let is_shared = |element: &Element| {
-        let has_key = |pod: &Element| pod.set == element.set && pod.key == element.key;
-        pods.iter().any(|pod| has_key(pod) && !has_owner_of(pod, element))
+fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
+    let is_shared = |element: &SetElement| {
+        let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;
+        pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
     };
-    let living = KEPT.living::<Record>();
-    let elements = living.iter().flat_map(|kept| recorded(kept.owner(), &kept.content));
+    let living = KEPT.restorable_parts::<MasqueradeRecord>();
+    let elements =
+        living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
     elements.filter(is_shared).collect()
 }
 
 /// The address of an element, with the prefix length of its subnet.
-fn net_of(pod: &Element) -> Option<IpNet> {
-    let [Value::Ip(addr)] = pod.key.0.as_slice() else { return None };
-    IpNet::new(*addr, subnet(pod.leads_to()?)?.prefix_len()).ok()
+fn address_with_subnet(pod: &SetElement) -> Option<IpNet> {
+    let [NftValue::Ip(addr)] = pod.key.0.as_slice() else { return None };
+    IpNet::new(*addr, parse_subnet_chain(pod.target_chain()?)?.prefix_len()).ok()
 }
 
 #[cfg(test)]
@@ -203,7 +248,7 @@ mod tests {
 
     #[test]
     fn chains_are_named_after_subnets() {
-        let name = |text: &str| subnet_chain(text.parse().unwrap());
+        let name = |text: &str| subnet_chain_name(text.parse().unwrap());
         assert_eq!(name("10.1.2.3/24"), "subnet-10.1.2.0/24");
         assert_eq!(name("2001:db8::5/64"), "subnet-2001_db8__/64");
     }

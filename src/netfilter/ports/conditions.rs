@@ -13,12 +13,12 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::cni::ip::host_net;
-use crate::netfilter::backend::Family;
-use crate::netlink::nftables::{Field, Rule};
+use crate::netfilter::backend::IpFamily;
+use crate::netlink::nftables::{NftRule, PacketField};
 
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Condition {
+enum MappingCondition {
     Source(IpNet),
     NotSource(IpNet),
     Destination(IpNet),
@@ -27,78 +27,86 @@ enum Condition {
     NotInterface(String),
 }
 
-impl Condition {
-    fn add_to(&self, rule: Rule) -> Rule {
+impl MappingCondition {
+    fn add_to_rule(&self, rule: NftRule) -> NftRule {
         match self {
-            Condition::Source(net) => rule.saddr_in(*net),
-            Condition::NotSource(net) => rule.saddr_not_in(*net),
-            Condition::Destination(net) => rule.daddr_in(*net),
-            Condition::NotDestination(net) => rule.daddr_not_in(*net),
-            Condition::Interface(name) => rule.eq(Field::Iifname, name.as_str()),
-            Condition::NotInterface(name) => rule.ne(Field::Iifname, name.as_str()),
+            MappingCondition::Source(net) => rule.saddr_in(*net),
+            MappingCondition::NotSource(net) => rule.saddr_not_in(*net),
+            MappingCondition::Destination(net) => rule.daddr_in(*net),
+            MappingCondition::NotDestination(net) => rule.daddr_not_in(*net),
+            MappingCondition::Interface(name) => {
+                rule.match_equal(PacketField::Iifname, name.as_str())
+            }
+            MappingCondition::NotInterface(name) => {
+                rule.match_unequal(PacketField::Iifname, name.as_str())
+            }
         }
     }
 }
 
 /// The alternatives for each family: a mapping applies if all conditions of one of them match, or if there is none.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Conditions {
-    v4: Vec<Vec<Condition>>,
-    v6: Vec<Vec<Condition>>,
+pub struct MappingConditions {
+    v4: Vec<Vec<MappingCondition>>,
+    v6: Vec<Vec<MappingCondition>>,
 }
 
 /// Why conditions are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ConditionRefusal {
     /// This word is not supported.
     Word(String),
     /// There are too many alternatives.
     TooMany,
 }
 
-impl From<&str> for Refusal {
-    fn from(word: &str) -> Refusal {
-        Refusal::Word(word.to_owned())
+impl From<&str> for ConditionRefusal {
+    fn from(word: &str) -> ConditionRefusal {
+        ConditionRefusal::Word(word.to_owned())
     }
 }
 
-impl Conditions {
+impl MappingConditions {
     /// Parses the words for both families, with at most `most` alternatives each, which lists multiply.
     pub fn parse(
         v4: &[String],
         v6: &[String],
         most: usize,
-    ) -> Result<Conditions, (Family, Refusal)> {
-        let of = |family, words| parse(family, words, most).map_err(|why| (family, why));
-        Ok(Conditions { v4: of(Family::V4, v4)?, v6: of(Family::V6, v6)? })
+    ) -> Result<MappingConditions, (IpFamily, ConditionRefusal)> {
+        let of = |family, words| parse_conditions(family, words, most).map_err(|why| (family, why));
+        Ok(MappingConditions { v4: of(IpFamily::V4, v4)?, v6: of(IpFamily::V6, v6)? })
     }
 
     /// Whether mappings of the family have conditions.
-    pub(super) fn are_for(&self, family: Family) -> bool {
-        !self.of(family).is_empty()
+    pub(super) fn has_conditions_for(&self, family: IpFamily) -> bool {
+        !self.alternatives_of(family).is_empty()
     }
 
-    fn of(&self, family: Family) -> &[Vec<Condition>] {
-        if family == Family::V4 { &self.v4 } else { &self.v6 }
+    fn alternatives_of(&self, family: IpFamily) -> &[Vec<MappingCondition>] {
+        if family == IpFamily::V4 { &self.v4 } else { &self.v6 }
     }
 
     /// The beginning of a rule for each alternative.
-    pub(super) fn rules(&self, family: Family) -> Vec<Rule> {
-        let rule = |alternative: &Vec<Condition>| {
-            alternative.iter().fold(Rule::new(), |rule, condition| condition.add_to(rule))
+    pub(super) fn rule_beginnings(&self, family: IpFamily) -> Vec<NftRule> {
+        let rule = |alternative: &Vec<MappingCondition>| {
+            alternative.iter().fold(NftRule::new(), |rule, condition| condition.add_to_rule(rule))
         };
-        self.of(family).iter().map(rule).collect()
+        self.alternatives_of(family).iter().map(rule).collect()
     }
 }
 
 /// Parses the conditions of a family. A word may consist of several words of nft, as in `["ip saddr 10.0.0.1"]`.
-fn parse(family: Family, words: &[String], most: usize) -> Result<Vec<Vec<Condition>>, Refusal> {
+fn parse_conditions(
+    family: IpFamily,
+    words: &[String],
+    most: usize,
+) -> Result<Vec<Vec<MappingCondition>>, ConditionRefusal> {
     let text = words.join(" ").replace('{', " { ").replace('}', " } ").replace(',', " ");
     let mut tokens = text.split_whitespace();
     let mut all = Vec::new();
     while let Some(word) = tokens.next() {
         let field = match (word, family) {
-            ("ip", Family::V4) | ("ip6", Family::V6) => tokens.next().unwrap_or(word),
+            ("ip", IpFamily::V4) | ("ip6", IpFamily::V6) => tokens.next().unwrap_or(word),
             ("iifname", _) => word,
             _ => return Err(word.into()),
         };
@@ -114,7 +122,7 @@ fn parse(family: Family, words: &[String], most: usize) -> Result<Vec<Vec<Condit
         if values.is_empty() {
             return Err(word.into());
         }
-        let parsed = values.into_iter().map(|value| condition(family, field, not, value));
+        let parsed = values.into_iter().map(|value| parse_condition(family, field, not, value));
         let parsed: Vec<_> = parsed.collect::<Result<_, _>>()?;
         // One value of a list has to match; if the list is negated, none may match.
         let choices: Vec<_> = if not { vec![&*parsed] } else { parsed.chunks(1).collect() };
@@ -122,9 +130,9 @@ fn parse(family: Family, words: &[String], most: usize) -> Result<Vec<Vec<Condit
             all.push(Vec::new());
         }
         if all.len().saturating_mul(choices.len()) > most {
-            return Err(Refusal::TooMany);
+            return Err(ConditionRefusal::TooMany);
         }
-        let extend = |known: Vec<Condition>| -> Vec<_> {
+        let extend = |known: Vec<MappingCondition>| -> Vec<_> {
             choices.iter().map(|choice| [&known, *choice].concat()).collect()
         };
         all = all.into_iter().flat_map(extend).collect();
@@ -132,24 +140,29 @@ fn parse(family: Family, words: &[String], most: usize) -> Result<Vec<Vec<Condit
     Ok(all)
 }
 
-fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, Refusal> {
+fn parse_condition(
+    family: IpFamily,
+    field: &str,
+    not: bool,
+    value: &str,
+) -> Result<MappingCondition, ConditionRefusal> {
     if field == "iifname" {
         let name = value.trim_matches('"').to_owned();
         return match not {
             _ if name.is_empty() || name.len() > 15 || name.contains('*') => Err(value.into()),
-            true => Ok(Condition::NotInterface(name)),
-            false => Ok(Condition::Interface(name)),
+            true => Ok(MappingCondition::NotInterface(name)),
+            false => Ok(MappingCondition::Interface(name)),
         };
     }
     let addr = || value.parse::<IpAddr>().map(host_net);
     let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| addr());
-    let net = net.ok().filter(|net| Family::of(net.addr()) == family);
-    let net = net.ok_or_else(|| Refusal::from(value))?;
+    let net = net.ok().filter(|net| IpFamily::of_address(net.addr()) == family);
+    let net = net.ok_or_else(|| ConditionRefusal::from(value))?;
     match (field, not) {
-        ("saddr", false) => Ok(Condition::Source(net)),
-        ("saddr", true) => Ok(Condition::NotSource(net)),
-        ("daddr", false) => Ok(Condition::Destination(net)),
-        ("daddr", true) => Ok(Condition::NotDestination(net)),
+        ("saddr", false) => Ok(MappingCondition::Source(net)),
+        ("saddr", true) => Ok(MappingCondition::NotSource(net)),
+        ("daddr", false) => Ok(MappingCondition::Destination(net)),
+        ("daddr", true) => Ok(MappingCondition::NotDestination(net)),
         _ => Err(field.into()),
     }
 }
@@ -158,9 +171,9 @@ fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Cond
 mod tests {
     use super::*;
 
-    fn v4(words: &[&str]) -> Result<Vec<Vec<Condition>>, Refusal> {
+    fn v4(words: &[&str]) -> Result<Vec<Vec<MappingCondition>>, ConditionRefusal> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        parse(Family::V4, &words, 8)
+        parse_conditions(IpFamily::V4, &words, 8)
     }
 
     fn net(text: &str) -> IpNet {
@@ -170,9 +183,9 @@ mod tests {
     #[test]
     fn conditions_in_sequence_form_one_rule() {
         let one = vec![
-            Condition::NotSource(net("10.1.2.0/24")),
-            Condition::Interface("eth0".to_owned()),
-            Condition::Destination(net("192.0.2.1/32")),
+            MappingCondition::NotSource(net("10.1.2.0/24")),
+            MappingCondition::Interface("eth0".to_owned()),
+            MappingCondition::Destination(net("192.0.2.1/32")),
         ];
         let words =
             ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
@@ -184,11 +197,11 @@ mod tests {
     fn lists_are_alternatives_unless_negated() {
         let (a, b) = (net("10.0.0.0/8"), net("192.0.2.7/32"));
         let words = ["iifname eth0", "ip saddr { 10.0.0.0/8, 192.0.2.7 }"];
-        let eth0 = Condition::Interface("eth0".to_owned());
-        let each = [a, b].map(|net| vec![eth0.clone(), Condition::Source(net)]);
+        let eth0 = MappingCondition::Interface("eth0".to_owned());
+        let each = [a, b].map(|net| vec![eth0.clone(), MappingCondition::Source(net)]);
         assert_eq!(v4(&words), Ok(each.to_vec()));
         let words = ["ip", "saddr", "!=", "{", "10.0.0.0/8", ",192.0.2.7", "}"];
-        assert_eq!(v4(&words), Ok(vec![[a, b].map(Condition::NotSource).to_vec()]));
+        assert_eq!(v4(&words), Ok(vec![[a, b].map(MappingCondition::NotSource).to_vec()]));
     }
 
     #[test]
@@ -211,7 +224,7 @@ mod tests {
     fn the_number_of_alternatives_is_limited() {
         let two = "ip saddr { 10.0.0.0/8, 192.0.2.7 }";
         assert_eq!(v4(&[two; 3]).unwrap().len(), 8);
-        assert_eq!(v4(&[two; 4]), Err(Refusal::TooMany));
+        assert_eq!(v4(&[two; 4]), Err(ConditionRefusal::TooMany));
         let excluded = "ip saddr != { 10.0.0.0/8, 192.0.2.7 }";
         assert_eq!(v4(&[excluded; 9]).unwrap().len(), 1);
     }

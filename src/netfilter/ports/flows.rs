@@ -4,27 +4,28 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::Forward;
+use super::PortForwarding;
 use crate::log;
-use crate::netlink::conntrack::{Conntrack, Flow, Flows};
-use crate::netlink::nftables::{L4, RuleInfo};
-use crate::netlink::{self, Family, Netlink};
+use crate::netlink::conntrack::{ConntrackSocket, FlowSelection, TrackedFlow};
+use crate::netlink::nftables::{RuleInfo, TransportProtocol};
+use crate::netlink::{self, IpFamily, Netlink};
 
 /// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
 /// Connections that the host forwards are not affected.
-pub fn delete_other_targets(forward: &Forward, host: &Netlink) {
+pub fn delete_flows_to_other_targets(forward: &PortForwarding, host: &Netlink) {
     for target in forward.targets.iter().copied() {
-        let (addr, family) = (target.addr(), Family::of(target.addr()));
-        let udp = forward.mappings_to(target).filter(|mapping| mapping.proto == L4::Udp);
-        let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.address())).collect();
+        let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));
+        let udp =
+            forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);
+        let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.single_address())).collect();
         if mapped.is_empty() {
             continue;
         }
         let mut local = HashMap::new();
-        delete(Flows::All(family), &mut |flow| {
+        delete_flows(FlowSelection::All(family), &mut |flow| {
             let mut is_local =
-                || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
-            let Flow { daddr, dport, server } = *flow;
+                || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a));
+            let TrackedFlow { daddr, dport, server } = *flow;
             let is_mapped =
                 mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
             is_mapped && server != addr && is_local()
@@ -33,25 +34,25 @@ pub fn delete_other_targets(forward: &Forward, host: &Netlink) {
 }
 
 /// After DEL: deletes the tracked connections that these containers replied to.
-pub(super) fn delete_replied_by(servers: impl Iterator<Item = IpAddr>) {
+pub(super) fn delete_flows_replied_by(servers: impl Iterator<Item = IpAddr>) {
     for server in servers {
-        delete(Flows::AnsweredBy(server), &mut |_| true);
+        delete_flows(FlowSelection::AnsweredBy(server), &mut |_| true);
     }
 }
 
 /// The address that a rule redirects UDP to.
-pub(super) fn served_by(rule: &RuleInfo) -> Option<IpAddr> {
-    let udp = rule.values.contains(&vec![L4::Udp.number()]);
+pub(super) fn udp_server_of_rule(rule: &RuleInfo) -> Option<IpAddr> {
+    let udp = rule.values.contains(&vec![TransportProtocol::Udp.protocol_number()]);
     let dnat = rule.expressions.last().is_some_and(|kind| kind == "nat");
     // The address is loaded after all compared values, and before the port.
-    let addr = rule.values.iter().rev().find_map(|value| netlink::ip(value));
+    let addr = rule.values.iter().rev().find_map(|value| netlink::ip_from_bytes(value));
     addr.filter(|_| udp && dnat)
 }
 
 /// Errors are logged only: the mapping is correct nevertheless.
-fn delete(flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) {
-    let deleted: netlink::Result<_> =
-        Conntrack::open().and_then(|conntrack| conntrack.forget(flows, which));
+fn delete_flows(flows: FlowSelection, which: &mut dyn FnMut(&TrackedFlow) -> bool) {
+    let deleted: netlink::NetlinkResult<_> =
+        ConntrackSocket::open().and_then(|conntrack| conntrack.delete_flows(flows, which));
     if let Err(error) = deleted {
         log::warn(format_args!("delete tracked UDP connections: {error}"));
     }

@@ -23,42 +23,47 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::Snat;
-use crate::netfilter::layout::Layout;
+use super::SourceTranslation;
+use crate::netfilter::layout::TableLayout;
 use crate::netlink::nftables::{
-    CT_STATUS_DNAT, Chain, DSTNAT, Element, Field, Hook, Rule, SRCNAT, Set, Table, Type, Verdict,
+    CT_STATUS_DNAT, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField,
+    PacketVerdict, SRCNAT, SetElement, ValueType,
 };
 
-pub(super) const TABLE: Table<'_> =
-    Table::inet("cnibox_portmap").comment("host ports of containers, by cnibox portmap");
+pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_portmap")
+    .with_comment("host ports of containers, by cnibox portmap");
 
-const HOSTPORTS: Chain<'_> = TABLE.chain("hostports");
+const HOSTPORTS: NftChain<'_> = TABLE.named_chain("hostports");
 /// The rules of mappings with conditions, with their owners' comments.
-pub(super) const CONDITIONAL: Chain<'_> = TABLE.chain("conditional");
-const PREROUTING: Chain<'_> = TABLE.chain("prerouting").nat(Hook::Prerouting, DSTNAT);
-const OUTPUT: Chain<'_> = TABLE.chain("output").nat(Hook::Output, DSTNAT);
-const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
+pub(super) const CONDITIONAL: NftChain<'_> = TABLE.named_chain("conditional");
+const PREROUTING: NftChain<'_> =
+    TABLE.named_chain("prerouting").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
+const OUTPUT: NftChain<'_> = TABLE.named_chain("output").at_nat_hook(NetfilterHook::Output, DSTNAT);
+const POSTROUTING: NftChain<'_> =
+    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
 
 /// The prefix of the names of chains that elements jump to.
 const FROM: &str = "from-";
 
-const PORT: [Type; 2] = [Type::InetProto, Type::InetService];
-const PORT4: [Type; 3] = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
-const PORT6: [Type; 3] = [Type::Ipv6Addr, Type::InetProto, Type::InetService];
-const TO4: [Type; 2] = [Type::Ipv4Addr, Type::InetService];
-const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
+const PORT: [ValueType; 2] = [ValueType::InetProto, ValueType::InetService];
+const PORT4: [ValueType; 3] = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
+const PORT6: [ValueType; 3] = [ValueType::Ipv6Addr, ValueType::InetProto, ValueType::InetService];
+const TO4: [ValueType; 2] = [ValueType::Ipv4Addr, ValueType::InetService];
+const TO6: [ValueType; 2] = [ValueType::Ipv6Addr, ValueType::InetService];
 
 /// One element for each attachment: its instance hash, in two halves of the length of interface names.
-pub(super) const ATTACHMENTS: Set<'_> =
-    TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::Mark]);
+pub(super) const ATTACHMENTS: NftSet<'_> =
+    TABLE.value_map("attachments", &[ValueType::IfName, ValueType::IfName], &[ValueType::Mark]);
 
 /// The maps of each family.
-pub(super) const ANY: [Set<'_>; 2] =
-    [TABLE.map("any4", &PORT, &TO4), TABLE.map("any6", &PORT, &TO6)];
-pub(super) const HOST: [Set<'_>; 2] =
-    [TABLE.map("host4", &PORT4, &TO4), TABLE.map("host6", &PORT6, &TO6)];
-pub(super) const MAPPED: [Set<'_>; 2] =
-    [TABLE.vmap("mapped4", &[Type::Ipv4Addr]), TABLE.vmap("mapped6", &[Type::Ipv6Addr])];
+pub(super) const ANY: [NftSet<'_>; 2] =
+    [TABLE.value_map("any4", &PORT, &TO4), TABLE.value_map("any6", &PORT, &TO6)];
+pub(super) const HOST: [NftSet<'_>; 2] =
+    [TABLE.value_map("host4", &PORT4, &TO4), TABLE.value_map("host6", &PORT6, &TO6)];
+pub(super) const MAPPED: [NftSet<'_>; 2] = [
+    TABLE.verdict_map("mapped4", &[ValueType::Ipv4Addr]),
+    TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr]),
+];
 
 /// The bit of a connection's mark between its translation and the translation of its source.
 const TRANSLATED: u32 = 1 << 27;
@@ -69,31 +74,43 @@ const SKIP: &str = "only what was translated here";
 const FORGET: &str = "the mark has served its purpose";
 const OWN: &str = "no container has ::1";
 
-pub(super) fn layout() -> Layout {
+pub(super) fn table_layout() -> TableLayout {
     let entry = || {
-        let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name);
-        rule.comment("only what is sent to this host")
+        let rule = NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name);
+        rule.with_comment("only what is sent to this host")
     };
-    let own = Rule::new().daddr(Ipv6Addr::LOCALHOST.into()).ret().comment(OWN);
-    let conditional = Rule::new().verdict(&Verdict::CONTINUE).comment("mappings with conditions");
-    let (proto, port) = (Field::L4proto, Field::Dport);
+    let own =
+        NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller().with_comment(OWN);
+    let conditional = NftRule::new()
+        .with_verdict(&PacketVerdict::CONTINUE)
+        .with_comment("mappings with conditions");
+    let (proto, port) = (PacketField::L4proto, PacketField::Dport);
     let translate = vec![
-        Rule::new().set_ct_mark(TRANSLATED).comment(MARK),
-        Rule::new().jump(CONDITIONAL.name).comment("under conditions"),
-        Rule::new().dnat_by(&[Field::IpDaddr, proto, port], HOST[0]).comment("one address"),
-        Rule::new().dnat_by(&[proto, port], ANY[0]).comment("any address"),
-        Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], HOST[1]).comment("one IPv6 address"),
-        Rule::new().dnat_by(&[proto, port], ANY[1]).comment("any IPv6 address"),
-        Rule::new().clear_ct_mark(TRANSLATED).comment(UNMARK),
+        NftRule::new().set_ct_mark(TRANSLATED).with_comment(MARK),
+        NftRule::new().jump_to(CONDITIONAL.name).with_comment("under conditions"),
+        NftRule::new()
+            .dnat_by_map(&[PacketField::IpDaddr, proto, port], HOST[0])
+            .with_comment("one address"),
+        NftRule::new().dnat_by_map(&[proto, port], ANY[0]).with_comment("any address"),
+        NftRule::new()
+            .dnat_by_map(&[PacketField::Ip6Daddr, proto, port], HOST[1])
+            .with_comment("one IPv6 address"),
+        NftRule::new().dnat_by_map(&[proto, port], ANY[1]).with_comment("any IPv6 address"),
+        NftRule::new().clear_ct_mark(TRANSLATED).with_comment(UNMARK),
     ];
-    let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
+    let mapped = || NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT);
     let masquerade = vec![
-        Rule::new().none_of(Field::CtMark, TRANSLATED).ret().comment(SKIP),
-        Rule::new().clear_ct_mark(TRANSLATED).comment(FORGET),
-        mapped().vmap(&[Field::IpDaddr], MAPPED[0]).comment("by container"),
-        mapped().vmap(&[Field::Ip6Daddr], MAPPED[1]).comment("by IPv6 container"),
+        NftRule::new()
+            .no_bit_set(PacketField::CtMark, TRANSLATED)
+            .return_to_caller()
+            .with_comment(SKIP),
+        NftRule::new().clear_ct_mark(TRANSLATED).with_comment(FORGET),
+        mapped().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0]).with_comment("by container"),
+        mapped()
+            .verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
+            .with_comment("by IPv6 container"),
     ];
-    Layout {
+    TableLayout {
         table: TABLE,
         sets: vec![ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
         chains: vec![
@@ -104,37 +121,39 @@ pub(super) fn layout() -> Layout {
             (POSTROUTING, masquerade),
         ],
         additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
-        subnet: from_rules,
+        subnet: client_chain_rules,
     }
 }
 
 /// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in
 /// names.
-pub(super) fn from(snat: Snat, target: IpNet) -> Option<String> {
+pub(super) fn client_chain_name(snat: SourceTranslation, target: IpNet) -> Option<String> {
     match snat {
-        Snat::Never => None,
-        Snat::WhereNeeded => Some(format!("{FROM}{}", target.trunc()).replace(':', "_")),
-        Snat::Always => Some(format!("{FROM}all")),
+        SourceTranslation::Never => None,
+        SourceTranslation::WhereNeeded => {
+            Some(format!("{FROM}{}", target.trunc()).replace(':', "_"))
+        }
+        SourceTranslation::Always => Some(format!("{FROM}all")),
     }
 }
 
 /// The rules of such a chain.
-fn from_rules(chain: &str) -> Option<Vec<Rule>> {
+fn client_chain_rules(chain: &str) -> Option<Vec<NftRule>> {
     let clients = chain.strip_prefix(FROM)?;
     if clients == "all" {
-        return Some(vec![Rule::new().masquerade().comment("all clients")]);
+        return Some(vec![NftRule::new().masquerade().with_comment("all clients")]);
     }
     let net: IpNet = clients.replace('_', ":").parse().ok()?;
     let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
     let nets = [net].into_iter().chain(net.addr().is_ipv4().then_some(loopback));
-    let rule = |net: IpNet| Rule::new().saddr_in(net).masquerade().comment(net.to_string());
+    let rule = |net: IpNet| NftRule::new().saddr_in(net).masquerade().with_comment(net.to_string());
     Some(nets.map(rule).collect())
 }
 
 /// The parameter of ADD that an element of `mapped4` or `mapped6` was created with.
-pub(super) fn snat_of(element: &Element) -> Option<Snat> {
-    let all = element.leads_to()?.strip_prefix(FROM)? == "all";
-    Some(if all { Snat::Always } else { Snat::WhereNeeded })
+pub(super) fn snat_of_element(element: &SetElement) -> Option<SourceTranslation> {
+    let all = element.target_chain()?.strip_prefix(FROM)? == "all";
+    Some(if all { SourceTranslation::Always } else { SourceTranslation::WhereNeeded })
 }
 
 #[cfg(test)]
@@ -143,15 +162,18 @@ mod tests {
 
     #[test]
     fn chains_are_named_after_the_clients() {
-        let chain = |snat, net: &str| from(snat, net.parse().unwrap());
-        let four = chain(Snat::WhereNeeded, "10.1.2.3/24").unwrap();
-        let six = chain(Snat::WhereNeeded, "2001:db8::5/64").unwrap();
-        let all = chain(Snat::Always, "10.1.2.3/24").unwrap();
+        let chain = |snat, net: &str| client_chain_name(snat, net.parse().unwrap());
+        let four = chain(SourceTranslation::WhereNeeded, "10.1.2.3/24").unwrap();
+        let six = chain(SourceTranslation::WhereNeeded, "2001:db8::5/64").unwrap();
+        let all = chain(SourceTranslation::Always, "10.1.2.3/24").unwrap();
         assert_eq!([&four, &six, &all], ["from-10.1.2.0/24", "from-2001_db8__/64", "from-all"]);
         assert_eq!(
-            [four, six, all].map(|chain| from_rules(&chain).map(|r| r.len())),
+            [four, six, all].map(|chain| client_chain_rules(&chain).map(|r| r.len())),
             [Some(2), Some(1), Some(1)]
         );
-        assert!(from_rules("postrouting").is_none() && chain(Snat::Never, "::/0").is_none());
+        assert!(
+            client_chain_rules("postrouting").is_none()
+                && chain(SourceTranslation::Never, "::/0").is_none()
+        );
     }
 }

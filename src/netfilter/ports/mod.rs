@@ -22,74 +22,76 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use self::conditions::Conditions;
-pub use self::iptables::Options;
-use super::backend::Feature;
-use super::layout::{Restorable, hand_over};
-use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
-use crate::attachment::Kept;
+use self::conditions::MappingConditions;
+pub use self::iptables::IptablesOptions;
+use super::backend::FilterFeature;
+use super::layout::{RestorableState, hand_over};
+use super::{
+    AttachmentId, IpFamily, PacketFilter, RepairMode, RuleBackend, join_errors, localhost,
+};
+use crate::attachment::RecordStore;
 use crate::error::{Error, Result};
-use crate::netlink::nftables::L4;
+use crate::netlink::nftables::TransportProtocol;
 
 /// The addresses of the host that a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Listen {
+pub enum ListenAddresses {
     /// All.
     Everywhere,
     /// All of one family.
-    Family(Family),
+    Family(IpFamily),
     /// A single address.
     Address(IpAddr),
 }
 
 /// A mapped port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mapping {
+pub struct MappedPort {
     /// The transport protocol.
-    pub proto: L4,
+    pub proto: TransportProtocol,
     /// The host's addresses.
-    pub listen: Listen,
+    pub listen: ListenAddresses,
     /// The host's port.
     pub host_port: u16,
     /// The container's port.
     pub container_port: u16,
 }
 
-impl Mapping {
+impl MappedPort {
     /// Whether it applies to packets of this family.
-    pub fn is_of(&self, family: Family) -> bool {
+    pub fn is_for_family(&self, family: IpFamily) -> bool {
         match self.listen {
-            Listen::Everywhere => true,
-            Listen::Family(only) => only == family,
-            Listen::Address(addr) => Family::of(addr) == family,
+            ListenAddresses::Everywhere => true,
+            ListenAddresses::Family(only) => only == family,
+            ListenAddresses::Address(addr) => IpFamily::of_address(addr) == family,
         }
     }
 
     /// Whether both mappings are for one port of all addresses of a family, or of the same single address.
-    pub fn shares_port_with(&self, other: &Mapping) -> bool {
+    pub fn shares_port_with(&self, other: &MappedPort) -> bool {
         let same_addresses = match (self.listen, other.listen) {
-            (Listen::Family(one), Listen::Family(other)) => one == other,
-            (Listen::Address(one), Listen::Address(other)) => one == other,
-            (Listen::Address(_), _) | (_, Listen::Address(_)) => false,
+            (ListenAddresses::Family(one), ListenAddresses::Family(other)) => one == other,
+            (ListenAddresses::Address(one), ListenAddresses::Address(other)) => one == other,
+            (ListenAddresses::Address(_), _) | (_, ListenAddresses::Address(_)) => false,
             _ => true,
         };
         (self.proto, self.host_port) == (other.proto, other.host_port) && same_addresses
     }
 
     /// Whether it listens on all addresses that the other one listens on.
-    pub fn includes(&self, other: &Mapping) -> bool {
-        self.listen == Listen::Everywhere || self.listen == other.listen
+    pub fn includes_addresses_of(&self, other: &MappedPort) -> bool {
+        self.listen == ListenAddresses::Everywhere || self.listen == other.listen
     }
 
     /// The host's address if the mapping listens on a single address.
-    pub fn address(&self) -> Option<IpAddr> {
-        if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
+    pub fn single_address(&self) -> Option<IpAddr> {
+        if let ListenAddresses::Address(addr) = self.listen { Some(addr) } else { None }
     }
 }
 
 /// Which connections get the host's address as their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Snat {
+pub enum SourceTranslation {
     /// None: the container sees every client's own address.
     Never,
     /// Connections whose replies would not pass the host otherwise: from the host's loopback addresses, and from
@@ -101,82 +103,94 @@ pub enum Snat {
 
 /// The mappings of an attachment. Its record has this content.
 #[derive(Serialize, Deserialize)]
-pub struct Forward {
+pub struct PortForwarding {
     /// The back end.
-    pub backend: Backend,
+    pub backend: RuleBackend,
     /// The ports.
-    pub mappings: Vec<Mapping>,
+    pub mappings: Vec<MappedPort>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
-    #[serde(deserialize_with = "targets")]
+    #[serde(deserialize_with = "deserialize_targets")]
     pub targets: Vec<IpNet>,
     /// Which connections' source addresses are translated.
-    pub snat: Snat,
+    pub snat: SourceTranslation,
     /// Additional conditions with the back end nftables.
-    pub conditions: Conditions,
+    pub conditions: MappingConditions,
     /// Options of the back end iptables.
-    pub options: Option<Options>,
+    pub options: Option<IptablesOptions>,
     /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
     pub localnet: bool,
 }
 
-impl Forward {
+impl PortForwarding {
     /// The mappings for a target.
-    pub fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
-        let family = Family::of(target.addr());
-        self.mappings.iter().filter(move |mapping| mapping.is_of(family))
+    pub fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &MappedPort> {
+        let family = IpFamily::of_address(target.addr());
+        self.mappings.iter().filter(move |mapping| mapping.is_for_family(family))
     }
 }
 
 /// Decodes targets, also as release 0.2.0 wrote them: `{"net": "10.1.2.3/24", "via": "cni0"}`.
-fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
+fn deserialize_targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Target {
+    enum RecordedTarget {
         Net(IpNet),
         WithRoute { net: IpNet },
     }
-    let targets = Vec::<Target>::deserialize(d)?.into_iter();
-    Ok(targets.map(|(Target::Net(net) | Target::WithRoute { net })| net).collect())
+    let targets = Vec::<RecordedTarget>::deserialize(d)?.into_iter();
+    Ok(targets.map(|(RecordedTarget::Net(net) | RecordedTarget::WithRoute { net })| net).collect())
 }
 
 /// The records of attachments.
-pub const KEPT: Kept = Kept("portmap");
+pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// Both back ends.
-pub(super) const FEATURE: Feature = Feature {
-    state: Restorable { kept: KEPT, layouts: || vec![layout::layout()], restore: nft::restore },
-    heal: |filter, repair| iptables::RECORDS.heal(&|family| filter.iptables(family), repair),
-    remove: |filter, owner, _| del(filter, owner, None),
+pub(super) const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
+        kept: KEPT,
+        layouts: || vec![layout::table_layout()],
+        restore: nft::restore_mappings,
+    },
+    heal: |filter, repair| {
+        iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
+    },
+    remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
         ("port mappings", |filter| {
-            filter.ask(&|nft| hand_over(nft, layout::TABLE, &reference::create))
+            filter.query_nft(&|nft| hand_over(nft, layout::TABLE, &reference::convert_elements))
         }),
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
 };
 
 /// The first missing rule that attachments of this host depend on.
-pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || Backend::Nftables.is_recorded(KEPT);
-    let damage = filter.ask(&|nft| layout::layout().damage(nft, &is_needed))?;
-    let damage = damage.map_or_else(|| localhost::damage(filter), |damage| Ok(Some(damage)))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, Repair::Report) }
+pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
+    let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
+    let damage =
+        filter.query_nft(&|nft| layout::table_layout().first_deviation(nft, &is_needed))?;
+    let damage =
+        damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
+    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, RepairMode::Report) }
 }
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
 /// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
 /// returned.
-pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
+pub fn add_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortForwarding,
+) -> Result<Option<TakenPort>> {
     match forward.backend {
-        Backend::Nftables => {
+        RuleBackend::Nftables => {
             // This may fail without harm, so it comes first.
-            iptables::del(filter, owner)?;
-            nft::add(filter, owner, forward)
+            iptables::delete_mappings(filter, owner)?;
+            nft::add_mappings(filter, owner, forward)
         }
-        Backend::Iptables => {
-            let taken = iptables::add(filter, owner, forward)?;
+        RuleBackend::Iptables => {
+            let taken = iptables::add_mappings(filter, owner, forward)?;
             if taken.is_none() {
-                nft::del(filter, owner, None)?;
+                nft::delete_mappings(filter, owner, None)?;
             }
             Ok(taken)
         }
@@ -184,32 +198,45 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result
 }
 
 /// Verifies every rule of the attachment, and the rules that all attachments share.
-pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
+pub fn check_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortForwarding,
+) -> Result<()> {
     match forward.backend {
-        Backend::Nftables => nft::check(filter.nft()?, owner, forward),
-        Backend::Iptables => iptables::check(filter, owner, forward),
+        RuleBackend::Nftables => nft::check_mappings(filter.nft_socket()?, owner, forward),
+        RuleBackend::Iptables => iptables::check_rules(filter, owner, forward),
     }
 }
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward>) -> Result<()> {
-    let removed = KEPT.remove(owner);
-    let servers = [nft::del(filter, owner, known), iptables::del(filter, owner)];
-    flows::delete_replied_by(servers.iter().flatten().flatten().copied());
-    all(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
+pub fn delete_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    known: Option<&PortForwarding>,
+) -> Result<()> {
+    let removed = KEPT.remove_part(owner);
+    let servers =
+        [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
+    flows::delete_flows_replied_by(servers.iter().flatten().flatten().copied());
+    join_errors(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
 /// Deletes the mappings of the network's attachments that are not among `valid`.
-pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let removed = KEPT.remove_stale(network, valid);
-    let servers = nft::collect(filter, network, valid);
-    flows::delete_replied_by(servers.iter().flatten().copied());
-    all([removed, servers.map(drop), iptables::collect(filter, network, valid)])
+pub fn remove_stale_mappings(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[AttachmentId<'_>],
+) -> Result<()> {
+    let removed = KEPT.remove_stale_parts(network, valid);
+    let servers = nft::remove_stale_mappings(filter, network, valid);
+    flows::delete_flows_replied_by(servers.iter().flatten().copied());
+    join_errors([removed, servers.map(drop), iptables::remove_stale_chains(filter, network, valid)])
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.
-fn host_port(addr: Option<IpAddr>, port: u16, proto: L4) -> String {
+fn describe_host_port(addr: Option<IpAddr>, port: u16, proto: TransportProtocol) -> String {
     match addr {
         Some(addr) => format!("{}/{proto}", SocketAddr::new(addr, port)),
         None => format!("{port}/{proto}"),
@@ -218,17 +245,17 @@ fn host_port(addr: Option<IpAddr>, port: u16, proto: L4) -> String {
 
 /// A port that another container holds.
 #[derive(Debug)]
-pub struct Taken {
+pub struct TakenPort {
     /// The description of the port.
     port: String,
     /// The owner of the port, as far as the rules identify it.
-    pub by: Holder,
+    pub by: PortOwner,
 }
 
 /// The owner of a port.
 #[derive(Debug, Default)]
-pub struct Holder {
-    /// The [instance](Owner::instance); empty if unknown.
+pub struct PortOwner {
+    /// The [instance](AttachmentId::instance_id); empty if unknown.
     pub instance: String,
     /// The container; empty if unknown.
     pub id: String,
@@ -240,9 +267,9 @@ pub struct Holder {
     pub comment: String,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for PortOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Holder { id, network, ifname, comment, .. } = self;
+        let PortOwner { id, network, ifname, comment, .. } = self;
         if id.is_empty() {
             return write!(f, "an unknown owner: \"{comment}\"");
         }
@@ -252,8 +279,8 @@ impl fmt::Display for Holder {
     }
 }
 
-impl From<Taken> for Error {
-    fn from(Taken { port, by }: Taken) -> Error {
+impl From<TakenPort> for Error {
+    fn from(TakenPort { port, by }: TakenPort) -> Error {
         Error::internal(format!("host port {port} is taken by {by}")).with_details(
             "choose another hostPort, or delete that attachment; GC removes it if it is stale",
         )
@@ -264,7 +291,7 @@ impl From<Taken> for Error {
 mod tests {
     use super::*;
 
-    fn record(text: &str) -> Forward {
+    fn record(text: &str) -> PortForwarding {
         serde_json::from_str(text).unwrap()
     }
 
@@ -280,14 +307,14 @@ mod tests {
                 {"Interface":"eth0"}]],"v6":[]},"options":null,"localnet":true}"#,
         );
         let listen = [
-            Listen::Everywhere,
-            Listen::Family(Family::V6),
-            Listen::Address("192.0.2.1".parse().unwrap()),
+            ListenAddresses::Everywhere,
+            ListenAddresses::Family(IpFamily::V6),
+            ListenAddresses::Address("192.0.2.1".parse().unwrap()),
         ];
         assert!(record.mappings.iter().map(|mapping| mapping.listen).eq(listen));
         assert_eq!(record.targets, ["10.1.2.3/24", "fd00::3/64"].map(|net| net.parse().unwrap()));
         let words = ["ip saddr != 10.0.0.0/8", "iifname eth0"].map(str::to_owned);
-        assert_eq!(record.conditions, Conditions::parse(&words, &[], 1).unwrap());
+        assert_eq!(record.conditions, MappingConditions::parse(&words, &[], 1).unwrap());
         let kept = serde_json::to_string(&record).unwrap();
         assert_eq!(self::record(&kept).targets, record.targets);
     }

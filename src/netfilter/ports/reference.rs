@@ -7,52 +7,57 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::layout::{self, ANY, HOST, MAPPED};
-use super::{Forward, Snat, flows};
+use super::{PortForwarding, SourceTranslation, flows};
 use crate::cni::ip::host_net;
-use crate::netfilter::layout::HandedOver;
-use crate::netfilter::names::container;
-use crate::netfilter::{Family, Owner};
-use crate::netlink::Result;
+use crate::netfilter::layout::HandoverCount;
+use crate::netfilter::names::container_of_label;
+use crate::netfilter::{AttachmentId, IpFamily};
+use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    Batch, Chain, DSTNAT, Data, Element, Hook, Key, Nft, Rule, SRCNAT, Table, Value,
+    DSTNAT, ElementData, ElementKey, NetfilterHook, NftBatch, NftChain, NftRule, NftSocket,
+    NftTable, NftValue, SRCNAT, SetElement,
 };
 
 /// The chains with rules of containers; releases differ in which they use.
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 
-fn table(family: Family) -> Table<'static> {
-    Table::new(family.into(), "cni_hostport").comment("CNI portmap plugin")
+fn reference_table(family: IpFamily) -> NftTable<'static> {
+    NftTable::new(family.into(), "cni_hostport").with_comment("CNI portmap plugin")
 }
 
 /// Deletes the rules of container `id`. Returns the addresses that they redirected UDP to.
-pub(super) fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
-    let (mut batch, mut servers) = (Batch::new(), BTreeSet::new());
-    for table in Family::BOTH.map(table) {
-        if !nft.has(table)? {
+pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<IpAddr>> {
+    let (mut batch, mut servers) = (NftBatch::new(), BTreeSet::new());
+    for table in IpFamily::BOTH.map(reference_table) {
+        if !nft.has_object(table)? {
             continue;
         }
-        for chain in CHAINS.map(|name| table.chain(name)) {
-            let rules = nft.rules_of(chain, &|comment| comment == Some(id))?;
-            servers.extend(rules.iter().filter_map(flows::served_by));
-            batch.del_rules(table, &rules);
+        for chain in CHAINS.map(|name| table.named_chain(name)) {
+            let rules = nft.find_rules_by_comment(chain, &|comment| comment == Some(id))?;
+            servers.extend(rules.iter().filter_map(flows::udp_server_of_rule));
+            batch.delete_rules(table, &rules);
         }
     }
-    nft.commit(batch)?;
+    nft.commit_batch(batch)?;
     Ok(servers)
 }
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
-pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<bool> {
+pub(super) fn has_rules(
+    nft: &NftSocket,
+    owner: AttachmentId<'_>,
+    forward: &PortForwarding,
+) -> NetlinkResult<bool> {
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);
-        let chain = |name| table(Family::of(target.addr())).chain(name);
-        let count = |name| nft.rules_of(chain(name), &is_own).map(|rules| rules.len());
+        let chain = |name| reference_table(IpFamily::of_address(target.addr())).named_chain(name);
+        let count = |name| nft.find_rules_by_comment(chain(name), &is_own).map(|rules| rules.len());
         let [ports, by_address, masquerading] = CHAINS;
         let sources = match forward.snat {
-            Snat::WhereNeeded if target.addr().is_ipv4() => 2,
-            Snat::WhereNeeded | Snat::Always => 1,
-            Snat::Never => 0,
+            SourceTranslation::WhereNeeded if target.addr().is_ipv4() => 2,
+            SourceTranslation::WhereNeeded | SourceTranslation::Always => 1,
+            SourceTranslation::Never => 0,
         };
         let has_ports = count(ports)? + count(by_address)? >= wanted;
         if wanted > 0 && !(has_ports && count(masquerading)? >= sources) {
@@ -64,20 +69,23 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<bool
 
 /// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are elements whose
 /// comment is too short for the container's id, and rules with conditions. Counts rules.
-pub(super) fn create(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
-    let mut handed = HandedOver::default();
-    for family in Family::BOTH {
+pub(super) fn convert_elements(
+    nft: &NftSocket,
+    batch: &mut NftBatch,
+) -> NetlinkResult<HandoverCount> {
+    let mut handed = HandoverCount::default();
+    for family in IpFamily::BOTH {
         let at = family as usize;
         let mut rules = Vec::new();
         // Mappings of a single address come first, since they take precedence.
-        for element in nft.find(&[HOST[at], ANY[at], MAPPED[at]], &[])? {
-            let converted = rules_of(&element);
+        for element in nft.find_elements(&[HOST[at], ANY[at], MAPPED[at]], &[])? {
+            let converted = rules_of_element(&element);
             handed.nameless += usize::from(converted.is_empty());
             rules.extend(converted);
         }
         handed.objects += rules.len();
         if !rules.is_empty() {
-            create_rules(batch, table(family), &rules);
+            create_rules(batch, reference_table(family), &rules);
         }
     }
     // The first rule is part of the layout.
@@ -86,57 +94,77 @@ pub(super) fn create(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
 }
 
 /// Adds rules to the chains of these names, and the fixed chains of the table.
-fn create_rules(batch: &mut Batch, table: Table<'_>, rules: &[(&str, Rule)]) {
-    let [hostports, by_address, masquerading] = CHAINS.map(|name| table.chain(name));
-    let all = table.chain("hostports_all");
-    batch.ensure(table).ensure(hostports).ensure(by_address);
-    refill(batch, all, &[by_address, hostports].map(|chain| Rule::new().jump(chain.name)));
-    for (name, hook) in [("prerouting", Hook::Prerouting), ("output", Hook::Output)] {
-        let entry = Rule::new().daddr_is_local().jump(all.name);
-        refill(batch, table.chain(name).nat(hook, DSTNAT), &[entry]);
+fn create_rules(batch: &mut NftBatch, table: NftTable<'_>, rules: &[(&str, NftRule)]) {
+    let [hostports, by_address, masquerading] = CHAINS.map(|name| table.named_chain(name));
+    let all = table.named_chain("hostports_all");
+    batch.ensure_object(table).ensure_object(hostports).ensure_object(by_address);
+    refill_chain(
+        batch,
+        all,
+        &[by_address, hostports].map(|chain| NftRule::new().jump_to(chain.name)),
+    );
+    for (name, hook) in
+        [("prerouting", NetfilterHook::Prerouting), ("output", NetfilterHook::Output)]
+    {
+        let entry = NftRule::new().daddr_is_local().jump_to(all.name);
+        refill_chain(batch, table.named_chain(name).at_nat_hook(hook, DSTNAT), &[entry]);
     }
-    batch.ensure(masquerading.nat(Hook::Postrouting, SRCNAT));
+    batch.ensure_object(masquerading.at_nat_hook(NetfilterHook::Postrouting, SRCNAT));
     for (chain, rule) in rules {
-        batch.append_rule(table.chain(chain), rule);
+        batch.append_rule(table.named_chain(chain), rule);
     }
 }
 
-fn refill(batch: &mut Batch, chain: Chain<'_>, rules: &[Rule]) {
-    batch.ensure(chain).flush_chain(chain);
+fn refill_chain(batch: &mut NftBatch, chain: NftChain<'_>, rules: &[NftRule]) {
+    batch.ensure_object(chain).flush_chain(chain);
     for rule in rules {
         batch.append_rule(chain, rule);
     }
 }
 
 /// The reference's rules for an element, each with the name of its chain.
-fn rules_of(element: &Element) -> Vec<(&'static str, Rule)> {
-    let Some(id) = element.comment.as_deref().and_then(container) else { return Vec::new() };
+fn rules_of_element(element: &SetElement) -> Vec<(&'static str, NftRule)> {
+    let Some(id) = element.comment.as_deref().and_then(container_of_label) else {
+        return Vec::new();
+    };
     match (element.key.0.as_slice(), &element.data) {
-        ([Value::Ip(addr)], _) => {
+        ([NftValue::Ip(addr)], _) => {
             let masquerade = |sources| {
-                let rule = Rule::new().saddr_in(sources).daddr(*addr).masquerade();
-                ("masquerading", rule.comment(id))
+                let rule = NftRule::new().saddr_in(sources).daddr_is(*addr).masquerade();
+                ("masquerading", rule.with_comment(id))
             };
-            sources_of(layout::snat_of(element), *addr).into_iter().map(masquerade).collect()
+            masqueraded_sources(layout::snat_of_element(element), *addr)
+                .into_iter()
+                .map(masquerade)
+                .collect()
         }
-        ([on @ .., Value::Proto(proto), Value::Port(from)], Some(Data::Values(Key(to)))) => {
-            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return Vec::new() };
-            let rule = if let [Value::Ip(on)] = on { Rule::new().daddr(*on) } else { Rule::new() };
-            vec![("hostports", rule.dport(*proto, *from).dnat(*addr, *to).comment(id))]
+        (
+            [on @ .., NftValue::Proto(proto), NftValue::Port(from)],
+            Some(ElementData::Values(ElementKey(to))),
+        ) => {
+            let [NftValue::Ip(addr), NftValue::Port(to)] = to.as_slice() else { return Vec::new() };
+            let rule = if let [NftValue::Ip(on)] = on {
+                NftRule::new().daddr_is(*on)
+            } else {
+                NftRule::new()
+            };
+            vec![("hostports", rule.dport_is(*proto, *from).dnat_to(*addr, *to).with_comment(id))]
         }
         _ => Vec::new(),
     }
 }
 
 /// The sources that the reference masquerades: the container itself where our layout masquerades its subnet.
-fn sources_of(snat: Option<Snat>, addr: IpAddr) -> Vec<IpNet> {
+fn masqueraded_sources(snat: Option<SourceTranslation>, addr: IpAddr) -> Vec<IpNet> {
     let (all, loopback) = match addr {
         IpAddr::V4(_) => (Ipv4Net::default().into(), Some(host_net(Ipv4Addr::LOCALHOST.into()))),
         IpAddr::V6(_) => (Ipv6Net::default().into(), None),
     };
     match snat {
-        Some(Snat::Always) => vec![all],
-        Some(Snat::WhereNeeded) => [host_net(addr)].into_iter().chain(loopback).collect(),
-        Some(Snat::Never) | None => Vec::new(),
+        Some(SourceTranslation::Always) => vec![all],
+        Some(SourceTranslation::WhereNeeded) => {
+            [host_net(addr)].into_iter().chain(loopback).collect()
+        }
+        Some(SourceTranslation::Never) | None => Vec::new(),
     }
 }

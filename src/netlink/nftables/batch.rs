@@ -8,18 +8,18 @@
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR};
 
-use super::super::attribute::{Attr, find};
-use super::super::error::{Error, Failure, Result};
-use super::super::request::{Message, NFGENMSG, NLMSG_HDRLEN, Request};
+use super::super::attribute::{ReplyAttribute, find_attribute};
+use super::super::error::{NetlinkError, NetlinkResult, RequestFailure};
+use super::super::request::{KernelMessage, NFGENMSG, NLMSG_HDRLEN, NetlinkRequest};
 use super::super::socket::{LIMIT, request_span};
 use super::object::{
-    Chain, Element, Object, Set, Table, element_request, rule_request, write_comment,
+    NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request, write_comment,
 };
 use super::read::RuleInfo;
-use super::rule::Rule;
+use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::{Nft, kind};
+use super::{NftSocket, message_type};
 
 /// The offset of the fault in the refused message.
 const NLMSGERR_ATTR_OFFS: u16 = 2;
@@ -29,8 +29,8 @@ const ATTEMPTS: usize = 200;
 
 /// One change.
 #[derive(Clone, Debug)]
-pub(super) struct Change {
-    request: Request,
+pub(super) struct BatchChange {
+    request: NetlinkRequest,
     flags: u16,
     /// `NFT_MSG_DESTROY..` for the deletion of an object that may be absent.
     pub(super) destroy: Option<u16>,
@@ -39,173 +39,185 @@ pub(super) struct Change {
     target: String,
 }
 
-impl Change {
+impl BatchChange {
     /// The expression at `offset` of the message, to which the kernel objects.
     fn faulty_expression(&self, offset: usize) -> Option<String> {
         let body = self.request.body.as_bytes();
         let offset = offset.checked_sub(NLMSG_HDRLEN)?;
-        if self.request.kind != kind(NFT_MSG_NEWRULE) {
+        if self.request.kind != message_type(NFT_MSG_NEWRULE) {
             return None;
         }
-        let list = find(&body[NFGENMSG..], NFTA_RULE_EXPRESSIONS)?;
-        let faulty = list.nested().find(|expr| {
+        let list = find_attribute(&body[NFGENMSG..], NFTA_RULE_EXPRESSIONS)?;
+        let faulty = list.nested_attributes().find(|expr| {
             let at = expr.value.as_ptr().addr() - body.as_ptr().addr();
             (at.saturating_sub(4)..at + expr.value.len()).contains(&offset)
         })?;
-        Some(format!("in its {} expression", faulty.find(NFTA_EXPR_NAME)?.text()))
+        Some(format!("in its {} expression", faulty.find_nested(NFTA_EXPR_NAME)?.to_text()))
     }
 }
 
 /// Changes in their order. `ensure` creates an absent object, `add` fails if the object exists, `del`
 /// ignores an absent object.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
-    pub(super) changes: Vec<Change>,
+pub struct NftBatch {
+    pub(super) changes: Vec<BatchChange>,
 }
 
-impl Batch {
-    pub fn new() -> Batch {
-        Batch::default()
+impl NftBatch {
+    pub fn new() -> NftBatch {
+        NftBatch::default()
     }
 
     /// Whether a change concerns the table.
-    pub fn is_about(&self, table: Table<'_>) -> bool {
+    pub fn is_about_table(&self, table: NftTable<'_>) -> bool {
         self.changes.iter().any(|change| {
             let body = change.request.body.as_bytes();
-            let name = find(&body[NFGENMSG..], NFTA_TABLE_NAME);
-            body[0] == table.family as u8 && name.is_some_and(|name| name.text() == table.name)
+            let name = find_attribute(&body[NFGENMSG..], NFTA_TABLE_NAME);
+            body[0] == table.family as u8 && name.is_some_and(|name| name.to_text() == table.name)
         })
     }
 
     /// Appends the changes of `other`.
-    pub fn append(&mut self, other: Batch) -> &mut Batch {
+    pub fn append_batch(&mut self, other: NftBatch) -> &mut NftBatch {
         self.changes.extend(other.changes);
         self
     }
 
     /// Creates the table, chain or set if it is absent; an existing chain keeps its policy. The kernel
     /// counts an update of a chain, which makes closing the socket slow: where that matters, check
-    /// with [`Nft::has`] first.
-    pub fn ensure(&mut self, object: impl Into<Object>) -> &mut Batch {
-        self.create(object.into(), NLM_F_CREATE, "ensure")
+    /// with [`NftSocket::has_object`] first.
+    pub fn ensure_object(&mut self, object: impl Into<NftObject>) -> &mut NftBatch {
+        self.push_creation(object.into(), NLM_F_CREATE, "ensure")
     }
 
     /// Creates the table, chain or set.
-    pub fn add(&mut self, object: impl Into<Object>) -> &mut Batch {
-        self.create(object.into(), NLM_F_CREATE | NLM_F_EXCL, "add")
+    pub fn add_object(&mut self, object: impl Into<NftObject>) -> &mut NftBatch {
+        self.push_creation(object.into(), NLM_F_CREATE | NLM_F_EXCL, "add")
     }
 
-    fn create(&mut self, object: Object, flags: u16, op: &'static str) -> &mut Batch {
-        let Object { mut request, settings, text } = object;
-        request.body.raw(settings.as_bytes());
-        if request.kind == kind(NFT_MSG_NEWSET) {
-            request.body.be32(NFTA_SET_ID, self.changes.len() + 1);
+    fn push_creation(&mut self, object: NftObject, flags: u16, op: &'static str) -> &mut NftBatch {
+        let NftObject { mut request, settings, text } = object;
+        request.body.put_raw(settings.as_bytes());
+        if request.kind == message_type(NFT_MSG_NEWSET) {
+            request.body.put_u32_be(NFTA_SET_ID, self.changes.len() + 1);
         }
-        self.push(request, flags, op, text)
+        self.push_change(request, flags, op, text)
     }
 
     /// Deletes the table with its content, the chain with its rules, the set with its elements.
     /// Fails if another object refers to the chain or set.
-    pub fn del(&mut self, object: impl Into<Object>) -> &mut Batch {
-        let Object { mut request, text, .. } = object.into();
+    pub fn delete_object(&mut self, object: impl Into<NftObject>) -> &mut NftBatch {
+        let NftObject { mut request, text, .. } = object.into();
         request.kind += 2;
-        self.remove(request, "delete", text)
+        self.push_deletion(request, "delete", text)
     }
 
     /// Deletes the rules of the chain, which must exist.
-    pub fn flush_chain(&mut self, chain: Chain<'_>) -> &mut Batch {
-        self.push(rule_request(NFT_MSG_DELRULE, chain), 0, "flush chain", chain.to_string())
+    pub fn flush_chain(&mut self, chain: NftChain<'_>) -> &mut NftBatch {
+        self.push_change(rule_request(NFT_MSG_DELRULE, chain), 0, "flush chain", chain.to_string())
     }
 
     /// Deletes all elements of the set or map, which must exist.
-    pub fn flush_set(&mut self, set: Set<'_>) -> &mut Batch {
-        self.push(element_request(NFT_MSG_DELSETELEM, set), 0, "flush", set.to_string())
+    pub fn flush_set(&mut self, set: NftSet<'_>) -> &mut NftBatch {
+        self.push_change(element_request(NFT_MSG_DELSETELEM, set), 0, "flush", set.to_string())
     }
 
     /// Adds an element; fails if the key exists.
-    pub fn add_element(&mut self, element: &Element) -> &mut Batch {
-        let request = element.request(NFT_MSG_NEWSETELEM, true);
+    pub fn add_element(&mut self, element: &SetElement) -> &mut NftBatch {
+        let request = element.to_request(NFT_MSG_NEWSETELEM, true);
         let target = format!("{element} to {}", element.set);
-        self.push(request, NLM_F_CREATE | NLM_F_EXCL, "add element", target)
+        self.push_change(request, NLM_F_CREATE | NLM_F_EXCL, "add element", target)
     }
 
     /// Adds an element if its key is absent. Fails if the key exists with other data; an existing
     /// comment stays. To replace an element, delete and add in one batch.
-    pub fn ensure_element(&mut self, element: &Element) -> &mut Batch {
-        let request = element.request(NFT_MSG_NEWSETELEM, true);
+    pub fn ensure_element(&mut self, element: &SetElement) -> &mut NftBatch {
+        let request = element.to_request(NFT_MSG_NEWSETELEM, true);
         let target = format!("{element} in {}", element.set);
-        self.push(request, NLM_F_CREATE, "ensure element", target)
+        self.push_change(request, NLM_F_CREATE, "ensure element", target)
     }
 
     /// Deletes the element with this key.
-    pub fn del_element(&mut self, element: &Element) -> &mut Batch {
+    pub fn delete_element(&mut self, element: &SetElement) -> &mut NftBatch {
         let target = format!("{element} from {}", element.set);
-        self.remove(element.request(NFT_MSG_DELSETELEM, false), "delete element", target)
+        self.push_deletion(element.to_request(NFT_MSG_DELSETELEM, false), "delete element", target)
     }
 
     /// Adds a rule at the end of the chain.
-    pub fn append_rule(&mut self, chain: Chain<'_>, rule: &Rule) -> &mut Batch {
-        self.place_rule(chain, rule, Place::End)
+    pub fn append_rule(&mut self, chain: NftChain<'_>, rule: &NftRule) -> &mut NftBatch {
+        self.insert_rule_at(chain, rule, RulePosition::End)
     }
 
     /// Adds a rule to the chain.
-    pub fn place_rule(&mut self, chain: Chain<'_>, rule: &Rule, place: Place) -> &mut Batch {
+    pub fn insert_rule_at(
+        &mut self,
+        chain: NftChain<'_>,
+        rule: &NftRule,
+        place: RulePosition,
+    ) -> &mut NftBatch {
         let mut request = rule_request(NFT_MSG_NEWRULE, chain);
         let body = &mut request.body;
-        body.nest(NFTA_RULE_EXPRESSIONS, |list| rule.write(chain.table.family, list));
+        body.put_nested(NFTA_RULE_EXPRESSIONS, |list| {
+            rule.write_expressions(chain.table.family, list)
+        });
         if let Some(proto) = rule.compat {
-            body.nest(NFTA_RULE_COMPAT, |compat| {
-                let compat = compat.be32(NFTA_RULE_COMPAT_PROTO, proto.number());
-                compat.be32(NFTA_RULE_COMPAT_FLAGS, 0)
+            body.put_nested(NFTA_RULE_COMPAT, |compat| {
+                let compat = compat.put_u32_be(NFTA_RULE_COMPAT_PROTO, proto.protocol_number());
+                compat.put_u32_be(NFTA_RULE_COMPAT_FLAGS, 0)
             });
         }
-        if let Place::After(handle) = place {
-            body.bytes(NFTA_RULE_POSITION, &handle.to_be_bytes());
+        if let RulePosition::After(handle) = place {
+            body.put_bytes(NFTA_RULE_POSITION, &handle.to_be_bytes());
         }
         write_comment(body, NFTA_RULE_USERDATA, rule.comment.as_deref());
         let named = rule.comment.as_ref().map_or(String::new(), |comment| format!("{comment:?} "));
         let target = format!("{named}to chain {chain}");
-        let append = if place == Place::Beginning { 0 } else { NLM_F_APPEND };
-        self.push(request, NLM_F_CREATE | append, "add rule", target)
+        let append = if place == RulePosition::Beginning { 0 } else { NLM_F_APPEND };
+        self.push_change(request, NLM_F_CREATE | append, "add rule", target)
     }
 
     /// Deletes the rule with this handle.
-    pub fn del_rule(&mut self, chain: Chain<'_>, handle: u64) -> &mut Batch {
+    pub fn delete_rule(&mut self, chain: NftChain<'_>, handle: u64) -> &mut NftBatch {
         let mut request = rule_request(NFT_MSG_DELRULE, chain);
-        request.body.bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
-        self.remove(request, "delete rule", format!("{handle} from chain {chain}"))
+        request.body.put_bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+        self.push_deletion(request, "delete rule", format!("{handle} from chain {chain}"))
     }
 
     /// Deletes rules of the table.
-    pub fn del_rules(&mut self, table: Table<'_>, rules: &[RuleInfo]) -> &mut Batch {
+    pub fn delete_rules(&mut self, table: NftTable<'_>, rules: &[RuleInfo]) -> &mut NftBatch {
         for rule in rules {
-            self.del_rule(table.chain(&rule.chain), rule.handle);
+            self.delete_rule(table.named_chain(&rule.chain), rule.handle);
         }
         self
     }
 
-    fn push(
+    fn push_change(
         &mut self,
-        request: Request,
+        request: NetlinkRequest,
         flags: u16,
         op: &'static str,
         target: String,
-    ) -> &mut Batch {
-        self.changes.push(Change { request, flags, destroy: None, op, target });
+    ) -> &mut NftBatch {
+        self.changes.push(BatchChange { request, flags, destroy: None, op, target });
         self
     }
 
-    fn remove(&mut self, request: Request, op: &'static str, target: String) -> &mut Batch {
+    fn push_deletion(
+        &mut self,
+        request: NetlinkRequest,
+        op: &'static str,
+        target: String,
+    ) -> &mut NftBatch {
         // Their types are in the order of the triples of `NEW`, `GET` and `DEL`.
-        let destroy = Some(kind(NFT_MSG_DESTROYTABLE + (request.kind & 0xff) / 3));
-        self.changes.push(Change { request, flags: 0, destroy, op, target });
+        let destroy = Some(message_type(NFT_MSG_DESTROYTABLE + (request.kind & 0xff) / 3));
+        self.changes.push(BatchChange { request, flags: 0, destroy, op, target });
         self
     }
 }
 
 /// The place of a new rule in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RulePosition {
     Beginning,
     /// After the rule with this handle.
     After(u64),
@@ -214,29 +226,32 @@ pub enum Place {
 
 /// Why a batch was refused.
 #[derive(Default)]
-struct Refusals {
+struct BatchRefusals {
     /// The refusal of the batch as a whole.
-    whole: Option<Failure>,
+    whole: Option<RequestFailure>,
     /// The refused changes by their positions.
-    each: Vec<(usize, Failure)>,
+    each: Vec<(usize, RequestFailure)>,
     /// Whether some refusals did not fit in the receive buffer.
     lost: bool,
 }
 
-impl Nft {
+impl NftSocket {
     /// Applies all changes, or none of them.
-    pub fn commit(&self, batch: Batch) -> Result<()> {
-        self.commit_at(batch, 0)
+    pub fn commit_batch(&self, batch: NftBatch) -> NetlinkResult<()> {
+        self.commit_at_generation(batch, 0)
     }
 
     /// Applies the changes that `plan` finds necessary, provided that no process changed anything
     /// since `plan` read the tables; otherwise `plan` is called again.
-    pub fn update(&self, plan: &mut dyn FnMut(&Nft) -> Result<Batch>) -> Result<()> {
+    pub fn update_tables(
+        &self,
+        plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>,
+    ) -> NetlinkResult<()> {
         let mut outcome = Ok(());
         for _ in 0..ATTEMPTS {
-            let generation = self.generation()?;
+            let generation = self.read_generation()?;
             let batch = plan(self)?;
-            outcome = self.commit_at(batch, generation);
+            outcome = self.commit_at_generation(batch, generation);
             match &outcome {
                 Err(error) if error.errno() == Some(Errno::ERESTART) => {}
                 _ => break,
@@ -246,16 +261,16 @@ impl Nft {
     }
 
     /// Applies all changes, or none of them with `ERESTART` if a process changed anything since this
-    /// [generation](super::read::Look::generation); 0 for any generation.
-    pub fn commit_at(&self, mut batch: Batch, generation: u32) -> Result<()> {
+    /// [generation](super::read::TableContent::generation); 0 for any generation.
+    pub fn commit_at_generation(&self, mut batch: NftBatch, generation: u32) -> NetlinkResult<()> {
         // Every repetition but one leaves out at least one change.
         while !batch.changes.is_empty() {
             let changes = &batch.changes;
-            let refusals = self.attempt(changes, generation).map_err(whole)?;
+            let refusals = self.send_changes(changes, generation).map_err(batch_error)?;
             if refusals.is_empty() {
                 return Ok(());
             }
-            let is_deletion = |(at, failure): &(usize, Failure), errno| {
+            let is_deletion = |(at, failure): &(usize, RequestFailure), errno| {
                 changes[*at].destroy.is_some() && failure.errno == errno
             };
             if self.destroys.get() && refusals.each.iter().any(|r| is_deletion(r, Errno::EINVAL)) {
@@ -266,10 +281,10 @@ impl Nft {
             // failure counts.
             let mut each = refusals.each.iter();
             if let Some((at, failure)) = each.find(|r| !is_deletion(r, Errno::ENOENT)) {
-                return Err(failure.clone().context(changes[*at].op, &changes[*at].target));
+                return Err(failure.clone().into_error(changes[*at].op, &changes[*at].target));
             }
             if refusals.whole.is_some() || refusals.each.is_empty() {
-                return Err(whole(refusals.whole.unwrap_or(Errno::ENOBUFS.into())));
+                return Err(batch_error(refusals.whole.unwrap_or(Errno::ENOBUFS.into())));
             }
             let mut at = 0..;
             let is_absent = |at| refusals.each.iter().any(|(absent, _)| *absent == at);
@@ -278,25 +293,29 @@ impl Nft {
         Ok(())
     }
 
-    fn attempt(&self, changes: &[Change], generation: u32) -> Result<Refusals, Failure> {
+    fn send_changes(
+        &self,
+        changes: &[BatchChange],
+        generation: u32,
+    ) -> NetlinkResult<BatchRefusals, RequestFailure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
-        let first = self.socket.sequence(count.saturating_add(2));
-        let wire = self.datagram(changes, first, generation);
+        let first = self.socket.reserve_sequence(count.saturating_add(2));
+        let wire = self.encode_changes(changes, first, generation);
         let span = request_span(&wire);
-        span.number("nf_tables.changes", count.into());
-        self.socket.send(&wire)?;
-        let (mut refusals, mut done) = (Refusals::default(), false);
+        span.add_number("nf_tables.changes", count.into());
+        self.socket.send_datagram(&wire)?;
+        let (mut refusals, mut done) = (BatchRefusals::default(), false);
         loop {
-            match self.socket.receive() {
+            match self.socket.receive_datagram() {
                 Ok(Some(messages)) => {
                     for message in messages {
-                        done |= refusals.take(&message, first, changes);
+                        done |= refusals.take_message(&message, first, changes);
                     }
                 }
                 Ok(None) if done || !refusals.is_empty() => return Ok(refusals),
-                Ok(None) if self.socket.wait(LIMIT)? => {}
-                Ok(None) => return Err(Failure::unanswered(Errno::ETIMEDOUT)),
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
+                Ok(None) if self.socket.wait_for_datagram(LIMIT)? => {}
+                Ok(None) => return Err(RequestFailure::new_unanswered(Errno::ETIMEDOUT)),
+                Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
                 Err(failure) => return Err(failure),
             }
         }
@@ -304,21 +323,21 @@ impl Nft {
 
     /// The batch as one datagram. Only the last change is acknowledged: its success implies that of
     /// all, and thousands of acknowledgements would not fit in the receive buffer.
-    fn datagram(&self, changes: &[Change], first: u32, generation: u32) -> Vec<u8> {
+    fn encode_changes(&self, changes: &[BatchChange], first: u32, generation: u32) -> Vec<u8> {
         let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
-        let mut begin = Request::new(NFNL_MSG_BATCH_BEGIN, &[0, 0, high, low]);
+        let mut begin = NetlinkRequest::new(NFNL_MSG_BATCH_BEGIN, &[0, 0, high, low]);
         if generation != 0 {
-            begin.body.be32(NFNL_BATCH_GENID, generation);
+            begin.body.put_u32_be(NFNL_BATCH_GENID, generation);
         }
         let (mut wire, mut sequence) = (Vec::new(), first);
-        begin.write(None, 0, first, &mut wire);
-        for (at, Change { request, flags, destroy, .. }) in changes.iter().enumerate() {
+        begin.encode_into(None, 0, first, &mut wire);
+        for (at, BatchChange { request, flags, destroy, .. }) in changes.iter().enumerate() {
             sequence += 1;
             let ack = if at + 1 == changes.len() { NLM_F_ACK } else { 0 };
             let kind = destroy.filter(|_| self.destroys.get());
-            request.write(kind, flags | ack, sequence, &mut wire);
+            request.encode_into(kind, flags | ack, sequence, &mut wire);
         }
-        Request::new(NFNL_MSG_BATCH_END, &[0, 0, high, low]).write(
+        NetlinkRequest::new(NFNL_MSG_BATCH_END, &[0, 0, high, low]).encode_into(
             None,
             0,
             sequence + 1,
@@ -328,13 +347,18 @@ impl Nft {
     }
 }
 
-impl Refusals {
+impl BatchRefusals {
     fn is_empty(&self) -> bool {
         self.whole.is_none() && self.each.is_empty() && !self.lost
     }
 
     /// Adds a message; `true` for the acknowledgement of the last change.
-    fn take(&mut self, message: &Message, first: u32, changes: &[Change]) -> bool {
+    fn take_message(
+        &mut self,
+        message: &KernelMessage,
+        first: u32,
+        changes: &[BatchChange],
+    ) -> bool {
         if message.kind != NLMSG_ERROR {
             return false;
         }
@@ -343,7 +367,8 @@ impl Refusals {
         let Some(mut failure) = message.failure() else { return at == changes.len() };
         match at.checked_sub(1).map(|at| (at, changes.get(at))) {
             Some((at, Some(change))) => {
-                let offset = message.ext_ack(NLMSGERR_ATTR_OFFS).and_then(Attr::u32);
+                let offset =
+                    message.ext_ack_attribute(NLMSGERR_ATTR_OFFS).and_then(ReplyAttribute::to_u32);
                 let expression = || change.faulty_expression(offset? as usize);
                 failure.kernel = failure.kernel.or_else(expression);
                 self.each.push((at, failure));
@@ -355,9 +380,9 @@ impl Refusals {
     }
 }
 
-fn whole(failure: Failure) -> Error {
+fn batch_error(failure: RequestFailure) -> NetlinkError {
     let lacking = matches!(failure.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
-    let error = failure.context("change", &"nf_tables");
+    let error = failure.into_error("change", &"nf_tables");
     if lacking {
         let remedy = "the kernel seems to have no nf_tables: load the module nf_tables";
         return error.with_remedy(remedy.to_owned());

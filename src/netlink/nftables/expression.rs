@@ -1,28 +1,28 @@
 //! The expressions of rules that other programs wrote, above all iptables on top of `nf_tables`.
 
-use super::super::attribute::{Attr, find};
-use super::super::error::Result;
-use super::super::request::{NFGENMSG, Request};
-use super::Nft;
-use super::object::{self, Chain, Verdict, rule_request};
-use super::rule::Extension;
+use super::super::attribute::{ReplyAttribute, find_attribute};
+use super::super::error::NetlinkResult;
+use super::super::request::{NFGENMSG, NetlinkRequest};
+use super::NftSocket;
+use super::object::{self, NftChain, PacketVerdict, rule_request};
+use super::rule::CompatExtension;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use crate::netlink::Family;
+use crate::netlink::IpFamily;
 
 /// A rule and its expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRule {
     /// The kernel's number of the rule.
     pub handle: u64,
-    pub expressions: Vec<Expression>,
+    pub expressions: Vec<RuleExpression>,
 }
 
 /// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Expression {
+pub enum RuleExpression {
     /// Loads a field of the packet.
-    Load(Loaded),
+    Load(LoadedField),
     /// Applies a mask to the loaded value.
     Bitwise {
         mask: Vec<u8>,
@@ -34,19 +34,19 @@ pub enum Expression {
         value: Vec<u8>,
     },
     /// A match of iptables.
-    Match(Extension),
+    Match(CompatExtension),
     /// A target of iptables.
-    Target(Extension),
+    Target(CompatExtension),
     /// Counts packets.
     Counter,
-    Verdict(Verdict),
+    Verdict(PacketVerdict),
     /// Any other expression.
     Other,
 }
 
 /// A field that iptables compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loaded {
+pub enum LoadedField {
     /// The name of the incoming interface.
     Iifname,
     /// The name of the outgoing interface.
@@ -64,45 +64,49 @@ pub enum Loaded {
     Dport,
 }
 
-impl Nft {
+impl NftSocket {
     /// The rules of a chain in their order, with expressions; none if there is no such chain.
-    pub fn dump_foreign(&self, chain: Chain<'_>) -> Result<Vec<ForeignRule>> {
+    pub fn dump_foreign_rules(&self, chain: NftChain<'_>) -> NetlinkResult<Vec<ForeignRule>> {
         let request = rule_request(NFT_MSG_GETRULE, chain);
-        let bodies = self.list(&request, "list rules of chain", &chain)?;
-        Ok(bodies.iter().filter_map(|body| rule(body)).collect())
+        let bodies = self.dump_or_empty(&request, "list rules of chain", &chain)?;
+        Ok(bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect())
     }
 
     /// Whether `nft_compat` finds the match `name` of iptables in this revision.
-    pub fn has_match(&self, family: Family, name: &str, revision: u32) -> bool {
+    pub fn has_xt_match(&self, family: IpFamily, name: &str, revision: u32) -> bool {
         let kind = NFNL_SUBSYS_NFT_COMPAT << 8 | NFNL_MSG_COMPAT_GET;
-        let family = object::Family::from(family);
-        let mut request = Request::netfilter(kind, family as u8);
-        request.body.text(NFTA_COMPAT_NAME, name).be32(NFTA_COMPAT_REV, revision);
-        request.body.be32(NFTA_COMPAT_TYPE, 0);
-        self.socket.one(&request).is_ok()
+        let family = object::TableFamily::from(family);
+        let mut request = NetlinkRequest::new_netfilter(kind, family as u8);
+        request.body.put_text(NFTA_COMPAT_NAME, name).put_u32_be(NFTA_COMPAT_REV, revision);
+        request.body.put_u32_be(NFTA_COMPAT_TYPE, 0);
+        self.socket.request_object(&request).is_ok()
     }
 }
 
-pub(in crate::netlink) fn rule(body: &[u8]) -> Option<ForeignRule> {
+pub(in crate::netlink) fn parse_foreign_rule(body: &[u8]) -> Option<ForeignRule> {
     let body = body.get(NFGENMSG..)?;
-    let handle = find(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
-    let list = find(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
-    let expressions = list.map(|attr| expression(attr).unwrap_or(Expression::Other)).collect();
+    let handle =
+        find_attribute(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
+    let list = find_attribute(body, NFTA_RULE_EXPRESSIONS)
+        .into_iter()
+        .flat_map(ReplyAttribute::nested_attributes);
+    let expressions =
+        list.map(|attr| parse_expression(attr).unwrap_or(RuleExpression::Other)).collect();
     Some(ForeignRule { handle, expressions })
 }
 
-fn expression(attr: Attr<'_>) -> Option<Expression> {
-    let name = attr.find(NFTA_EXPR_NAME)?.text();
-    let data = attr.find(NFTA_EXPR_DATA)?;
-    let value = |kind| Some(data.find(kind)?.find(NFTA_DATA_VALUE)?.value.to_vec());
-    let number = |kind| data.find(kind).and_then(Attr::be32);
+fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {
+    let name = attr.find_nested(NFTA_EXPR_NAME)?.to_text();
+    let data = attr.find_nested(NFTA_EXPR_DATA)?;
+    let value = |kind| Some(data.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec());
+    let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u32_be);
     Some(match name.as_str() {
-        "payload" | "meta" => Expression::Load(loaded(&name, &number)?),
+        "payload" | "meta" => RuleExpression::Load(parse_loaded_field(&name, &number)?),
         "bitwise" => {
             let [mask, xor] = [NFTA_BITWISE_MASK, NFTA_BITWISE_XOR].map(value);
-            Expression::Bitwise { mask: mask?, xor: xor? }
+            RuleExpression::Bitwise { mask: mask?, xor: xor? }
         }
-        "cmp" => Expression::Compare {
+        "cmp" => RuleExpression::Compare {
             is_equal: match c_int::try_from(number(NFTA_CMP_OP)?).ok()? {
                 NFT_CMP_EQ => true,
                 NFT_CMP_NEQ => false,
@@ -111,42 +115,48 @@ fn expression(attr: Attr<'_>) -> Option<Expression> {
             value: value(NFTA_CMP_DATA)?,
         },
         "match" | "target" => {
-            let extension = Extension {
-                name: data.find(NFTA_EXTENSION_NAME)?.text(),
+            let extension = CompatExtension {
+                name: data.find_nested(NFTA_EXTENSION_NAME)?.to_text(),
                 revision: number(NFTA_EXTENSION_REV)?,
-                info: data.find(NFTA_EXTENSION_INFO)?.value.to_vec(),
+                info: data.find_nested(NFTA_EXTENSION_INFO)?.value.to_vec(),
             };
             let is_match = name == "match";
-            if is_match { Expression::Match(extension) } else { Expression::Target(extension) }
+            if is_match {
+                RuleExpression::Match(extension)
+            } else {
+                RuleExpression::Target(extension)
+            }
         }
-        "counter" => Expression::Counter,
-        "immediate" => Expression::Verdict(Verdict::read(data.find(NFTA_IMMEDIATE_DATA)?)?),
+        "counter" => RuleExpression::Counter,
+        "immediate" => RuleExpression::Verdict(PacketVerdict::parse_data(
+            data.find_nested(NFTA_IMMEDIATE_DATA)?,
+        )?),
         _ => return None,
     })
 }
 
 /// The field that a `payload` or `meta` expression with these parameters loads.
-fn loaded(name: &str, number: &dyn Fn(u16) -> Option<u32>) -> Option<Loaded> {
+fn parse_loaded_field(name: &str, number: &dyn Fn(u16) -> Option<u32>) -> Option<LoadedField> {
     let parameter = |at: u16| c_int::try_from(number(NFTA_LOAD_DREG + at)?).ok();
     if name == "meta" {
         return Some(match parameter(1)? {
-            NFT_META_IIFNAME => Loaded::Iifname,
-            NFT_META_OIFNAME => Loaded::Oifname,
-            NFT_META_L4PROTO => Loaded::L4proto,
-            NFT_META_MARK => Loaded::Mark,
+            NFT_META_IIFNAME => LoadedField::Iifname,
+            NFT_META_OIFNAME => LoadedField::Oifname,
+            NFT_META_L4PROTO => LoadedField::L4proto,
+            NFT_META_MARK => LoadedField::Mark,
             _ => return None,
         });
     }
     let length = usize::try_from(parameter(3)?).ok()?;
     Some(match (parameter(1)?, parameter(2)?, length) {
-        (NFT_PAYLOAD_NETWORK_HEADER, 9, 1) => Loaded::L4proto,
+        (NFT_PAYLOAD_NETWORK_HEADER, 9, 1) => LoadedField::L4proto,
         (NFT_PAYLOAD_NETWORK_HEADER, 12, 1..=4) | (NFT_PAYLOAD_NETWORK_HEADER, 8, 1..=16) => {
-            Loaded::Source { length }
+            LoadedField::Source { length }
         }
         (NFT_PAYLOAD_NETWORK_HEADER, 16, 1..=4) | (NFT_PAYLOAD_NETWORK_HEADER, 24, 1..=16) => {
-            Loaded::Destination { length }
+            LoadedField::Destination { length }
         }
-        (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2) => Loaded::Dport,
+        (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2) => LoadedField::Dport,
         _ => return None,
     })
 }

@@ -1,7 +1,7 @@
 //! The packet filter, `nf_tables`: tables, chains, sets, maps and rules.
 //!
-//! [`Nft`] is a socket in one network namespace. Changes are collected in a [`Batch`] and applied
-//! atomically by [`Nft::commit`]; no lock is needed, because the kernel processes one batch after the
+//! [`NftSocket`] is a socket in one network namespace. Changes are collected in a [`NftBatch`] and applied
+//! atomically by [`NftSocket::commit_batch`]; no lock is needed, because the kernel processes one batch after the
 //! other. Objects are constants with all of their settings, so that a batch can ensure the objects that
 //! it needs.
 //!
@@ -34,64 +34,68 @@ use std::time::Instant;
 
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-pub use self::batch::{Batch, Place};
-pub use self::expression::{Expression, Loaded};
+pub use self::batch::{NftBatch, RulePosition};
+pub use self::expression::{LoadedField, RuleExpression};
 pub use self::forward::ForwardChain;
 pub use self::object::{
-    Chain, DSTNAT, Data, Element, FILTER, Family, Hook, RAW, SRCNAT, Set, Table, Verdict, cut,
+    DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW,
+    SRCNAT, SetElement, TableFamily, cut_comment,
 };
-pub use self::packet::Packet;
-pub use self::read::{ByComment, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Extension, Field, Rule};
+pub use self::packet::ForwardedPacket;
+pub use self::read::{CommentSelector, RuleInfo};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, CompatExtension, NftRule, PacketField};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
-pub use self::value::{Key, L4, Type, Value};
-use super::error::Result;
-use super::socket::Socket;
+pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
+use super::error::NetlinkResult;
+use super::socket::NetlinkSocket;
 
 /// The type of a message to the subsystem.
-fn kind(message: u16) -> u16 {
+fn message_type(message: u16) -> u16 {
     NFNL_SUBSYS_NFTABLES << 8 | message
 }
 
 /// A socket for the packet filter of one network namespace. Use one socket for a whole call: closing
 /// it soon after a deletion takes some 10 ms.
 #[derive(Debug)]
-pub struct Nft {
-    socket: Socket,
+pub struct NftSocket {
+    socket: NetlinkSocket,
     /// Whether the kernel may know `NFT_MSG_DESTROY..` (6.3).
     destroys: Cell<bool>,
 }
 
-impl Nft {
+impl NftSocket {
     /// A socket in the calling thread's namespace.
-    pub fn open() -> Result<Nft> {
-        Ok(Nft { socket: Socket::open(NETLINK_NETFILTER)?, destroys: Cell::new(true) })
+    pub fn open() -> NetlinkResult<NftSocket> {
+        Ok(NftSocket { socket: NetlinkSocket::open(NETLINK_NETFILTER)?, destroys: Cell::new(true) })
     }
 
     /// Watches all changes of rules in the calling thread's namespace.
-    pub fn watch() -> Result<Watch> {
+    pub fn watch_changes() -> NetlinkResult<NftablesWatch> {
         let group = u32::try_from(NFNLGRP_NFTABLES).unwrap_or_default();
-        Socket::listen(NETLINK_NETFILTER, &[group]).map(Watch)
+        NetlinkSocket::listen_to_groups(NETLINK_NETFILTER, &[group]).map(NftablesWatch)
     }
 }
 
 /// Receives an event for each change, by any process.
 #[derive(Debug)]
-pub struct Watch(Socket);
+pub struct NftablesWatch(NetlinkSocket);
 
 /// Readable after a change.
-impl AsFd for Watch {
+impl AsFd for NftablesWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Watch {
+impl NftablesWatch {
     /// Waits for a change, and discards all queued events; `false` if there was none before `until`.
-    pub fn heard(&self, until: Instant) -> Result<bool> {
+    pub fn wait_for_change(&self, until: Instant) -> NetlinkResult<bool> {
         let limit = until.saturating_duration_since(Instant::now());
         // Every change counts. Events that were lost are changes as well.
-        let heard = self.0.wait(limit).and_then(|waited| Ok(self.0.heard(&|_| true)? || waited));
-        heard.map_err(|f| f.context("watch", &"nf_tables"))
+        let heard = self
+            .0
+            .wait_for_datagram(limit)
+            .and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
+        heard.map_err(|f| f.into_error("watch", &"nf_tables"))
     }
 }

@@ -4,12 +4,12 @@ use std::fmt;
 
 use nix::libc;
 
-use super::super::attribute::{Attr, Attributes};
-use super::super::request::Request;
-use super::kind;
+use super::super::attribute::{AttributeBuilder, ReplyAttribute};
+use super::super::request::NetlinkRequest;
+use super::message_type;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::value::{Key, Type, byteorder, length, type_number};
+use super::value::{ElementKey, ValueType, byte_order, length_of_types, type_number};
 use crate::netlink;
 
 /// Priority of chains that translate destinations; `dstnat` in nft.
@@ -23,7 +23,7 @@ pub const RAW: i32 = NF_IP_PRI_RAW;
 
 /// The traffic of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
+pub enum TableFamily {
     /// IPv4 and IPv6.
     Inet = NFPROTO_INET as isize,
     /// IPv4.
@@ -34,22 +34,22 @@ pub enum Family {
     Bridge = NFPROTO_BRIDGE as isize,
 }
 
-impl From<netlink::Family> for Family {
-    fn from(family: netlink::Family) -> Family {
+impl From<netlink::IpFamily> for TableFamily {
+    fn from(family: netlink::IpFamily) -> TableFamily {
         match family {
-            netlink::Family::V4 => Family::Ip,
-            netlink::Family::V6 => Family::Ip6,
+            netlink::IpFamily::V4 => TableFamily::Ip,
+            netlink::IpFamily::V6 => TableFamily::Ip6,
         }
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for TableFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Family::Inet => "inet",
-            Family::Ip => "ip",
-            Family::Ip6 => "ip6",
-            Family::Bridge => "bridge",
+            TableFamily::Inet => "inet",
+            TableFamily::Ip => "ip",
+            TableFamily::Ip6 => "ip6",
+            TableFamily::Bridge => "bridge",
         })
     }
 }
@@ -57,50 +57,55 @@ impl fmt::Display for Family {
 /// A table.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Table<'a> {
-    pub(super) family: Family,
+pub struct NftTable<'a> {
+    pub(super) family: TableFamily,
     pub(super) name: &'a str,
     pub(super) comment: Option<&'a str>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> NftTable<'a> {
     /// A table of any family.
-    pub const fn new(family: Family, name: &'a str) -> Table<'a> {
-        Table { family, name, comment: None }
+    pub const fn new(family: TableFamily, name: &'a str) -> NftTable<'a> {
+        NftTable { family, name, comment: None }
     }
 
     /// A table for both IP families.
-    pub const fn inet(name: &'a str) -> Table<'a> {
-        Table::new(Family::Inet, name)
+    pub const fn new_inet(name: &'a str) -> NftTable<'a> {
+        NftTable::new(TableFamily::Inet, name)
     }
 
     /// With a comment (Linux 5.10).
-    pub const fn comment(self, text: &'a str) -> Table<'a> {
-        Table { comment: Some(text), ..self }
+    pub const fn with_comment(self, text: &'a str) -> NftTable<'a> {
+        NftTable { comment: Some(text), ..self }
     }
 
-    /// The regular chain `name` of this table; a base chain with [`filter`](Chain::filter) or [`nat`](Chain::nat).
-    pub const fn chain(self, name: &'a str) -> Chain<'a> {
-        Chain { table: self, name, base: None, comment: None }
+    /// The regular chain `name` of this table; a base chain with [`filter`](NftChain::at_filter_hook) or [`nat`](NftChain::at_nat_hook).
+    pub const fn named_chain(self, name: &'a str) -> NftChain<'a> {
+        NftChain { table: self, name, base: None, comment: None }
     }
 
     /// The set `name` of this table.
-    pub const fn set(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { table: self, name, key, data: None }
+    pub const fn named_set(self, name: &'a str, key: &'a [ValueType]) -> NftSet<'a> {
+        NftSet { table: self, name, key, data: None }
     }
 
     /// The map `name` of this table from `key` to `data`.
-    pub const fn map(self, name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
-        Set { data: Some(DataType::Values(data)), ..self.set(name, key) }
+    pub const fn value_map(
+        self,
+        name: &'a str,
+        key: &'a [ValueType],
+        data: &'a [ValueType],
+    ) -> NftSet<'a> {
+        NftSet { data: Some(MapDataType::Values(data)), ..self.named_set(name, key) }
     }
 
     /// The map `name` of this table from `key` to a verdict.
-    pub const fn vmap(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { data: Some(DataType::Verdict), ..self.set(name, key) }
+    pub const fn verdict_map(self, name: &'a str, key: &'a [ValueType]) -> NftSet<'a> {
+        NftSet { data: Some(MapDataType::Verdict), ..self.named_set(name, key) }
     }
 }
 
-impl fmt::Display for Table<'_> {
+impl fmt::Display for NftTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.family, self.name)
     }
@@ -108,7 +113,7 @@ impl fmt::Display for Table<'_> {
 
 /// The hook of a base chain, by its number in `linux/netfilter.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub enum NetfilterHook {
     Prerouting = libc::NF_INET_PRE_ROUTING as isize,
     Input = libc::NF_INET_LOCAL_IN as isize,
     Forward = libc::NF_INET_FORWARD as isize,
@@ -117,62 +122,62 @@ pub enum Hook {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Base {
+pub(super) struct BaseChain {
     kind: &'static str,
-    hook: Hook,
+    hook: NetfilterHook,
     priority: i32,
 }
 
 /// A chain.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chain<'a> {
-    pub table: Table<'a>,
+pub struct NftChain<'a> {
+    pub table: NftTable<'a>,
     pub name: &'a str,
-    base: Option<Base>,
+    base: Option<BaseChain>,
     comment: Option<&'a str>,
 }
 
-impl<'a> Chain<'a> {
+impl<'a> NftChain<'a> {
     /// `type filter hook .. priority ..`
-    pub const fn filter(self, hook: Hook, priority: i32) -> Chain<'a> {
-        Chain { base: Some(Base { kind: "filter", hook, priority }), ..self }
+    pub const fn at_filter_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
+        NftChain { base: Some(BaseChain { kind: "filter", hook, priority }), ..self }
     }
 
     /// `type nat hook .. priority ..`
-    pub const fn nat(self, hook: Hook, priority: i32) -> Chain<'a> {
-        Chain { base: Some(Base { kind: "nat", hook, priority }), ..self }
+    pub const fn at_nat_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
+        NftChain { base: Some(BaseChain { kind: "nat", hook, priority }), ..self }
     }
 
     /// With a comment (Linux 5.10).
-    pub const fn comment(self, text: &'a str) -> Chain<'a> {
-        Chain { comment: Some(text), ..self }
+    pub const fn with_comment(self, text: &'a str) -> NftChain<'a> {
+        NftChain { comment: Some(text), ..self }
     }
 }
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for NftChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.table, self.name)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum DataType<'a> {
-    Values(&'a [Type]),
+pub(super) enum MapDataType<'a> {
+    Values(&'a [ValueType]),
     Verdict,
 }
 
 /// A set, or a map: a set whose elements have data.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Set<'a> {
-    pub table: Table<'a>,
+pub struct NftSet<'a> {
+    pub table: NftTable<'a>,
     pub(super) name: &'a str,
-    pub(super) key: &'a [Type],
-    pub(super) data: Option<DataType<'a>>,
+    pub(super) key: &'a [ValueType],
+    pub(super) data: Option<MapDataType<'a>>,
 }
 
-impl fmt::Display for Set<'_> {
+impl fmt::Display for NftSet<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.data.is_some() { "map" } else { "set" };
         write!(f, "{kind} {} {}", self.table, self.name)
@@ -181,131 +186,140 @@ impl fmt::Display for Set<'_> {
 
 /// A table, chain or set as the kernel's messages have it.
 #[derive(Debug)]
-pub struct Object {
+pub struct NftObject {
     /// `NFT_MSG_NEW..` with the attributes that name the object; `NFT_MSG_GET..` and `NFT_MSG_DEL..`
     /// are the next two types.
-    pub(super) request: Request,
+    pub(super) request: NetlinkRequest,
     /// The other attributes for creating the object.
-    pub(super) settings: Attributes,
+    pub(super) settings: AttributeBuilder,
     /// Kind and name, for an error.
     pub(super) text: String,
 }
 
-impl From<Table<'_>> for Object {
-    fn from(table: Table<'_>) -> Object {
-        let mut settings = Attributes::new();
-        settings.be32(NFTA_TABLE_FLAGS, 0);
+impl From<NftTable<'_>> for NftObject {
+    fn from(table: NftTable<'_>) -> NftObject {
+        let mut settings = AttributeBuilder::new();
+        settings.put_u32_be(NFTA_TABLE_FLAGS, 0);
         write_comment(&mut settings, NFTA_TABLE_USERDATA, table.comment);
-        let request = request(NFT_MSG_NEWTABLE, table);
-        Object { request, settings, text: format!("table {table}") }
+        let request = table_request(NFT_MSG_NEWTABLE, table);
+        NftObject { request, settings, text: format!("table {table}") }
     }
 }
 
-impl From<Chain<'_>> for Object {
-    fn from(chain: Chain<'_>) -> Object {
-        let mut settings = Attributes::new();
-        if let Some(Base { kind, hook, priority }) = chain.base {
-            settings.nest(NFTA_CHAIN_HOOK, |list| {
-                list.be32(NFTA_HOOK_HOOKNUM, hook as u32).be32(NFTA_HOOK_PRIORITY, priority)
+impl From<NftChain<'_>> for NftObject {
+    fn from(chain: NftChain<'_>) -> NftObject {
+        let mut settings = AttributeBuilder::new();
+        if let Some(BaseChain { kind, hook, priority }) = chain.base {
+            settings.put_nested(NFTA_CHAIN_HOOK, |list| {
+                list.put_u32_be(NFTA_HOOK_HOOKNUM, hook as u32)
+                    .put_u32_be(NFTA_HOOK_PRIORITY, priority)
             });
-            settings.text(NFTA_CHAIN_TYPE, kind);
+            settings.put_text(NFTA_CHAIN_TYPE, kind);
         }
         write_comment(&mut settings, NFTA_CHAIN_USERDATA, chain.comment);
-        let mut request = request(NFT_MSG_NEWCHAIN, chain.table);
-        request.body.text(NFTA_CHAIN_NAME, chain.name);
-        Object { request, settings, text: format!("chain {chain}") }
+        let mut request = table_request(NFT_MSG_NEWCHAIN, chain.table);
+        request.body.put_text(NFTA_CHAIN_NAME, chain.name);
+        NftObject { request, settings, text: format!("chain {chain}") }
     }
 }
 
-impl From<Set<'_>> for Object {
-    fn from(set: Set<'_>) -> Object {
-        let mut settings = Attributes::new();
-        settings.be32(NFTA_SET_FLAGS, if set.data.is_some() { NFT_SET_MAP } else { 0 });
-        settings.be32(NFTA_SET_KEY_TYPE, type_number(set.key));
-        settings.be32(NFTA_SET_KEY_LEN, length(set.key));
+impl From<NftSet<'_>> for NftObject {
+    fn from(set: NftSet<'_>) -> NftObject {
+        let mut settings = AttributeBuilder::new();
+        settings.put_u32_be(NFTA_SET_FLAGS, if set.data.is_some() { NFT_SET_MAP } else { 0 });
+        settings.put_u32_be(NFTA_SET_KEY_TYPE, type_number(set.key));
+        settings.put_u32_be(NFTA_SET_KEY_LEN, length_of_types(set.key));
         // For nft: the byte orders for printing keys and data.
         let mut userdata = Vec::new();
-        write_userdata(0, &byteorder(set.key).to_ne_bytes(), &mut userdata);
+        write_userdata(0, &byte_order(set.key).to_ne_bytes(), &mut userdata);
         if let Some(data) = set.data {
             let (number, length, byteorder) = match data {
-                DataType::Values(types) => (type_number(types), length(types), byteorder(types)),
-                DataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
+                MapDataType::Values(types) => {
+                    (type_number(types), length_of_types(types), byte_order(types))
+                }
+                MapDataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
             };
-            settings.be32(NFTA_SET_DATA_TYPE, number).be32(NFTA_SET_DATA_LEN, length);
+            settings.put_u32_be(NFTA_SET_DATA_TYPE, number).put_u32_be(NFTA_SET_DATA_LEN, length);
             write_userdata(1, &byteorder.to_ne_bytes(), &mut userdata);
         }
-        settings.bytes(NFTA_SET_USERDATA, &userdata);
-        let mut request = request(NFT_MSG_NEWSET, set.table);
-        request.body.text(NFTA_SET_NAME, set.name);
-        Object { request, settings, text: set.to_string() }
+        settings.put_bytes(NFTA_SET_USERDATA, &userdata);
+        let mut request = table_request(NFT_MSG_NEWSET, set.table);
+        request.body.put_text(NFTA_SET_NAME, set.name);
+        NftObject { request, settings, text: set.to_string() }
     }
 }
 
 /// A request that names a table.
-pub(super) fn request(message: u16, table: Table<'_>) -> Request {
-    let mut request = Request::netfilter(kind(message), table.family as u8);
-    request.body.text(NFTA_TABLE_NAME, table.name);
+pub(super) fn table_request(message: u16, table: NftTable<'_>) -> NetlinkRequest {
+    let mut request = NetlinkRequest::new_netfilter(message_type(message), table.family as u8);
+    request.body.put_text(NFTA_TABLE_NAME, table.name);
     request
 }
 
 /// A request for rules of a chain.
-pub(super) fn rule_request(message: u16, chain: Chain<'_>) -> Request {
-    let mut request = request(message, chain.table);
-    request.body.text(NFTA_RULE_CHAIN, chain.name);
+pub(super) fn rule_request(message: u16, chain: NftChain<'_>) -> NetlinkRequest {
+    let mut request = table_request(message, chain.table);
+    request.body.put_text(NFTA_RULE_CHAIN, chain.name);
     request
 }
 
 /// A request for elements of a set.
-pub(super) fn element_request(message: u16, set: Set<'_>) -> Request {
-    let mut request = request(message, set.table);
-    request.body.text(NFTA_SET_ELEM_LIST_SET, set.name);
+pub(super) fn element_request(message: u16, set: NftSet<'_>) -> NetlinkRequest {
+    let mut request = table_request(message, set.table);
+    request.body.put_text(NFTA_SET_ELEM_LIST_SET, set.name);
     request
 }
 
 /// The verdict on a packet: `NF_*` or `NFT_*`, and the chain of a jump.
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct PacketVerdict {
     pub(super) code: c_int,
     pub(super) chain: Option<String>,
 }
 
-impl Verdict {
+impl PacketVerdict {
     /// Ends this base chain; later chains can still drop the packet.
-    pub const ACCEPT: Verdict = Verdict { code: NF_ACCEPT, chain: None };
-    pub const DROP: Verdict = Verdict { code: NF_DROP, chain: None };
+    pub const ACCEPT: PacketVerdict = PacketVerdict { code: NF_ACCEPT, chain: None };
+    pub const DROP: PacketVerdict = PacketVerdict { code: NF_DROP, chain: None };
     /// Continues with the next rule.
-    pub const CONTINUE: Verdict = Verdict { code: NFT_CONTINUE, chain: None };
+    pub const CONTINUE: PacketVerdict = PacketVerdict { code: NFT_CONTINUE, chain: None };
     /// Returns to the calling chain.
-    pub const RETURN: Verdict = Verdict { code: NFT_RETURN, chain: None };
+    pub const RETURN: PacketVerdict = PacketVerdict { code: NFT_RETURN, chain: None };
 
     /// Continues in another chain, and returns.
-    pub fn jump(chain: impl Into<String>) -> Verdict {
-        Verdict { code: NFT_JUMP, chain: Some(chain.into()) }
+    pub fn jump_to(chain: impl Into<String>) -> PacketVerdict {
+        PacketVerdict { code: NFT_JUMP, chain: Some(chain.into()) }
     }
 
     /// Continues in another chain, without returning.
-    pub fn goto(chain: impl Into<String>) -> Verdict {
-        Verdict { code: NFT_GOTO, chain: Some(chain.into()) }
+    pub fn go_to(chain: impl Into<String>) -> PacketVerdict {
+        PacketVerdict { code: NFT_GOTO, chain: Some(chain.into()) }
     }
 
     /// The verdict in data.
-    pub(super) fn read(data: Attr<'_>) -> Option<Verdict> {
-        let verdict = data.find(NFTA_DATA_VERDICT)?;
-        let code = verdict.find(NFTA_VERDICT_CODE)?.be32()?.cast_signed();
-        Some(Verdict { code, chain: verdict.find(NFTA_VERDICT_CHAIN).map(Attr::text) })
+    pub(super) fn parse_data(data: ReplyAttribute<'_>) -> Option<PacketVerdict> {
+        let verdict = data.find_nested(NFTA_DATA_VERDICT)?;
+        let code = verdict.find_nested(NFTA_VERDICT_CODE)?.to_u32_be()?.cast_signed();
+        Some(PacketVerdict {
+            code,
+            chain: verdict.find_nested(NFTA_VERDICT_CHAIN).map(ReplyAttribute::to_text),
+        })
     }
 
     /// The chain of a jump or goto.
-    pub fn chain(&self) -> Option<&str> {
+    pub fn target_chain(&self) -> Option<&str> {
         self.chain.as_deref()
     }
 
-    pub(super) fn write<'a>(&self, list: &'a mut Attributes) -> &'a mut Attributes {
-        list.nest(NFTA_DATA_VERDICT, |verdict| {
-            verdict.be32(NFTA_VERDICT_CODE, self.code);
+    pub(super) fn write_data<'a>(
+        &self,
+        list: &'a mut AttributeBuilder,
+    ) -> &'a mut AttributeBuilder {
+        list.put_nested(NFTA_DATA_VERDICT, |verdict| {
+            verdict.put_u32_be(NFTA_VERDICT_CODE, self.code);
             match &self.chain {
-                Some(chain) => verdict.text(NFTA_VERDICT_CHAIN, chain),
+                Some(chain) => verdict.put_text(NFTA_VERDICT_CHAIN, chain),
                 None => verdict,
             }
         })
@@ -314,81 +328,83 @@ impl Verdict {
 
 /// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum ElementData {
     /// Of a map of values.
-    Values(Key),
+    Values(ElementKey),
     /// Of a verdict map.
-    Verdict(Verdict),
+    Verdict(PacketVerdict),
 }
 
-/// The comment of [sentinels](Set::sentinel), which differs from all comments of owners.
+/// The comment of [sentinels](NftSet::sentinel_element), which differs from all comments of owners.
 pub(super) const SENTINEL: &str = "cnibox: not flushed";
 
-impl Set<'static> {
+impl NftSet<'static> {
     /// The element with this key, without data.
-    pub fn element(self, key: impl Into<Key>) -> Element {
-        Element { set: self, key: key.into(), data: None, comment: None }
+    pub fn element_with_key(self, key: impl Into<ElementKey>) -> SetElement {
+        SetElement { set: self, key: key.into(), data: None, comment: None }
     }
 
     /// An element that no packet matches: while it exists, the set has not been flushed.
-    pub fn sentinel(self) -> Element {
-        let unmatched = |types: &[Type]| Key(types.iter().map(|part| part.unmatched()).collect());
+    pub fn sentinel_element(self) -> SetElement {
+        let unmatched = |types: &[ValueType]| {
+            ElementKey(types.iter().map(|part| part.unmatched_value()).collect())
+        };
         let data = self.data.map(|data| match data {
-            DataType::Values(types) => Data::Values(unmatched(types)),
-            DataType::Verdict => Data::Verdict(Verdict::CONTINUE),
+            MapDataType::Values(types) => ElementData::Values(unmatched(types)),
+            MapDataType::Verdict => ElementData::Verdict(PacketVerdict::CONTINUE),
         });
-        Element { data, ..self.element(unmatched(self.key)).comment(SENTINEL) }
+        SetElement { data, ..self.element_with_key(unmatched(self.key)).with_comment(SENTINEL) }
     }
 }
 
-/// An element of a set or map, made by [`Set::element`].
+/// An element of a set or map, made by [`NftSet::element_with_key`].
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element {
-    pub set: Set<'static>,
-    pub key: Key,
+pub struct SetElement {
+    pub set: NftSet<'static>,
+    pub key: ElementKey,
     /// Of a map.
-    pub data: Option<Data>,
+    pub data: Option<ElementData>,
     pub comment: Option<String>,
 }
 
-impl Element {
+impl SetElement {
     /// `: value`, for a map.
-    pub fn to(mut self, value: impl Into<Key>) -> Element {
-        self.data = Some(Data::Values(value.into()));
+    pub fn with_values(mut self, value: impl Into<ElementKey>) -> SetElement {
+        self.data = Some(ElementData::Values(value.into()));
         self
     }
 
     /// `: verdict`, for a verdict map.
-    pub fn verdict(mut self, verdict: Verdict) -> Element {
-        self.data = Some(Data::Verdict(verdict));
+    pub fn with_verdict(mut self, verdict: PacketVerdict) -> SetElement {
+        self.data = Some(ElementData::Verdict(verdict));
         self
     }
 
-    pub fn comment(mut self, text: impl Into<String>) -> Element {
+    pub fn with_comment(mut self, text: impl Into<String>) -> SetElement {
         self.comment = Some(text.into());
         self
     }
 
     /// The chain of a `jump` or `goto`.
-    pub fn leads_to(&self) -> Option<&str> {
-        let Some(Data::Verdict(verdict)) = &self.data else { return None };
+    pub fn target_chain(&self) -> Option<&str> {
+        let Some(ElementData::Verdict(verdict)) = &self.data else { return None };
         verdict.chain.as_deref()
     }
 
     /// A request for this element; `whole` adds data and comment to the key.
-    pub(super) fn request(&self, message: u16, whole: bool) -> Request {
+    pub(super) fn to_request(&self, message: u16, whole: bool) -> NetlinkRequest {
         let mut request = element_request(message, self.set);
-        request.body.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-            list.nest(NFTA_LIST_ELEM, |elem| {
-                elem.nest(NFTA_SET_ELEM_KEY, |d| write_value(d, &self.key.bytes()));
+        request.body.put_nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
+            list.put_nested(NFTA_LIST_ELEM, |elem| {
+                elem.put_nested(NFTA_SET_ELEM_KEY, |d| write_value(d, &self.key.to_bytes()));
                 if !whole {
                     return elem;
                 }
                 if let Some(data) = &self.data {
-                    elem.nest(NFTA_SET_ELEM_DATA, |d| match data {
-                        Data::Values(values) => write_value(d, &values.bytes()),
-                        Data::Verdict(verdict) => verdict.write(d),
+                    elem.put_nested(NFTA_SET_ELEM_DATA, |d| match data {
+                        ElementData::Values(values) => write_value(d, &values.to_bytes()),
+                        ElementData::Verdict(verdict) => verdict.write_data(d),
                     });
                 }
                 write_comment(elem, NFTA_SET_ELEM_USERDATA, self.comment.as_deref())
@@ -398,15 +414,18 @@ impl Element {
     }
 }
 
-impl fmt::Display for Element {
+impl fmt::Display for SetElement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.key.fmt(f)
     }
 }
 
 /// Writes a value as data.
-pub(super) fn write_value<'a>(list: &'a mut Attributes, bytes: &[u8]) -> &'a mut Attributes {
-    list.bytes(NFTA_DATA_VALUE, bytes)
+pub(super) fn write_value<'a>(
+    list: &'a mut AttributeBuilder,
+    bytes: &[u8],
+) -> &'a mut AttributeBuilder {
+    list.put_bytes(NFTA_DATA_VALUE, bytes)
 }
 
 /// The type of a comment in user data.
@@ -422,21 +441,21 @@ fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
 }
 
 /// A comment, truncated to the length that nft allows.
-pub fn cut(text: &str) -> &str {
+pub fn cut_comment(text: &str) -> &str {
     let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 
 /// Writes a comment, if there is one, as the user data of an object.
 pub(super) fn write_comment<'a>(
-    body: &'a mut Attributes,
+    body: &'a mut AttributeBuilder,
     kind: u16,
     comment: Option<&str>,
-) -> &'a mut Attributes {
+) -> &'a mut AttributeBuilder {
     let Some(comment) = comment else { return body };
     let mut list = Vec::new();
-    write_userdata(COMMENT, &[cut(comment).as_bytes(), &[0]].concat(), &mut list);
-    body.bytes(kind, &list)
+    write_userdata(COMMENT, &[cut_comment(comment).as_bytes(), &[0]].concat(), &mut list);
+    body.put_bytes(kind, &list)
 }
 
 /// The comment in the user data of an object.
@@ -454,13 +473,13 @@ pub(super) fn read_comment(mut list: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::attribute::find;
+    use super::super::super::attribute::find_attribute;
     use super::*;
 
     fn comment(text: &str) -> Vec<u8> {
-        let mut body = Attributes::new();
+        let mut body = AttributeBuilder::new();
         write_comment(&mut body, 1, Some(text));
-        find(body.as_bytes(), 1).unwrap().value.to_vec()
+        find_attribute(body.as_bytes(), 1).unwrap().value.to_vec()
     }
 
     #[test]

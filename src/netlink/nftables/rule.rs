@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::super::attribute::Attributes;
-use super::object::{DataType, Family, Set, Verdict, write_value};
+use super::super::attribute::AttributeBuilder;
+use super::object::{MapDataType, NftSet, PacketVerdict, TableFamily, write_value};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::value::{L4, Type, Value};
+use super::value::{NftValue, TransportProtocol, ValueType};
 
 /// `ct state established,related`
 pub const CT_STATE_ANSWERS: u32 = 2 | 4;
@@ -21,15 +21,15 @@ pub const CT_STATUS_DNAT: u32 = 0x20;
 
 /// A step of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum RuleStep {
     /// The dependency of the field.
-    Requires(Field),
-    Expression(Attributes),
+    Requires(PacketField),
+    Expression(AttributeBuilder),
 }
 
 /// A match or target of iptables, as `nft_compat` calls it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extension {
+pub struct CompatExtension {
     pub name: String,
     pub revision: u32,
     /// The structure of `linux/netfilter/xt_<name>.h`, padded to 8 bytes.
@@ -39,288 +39,305 @@ pub struct Extension {
 /// A rule: conditions, then what to do.
 #[must_use]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
-    steps: Vec<Step>,
+pub struct NftRule {
+    steps: Vec<RuleStep>,
     pub comment: Option<String>,
     /// The protocol of the packets, for matches of iptables that verify it.
-    pub(super) compat: Option<L4>,
+    pub(super) compat: Option<TransportProtocol>,
 }
 
 /// Conditions.
-impl Rule {
+impl NftRule {
     /// A rule without conditions and statements.
-    pub fn new() -> Rule {
-        Rule::default()
+    pub fn new() -> NftRule {
+        NftRule::default()
     }
 
-    fn requires(mut self, field: Field) -> Rule {
-        self.steps.push(Step::Requires(field));
+    fn require_field(mut self, field: PacketField) -> NftRule {
+        self.steps.push(RuleStep::Requires(field));
         self
     }
 
-    fn then(mut self, expression: Attributes) -> Rule {
-        self.steps.push(Step::Expression(expression));
+    fn push_expression(mut self, expression: AttributeBuilder) -> NftRule {
+        self.steps.push(RuleStep::Expression(expression));
         self
     }
 
-    fn load(self, field: Field, to: Register) -> Rule {
-        self.requires(field).then(load(field, to))
+    fn load_field(self, field: PacketField, to: RegisterIndex) -> NftRule {
+        self.require_field(field).push_expression(load_expression(field, to))
     }
 
     /// `field == value`
-    pub fn eq(self, field: Field, value: impl Into<Value>) -> Rule {
-        self.load(field, 0).then(compare(NFT_CMP_EQ, &value.into().bytes()))
+    pub fn match_equal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
+        self.load_field(field, 0)
+            .push_expression(compare_expression(NFT_CMP_EQ, &value.into().to_bytes()))
     }
 
     /// `field != value`
-    pub fn ne(self, field: Field, value: impl Into<Value>) -> Rule {
-        self.load(field, 0).then(compare(NFT_CMP_NEQ, &value.into().bytes()))
+    pub fn match_unequal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
+        self.load_field(field, 0)
+            .push_expression(compare_expression(NFT_CMP_NEQ, &value.into().to_bytes()))
     }
 
     /// Compares a field with these bytes.
-    pub(super) fn bytes(self, field: Field, is_equal: bool, value: &[u8]) -> Rule {
+    pub(super) fn match_bytes(self, field: PacketField, is_equal: bool, value: &[u8]) -> NftRule {
         let op = if is_equal { NFT_CMP_EQ } else { NFT_CMP_NEQ };
-        self.load(field, 0).then(compare(op, value))
+        self.load_field(field, 0).push_expression(compare_expression(op, value))
     }
 
     /// The first register becomes `value & mask`.
-    fn mask(self, mask: &[u8]) -> Rule {
-        self.mask_xor(mask, &vec![0; mask.len()])
+    fn apply_mask(self, mask: &[u8]) -> NftRule {
+        self.apply_mask_xor(mask, &vec![0; mask.len()])
     }
 
     /// The first register becomes `value & mask ^ xor`.
-    fn mask_xor(self, mask: &[u8], xor: &[u8]) -> Rule {
-        self.then(expression("bitwise", |data| {
-            data.be32(NFTA_BITWISE_SREG, register(0)).be32(NFTA_BITWISE_DREG, register(0));
-            data.be32(NFTA_BITWISE_LEN, mask.len());
-            data.nest(NFTA_BITWISE_MASK, |d| write_value(d, mask));
-            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, xor))
+    fn apply_mask_xor(self, mask: &[u8], xor: &[u8]) -> NftRule {
+        self.push_expression(build_expression("bitwise", |data| {
+            data.put_u32_be(NFTA_BITWISE_SREG, register_number(0))
+                .put_u32_be(NFTA_BITWISE_DREG, register_number(0));
+            data.put_u32_be(NFTA_BITWISE_LEN, mask.len());
+            data.put_nested(NFTA_BITWISE_MASK, |d| write_value(d, mask));
+            data.put_nested(NFTA_BITWISE_XOR, |d| write_value(d, xor))
         }))
     }
 
     /// At least one of the bits is set: `ct status dnat`.
-    pub fn any_of(self, field: Field, bits: u32) -> Rule {
+    pub fn any_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load(field, 0).mask(&bits).then(compare(NFT_CMP_NEQ, &none))
+        self.load_field(field, 0)
+            .apply_mask(&bits)
+            .push_expression(compare_expression(NFT_CMP_NEQ, &none))
     }
 
     /// None of the bits is set: `ct mark & bits == 0`.
-    pub fn none_of(self, field: Field, bits: u32) -> Rule {
+    pub fn no_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load(field, 0).mask(&bits).then(compare(NFT_CMP_EQ, &none))
+        self.load_field(field, 0)
+            .apply_mask(&bits)
+            .push_expression(compare_expression(NFT_CMP_EQ, &none))
     }
 
-    fn prefix(self, [v4, v6]: [Field; 2], net: IpNet, op: c_int) -> Rule {
-        let mut rule = self.load(if net.addr().is_ipv4() { v4 } else { v6 }, 0);
+    fn match_prefix(self, [v4, v6]: [PacketField; 2], net: IpNet, op: c_int) -> NftRule {
+        let mut rule = self.load_field(if net.addr().is_ipv4() { v4 } else { v6 }, 0);
         if net.prefix_len() != net.max_prefix_len() {
-            rule = rule.mask(&Value::Ip(net.netmask()).bytes());
+            rule = rule.apply_mask(&NftValue::Ip(net.netmask()).to_bytes());
         }
-        rule.then(compare(op, &Value::Ip(net.network()).bytes()))
+        rule.push_expression(compare_expression(op, &NftValue::Ip(net.network()).to_bytes()))
     }
 
     /// `ip saddr` or `ip6 saddr`
-    pub fn saddr(self, addr: IpAddr) -> Rule {
+    pub fn saddr_is(self, addr: IpAddr) -> NftRule {
         self.saddr_in(addr.into())
     }
 
     /// `ip daddr` or `ip6 daddr`
-    pub fn daddr(self, addr: IpAddr) -> Rule {
+    pub fn daddr_is(self, addr: IpAddr) -> NftRule {
         self.daddr_in(addr.into())
     }
 
     /// `ip saddr net`
-    pub fn saddr_in(self, net: IpNet) -> Rule {
-        self.prefix(SADDR, net, NFT_CMP_EQ)
+    pub fn saddr_in(self, net: IpNet) -> NftRule {
+        self.match_prefix(SADDR, net, NFT_CMP_EQ)
     }
 
     /// `ip saddr != net`
-    pub fn saddr_not_in(self, net: IpNet) -> Rule {
-        self.prefix(SADDR, net, NFT_CMP_NEQ)
+    pub fn saddr_not_in(self, net: IpNet) -> NftRule {
+        self.match_prefix(SADDR, net, NFT_CMP_NEQ)
     }
 
     /// `ip daddr net`
-    pub fn daddr_in(self, net: IpNet) -> Rule {
-        self.prefix(DADDR, net, NFT_CMP_EQ)
+    pub fn daddr_in(self, net: IpNet) -> NftRule {
+        self.match_prefix(DADDR, net, NFT_CMP_EQ)
     }
 
     /// `ip daddr != net`
-    pub fn daddr_not_in(self, net: IpNet) -> Rule {
-        self.prefix(DADDR, net, NFT_CMP_NEQ)
+    pub fn daddr_not_in(self, net: IpNet) -> NftRule {
+        self.match_prefix(DADDR, net, NFT_CMP_NEQ)
     }
 
     /// `tcp dport port`
-    pub fn dport(self, proto: L4, port: u16) -> Rule {
-        self.eq(Field::L4proto, proto).eq(Field::Dport, port)
+    pub fn dport_is(self, proto: TransportProtocol, port: u16) -> NftRule {
+        self.match_equal(PacketField::L4proto, proto).match_equal(PacketField::Dport, port)
     }
 
     /// `fib daddr type local`
-    pub fn daddr_is_local(self) -> Rule {
+    pub fn daddr_is_local(self) -> NftRule {
         let local = u32::from(RTN_LOCAL).to_ne_bytes();
-        self.load(Field::FibDaddrType, 0).then(compare(NFT_CMP_EQ, &local))
+        self.load_field(PacketField::FibDaddrType, 0)
+            .push_expression(compare_expression(NFT_CMP_EQ, &local))
     }
 
     /// `a . b @set`
-    pub fn in_set(self, fields: &[Field], set: Set<'_>) -> Rule {
-        self.lookup(fields, set, |data| data)
+    pub fn in_set(self, fields: &[PacketField], set: NftSet<'_>) -> NftRule {
+        self.look_up_set(fields, set, |data| data)
     }
 
     /// `a . b != @set`
-    pub fn not_in_set(self, fields: &[Field], set: Set<'_>) -> Rule {
-        self.lookup(fields, set, |data| data.be32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV))
+    pub fn not_in_set(self, fields: &[PacketField], set: NftSet<'_>) -> NftRule {
+        self.look_up_set(fields, set, |data| data.put_u32_be(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV))
     }
 
-    fn lookup(
+    fn look_up_set(
         self,
-        fields: &[Field],
-        set: Set<'_>,
-        more: fn(&mut Attributes) -> &mut Attributes,
-    ) -> Rule {
+        fields: &[PacketField],
+        set: NftSet<'_>,
+        more: fn(&mut AttributeBuilder) -> &mut AttributeBuilder,
+    ) -> NftRule {
         let mut at = 0;
         // Dependencies first, because they are compared in a register of the key.
-        let rule = fields.iter().fold(self, |rule, field| rule.requires(*field));
+        let rule = fields.iter().fold(self, |rule, field| rule.require_field(*field));
         let rule = fields.iter().fold(rule, |rule, field| {
             let to = at;
-            at += field.registers();
-            rule.load(*field, to)
+            at += field.register_count();
+            rule.load_field(*field, to)
         });
-        rule.then(expression("lookup", |data| {
-            data.text(NFTA_LOOKUP_SET, set.name).be32(NFTA_LOOKUP_SREG, register(0));
+        rule.push_expression(build_expression("lookup", |data| {
+            data.put_text(NFTA_LOOKUP_SET, set.name)
+                .put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
             more(data)
         }))
     }
 }
 
 /// Statements.
-impl Rule {
+impl NftRule {
     /// `accept`, `drop`, `jump chain`
-    pub fn verdict(self, verdict: &Verdict) -> Rule {
-        self.then(expression("immediate", |data| {
-            data.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
-            data.nest(NFTA_IMMEDIATE_DATA, |d| verdict.write(d))
+    pub fn with_verdict(self, verdict: &PacketVerdict) -> NftRule {
+        self.push_expression(build_expression("immediate", |data| {
+            data.put_u32_be(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+            data.put_nested(NFTA_IMMEDIATE_DATA, |d| verdict.write_data(d))
         }))
     }
 
     /// `accept`
-    pub fn accept(self) -> Rule {
-        self.verdict(&Verdict::ACCEPT)
+    pub fn accept(self) -> NftRule {
+        self.with_verdict(&PacketVerdict::ACCEPT)
     }
 
     /// `drop`
-    pub fn drop(self) -> Rule {
-        self.verdict(&Verdict::DROP)
+    pub fn drop(self) -> NftRule {
+        self.with_verdict(&PacketVerdict::DROP)
     }
 
     /// `return`
-    pub fn ret(self) -> Rule {
-        self.verdict(&Verdict::RETURN)
+    pub fn return_to_caller(self) -> NftRule {
+        self.with_verdict(&PacketVerdict::RETURN)
     }
 
     /// `jump chain`
-    pub fn jump(self, chain: &str) -> Rule {
-        self.verdict(&Verdict::jump(chain))
+    pub fn jump_to(self, chain: &str) -> NftRule {
+        self.with_verdict(&PacketVerdict::jump_to(chain))
     }
 
     /// `goto chain`
-    pub fn goto(self, chain: &str) -> Rule {
-        self.verdict(&Verdict::goto(chain))
+    pub fn go_to(self, chain: &str) -> NftRule {
+        self.with_verdict(&PacketVerdict::go_to(chain))
     }
 
     /// `a . b vmap @map`
-    pub fn vmap(self, fields: &[Field], map: Set<'_>) -> Rule {
-        self.lookup(fields, map, |data| data.be32(NFTA_LOOKUP_DREG, NFT_REG_VERDICT))
+    pub fn verdict_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
+        self.look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, NFT_REG_VERDICT))
     }
 
     /// Counts packets and bytes.
-    pub fn counter(self) -> Rule {
-        self.then(expression("counter", |data| data))
+    pub fn count_packets(self) -> NftRule {
+        self.push_expression(build_expression("counter", |data| data))
     }
 
     /// A `match` or `target` of `nft_compat`.
-    pub(super) fn extension(self, kind: &str, extension: &Extension) -> Rule {
-        self.then(expression(kind, |data| {
-            data.text(NFTA_EXTENSION_NAME, &extension.name);
-            data.be32(NFTA_EXTENSION_REV, extension.revision);
-            data.bytes(NFTA_EXTENSION_INFO, &extension.info)
+    pub(super) fn push_extension(self, kind: &str, extension: &CompatExtension) -> NftRule {
+        self.push_expression(build_expression(kind, |data| {
+            data.put_text(NFTA_EXTENSION_NAME, &extension.name);
+            data.put_u32_be(NFTA_EXTENSION_REV, extension.revision);
+            data.put_bytes(NFTA_EXTENSION_INFO, &extension.info)
         }))
     }
 
     /// `masquerade`
-    pub fn masquerade(self) -> Rule {
-        self.then(expression("masq", |data| data))
+    pub fn masquerade(self) -> NftRule {
+        self.push_expression(build_expression("masq", |data| data))
     }
 
     /// `ct mark set ct mark | bits`
-    pub fn set_ct_mark(self, bits: u32) -> Rule {
+    pub fn set_ct_mark(self, bits: u32) -> NftRule {
         self.change_ct_mark(bits, bits)
     }
 
     /// `ct mark set ct mark & ~bits`
-    pub fn clear_ct_mark(self, bits: u32) -> Rule {
+    pub fn clear_ct_mark(self, bits: u32) -> NftRule {
         self.change_ct_mark(bits, 0)
     }
 
     /// Replaces these bits of the connection's mark.
-    fn change_ct_mark(self, bits: u32, value: u32) -> Rule {
-        let rule = self.load(Field::CtMark, 0);
-        let rule = rule.mask_xor(&(!bits).to_ne_bytes(), &value.to_ne_bytes());
-        rule.then(expression("ct", |data| {
-            data.be32(NFTA_CT_KEY, NFT_CT_MARK).be32(NFTA_CT_SREG, register(0))
+    fn change_ct_mark(self, bits: u32, value: u32) -> NftRule {
+        let rule = self.load_field(PacketField::CtMark, 0);
+        let rule = rule.apply_mask_xor(&(!bits).to_ne_bytes(), &value.to_ne_bytes());
+        rule.push_expression(build_expression("ct", |data| {
+            data.put_u32_be(NFTA_CT_KEY, NFT_CT_MARK).put_u32_be(NFTA_CT_SREG, register_number(0))
         }))
     }
 
-    fn immediate(self, value: &[u8], to: Register) -> Rule {
-        self.then(expression("immediate", |data| {
-            data.be32(NFTA_IMMEDIATE_DREG, register(to));
-            data.nest(NFTA_IMMEDIATE_DATA, |d| write_value(d, value))
+    fn load_immediate(self, value: &[u8], to: RegisterIndex) -> NftRule {
+        self.push_expression(build_expression("immediate", |data| {
+            data.put_u32_be(NFTA_IMMEDIATE_DREG, register_number(to));
+            data.put_nested(NFTA_IMMEDIATE_DATA, |d| write_value(d, value))
         }))
     }
 
     /// Translates to the address in the first registers, and to the port in the next register. The family
     /// is the address's, never the table's.
-    fn nat(self, is_ipv4: bool) -> Rule {
-        let (family, port) = if is_ipv4 { (Family::Ip, 1) } else { (Family::Ip6, 4) };
-        self.then(expression("nat", |data| {
-            data.be32(NFTA_NAT_TYPE, NFT_NAT_DNAT).be32(NFTA_NAT_FAMILY, family as u8);
-            data.be32(NFTA_NAT_REG_ADDR_MIN, register(0)).be32(NFTA_NAT_REG_ADDR_MAX, register(0));
-            data.be32(NFTA_NAT_REG_PROTO_MIN, register(port));
-            data.be32(NFTA_NAT_REG_PROTO_MAX, register(port));
-            data.be32(NFTA_NAT_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED)
+    fn translate_destination(self, is_ipv4: bool) -> NftRule {
+        let (family, port) = if is_ipv4 { (TableFamily::Ip, 1) } else { (TableFamily::Ip6, 4) };
+        self.push_expression(build_expression("nat", |data| {
+            data.put_u32_be(NFTA_NAT_TYPE, NFT_NAT_DNAT).put_u32_be(NFTA_NAT_FAMILY, family as u8);
+            data.put_u32_be(NFTA_NAT_REG_ADDR_MIN, register_number(0))
+                .put_u32_be(NFTA_NAT_REG_ADDR_MAX, register_number(0));
+            data.put_u32_be(NFTA_NAT_REG_PROTO_MIN, register_number(port));
+            data.put_u32_be(NFTA_NAT_REG_PROTO_MAX, register_number(port));
+            data.put_u32_be(NFTA_NAT_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED)
         }))
     }
 
     /// `dnat ip to addr:port`
-    pub fn dnat(self, addr: IpAddr, port: u16) -> Rule {
-        let bytes = Value::Ip(addr).bytes();
-        let rule = self.immediate(&bytes, 0).immediate(&port.to_be_bytes(), bytes.len() / 4);
-        rule.nat(addr.is_ipv4())
+    pub fn dnat_to(self, addr: IpAddr, port: u16) -> NftRule {
+        let bytes = NftValue::Ip(addr).to_bytes();
+        let rule =
+            self.load_immediate(&bytes, 0).load_immediate(&port.to_be_bytes(), bytes.len() / 4);
+        rule.translate_destination(addr.is_ipv4())
     }
 
     /// `dnat ip to a . b map @map`: the map has addresses and ports.
-    pub fn dnat_by(self, fields: &[Field], map: Set<'_>) -> Rule {
-        let is_ipv4 = matches!(map.data, Some(DataType::Values([Type::Ipv4Addr, ..])));
-        let rule = self.requires(if is_ipv4 { Field::IpDaddr } else { Field::Ip6Daddr });
-        let rule = rule.lookup(fields, map, |data| data.be32(NFTA_LOOKUP_DREG, register(0)));
-        rule.nat(is_ipv4)
+    pub fn dnat_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
+        let is_ipv4 = matches!(map.data, Some(MapDataType::Values([ValueType::Ipv4Addr, ..])));
+        let rule =
+            self.require_field(if is_ipv4 { PacketField::IpDaddr } else { PacketField::Ip6Daddr });
+        let rule = rule
+            .look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
+        rule.translate_destination(is_ipv4)
     }
 
     /// `comment "text"`, truncated to the 128 bytes that nft allows.
-    pub fn comment(mut self, text: impl Into<String>) -> Rule {
+    pub fn with_comment(mut self, text: impl Into<String>) -> NftRule {
         self.comment = Some(text.into());
         self
     }
 
     /// Writes the expressions for a table of `family`, with their dependencies.
-    pub(super) fn write<'a>(&self, family: Family, list: &'a mut Attributes) -> &'a mut Attributes {
+    pub(super) fn write_expressions<'a>(
+        &self,
+        family: TableFamily,
+        list: &'a mut AttributeBuilder,
+    ) -> &'a mut AttributeBuilder {
         let mut known = Vec::new();
         for step in &self.steps {
             match step {
-                Step::Expression(expression) => _ = list.raw(expression.as_bytes()),
-                Step::Requires(field) => {
-                    if let Some(needs) = field.depends(family)
+                RuleStep::Expression(expression) => _ = list.put_raw(expression.as_bytes()),
+                RuleStep::Requires(field) => {
+                    if let Some(needs) = field.dependency_in(family)
                         && !known.contains(&needs)
                     {
-                        list.raw(load(needs.0, 0).as_bytes());
-                        list.raw(compare(NFT_CMP_EQ, &needs.1).as_bytes());
+                        list.put_raw(load_expression(needs.0, 0).as_bytes());
+                        list.put_raw(compare_expression(NFT_CMP_EQ, &needs.1).as_bytes());
                         known.push(needs);
                     }
                 }
@@ -331,30 +348,34 @@ impl Rule {
 }
 
 /// Steps of a rule as iptables writes them.
-impl Rule {
+impl NftRule {
     /// `iifname name` or `oifname name`, without the padding that nft writes.
-    pub fn interface(self, field: Field, is_equal: bool, name: &str) -> Rule {
-        self.bytes(field, is_equal, &[name.as_bytes(), &[0]].concat())
+    pub fn match_interface(self, field: PacketField, is_equal: bool, name: &str) -> NftRule {
+        self.match_bytes(field, is_equal, &[name.as_bytes(), &[0]].concat())
     }
 
     /// A match, for packets of this protocol.
-    pub fn matching(mut self, extension: &Extension, proto: Option<L4>) -> Rule {
+    pub fn with_match(
+        mut self,
+        extension: &CompatExtension,
+        proto: Option<TransportProtocol>,
+    ) -> NftRule {
         self.compat = self.compat.or(proto);
-        self.extension("match", extension)
+        self.push_extension("match", extension)
     }
 
     /// A target.
-    pub fn target(self, extension: &Extension) -> Rule {
-        self.extension("target", extension)
+    pub fn with_target(self, extension: &CompatExtension) -> NftRule {
+        self.push_extension("target", extension)
     }
 }
 
-const SADDR: [Field; 2] = [Field::IpSaddr, Field::Ip6Saddr];
-const DADDR: [Field; 2] = [Field::IpDaddr, Field::Ip6Daddr];
+const SADDR: [PacketField; 2] = [PacketField::IpSaddr, PacketField::Ip6Saddr];
+const DADDR: [PacketField; 2] = [PacketField::IpDaddr, PacketField::Ip6Daddr];
 
 /// A field of a packet or of its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
+pub enum PacketField {
     Iifname,
     Oifname,
     L4proto,
@@ -373,82 +394,87 @@ pub enum Field {
     FibDaddrType,
 }
 
-impl Field {
+impl PacketField {
     /// The expression that loads the field, its attributes after the register, and the field's length in bytes.
-    const fn source(self) -> (&'static str, &'static [c_int], usize) {
+    const fn load_parameters(self) -> (&'static str, &'static [c_int], usize) {
         const LINK: c_int = NFT_PAYLOAD_LL_HEADER;
         const NETWORK: c_int = NFT_PAYLOAD_NETWORK_HEADER;
         const TRANSPORT: c_int = NFT_PAYLOAD_TRANSPORT_HEADER;
         match self {
-            Field::Protocol => ("meta", &[NFT_META_PROTOCOL], 2),
-            Field::Iifname => ("meta", &[NFT_META_IIFNAME], IFNAMSIZ),
-            Field::Oifname => ("meta", &[NFT_META_OIFNAME], IFNAMSIZ),
-            Field::IifType => ("meta", &[NFT_META_IIFTYPE], 2),
-            Field::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
-            Field::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
-            Field::EtherSaddr => ("payload", &[LINK, 6, 6], 6),
-            Field::IpSaddr => ("payload", &[NETWORK, 12, 4], 4),
-            Field::IpDaddr => ("payload", &[NETWORK, 16, 4], 4),
-            Field::Ip6Saddr => ("payload", &[NETWORK, 8, 16], 16),
-            Field::Ip6Daddr => ("payload", &[NETWORK, 24, 16], 16),
-            Field::Dport => ("payload", &[TRANSPORT, 2, 2], 2),
-            Field::CtState => ("ct", &[NFT_CT_STATE], 4),
-            Field::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
-            Field::CtMark => ("ct", &[NFT_CT_MARK], 4),
-            Field::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
+            PacketField::Protocol => ("meta", &[NFT_META_PROTOCOL], 2),
+            PacketField::Iifname => ("meta", &[NFT_META_IIFNAME], IFNAMSIZ),
+            PacketField::Oifname => ("meta", &[NFT_META_OIFNAME], IFNAMSIZ),
+            PacketField::IifType => ("meta", &[NFT_META_IIFTYPE], 2),
+            PacketField::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
+            PacketField::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
+            PacketField::EtherSaddr => ("payload", &[LINK, 6, 6], 6),
+            PacketField::IpSaddr => ("payload", &[NETWORK, 12, 4], 4),
+            PacketField::IpDaddr => ("payload", &[NETWORK, 16, 4], 4),
+            PacketField::Ip6Saddr => ("payload", &[NETWORK, 8, 16], 16),
+            PacketField::Ip6Daddr => ("payload", &[NETWORK, 24, 16], 16),
+            PacketField::Dport => ("payload", &[TRANSPORT, 2, 2], 2),
+            PacketField::CtState => ("ct", &[NFT_CT_STATE], 4),
+            PacketField::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
+            PacketField::CtMark => ("ct", &[NFT_CT_MARK], 4),
+            PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
         }
     }
 
     /// The number of registers for the field.
-    const fn registers(self) -> usize {
-        self.source().2.div_ceil(4)
+    const fn register_count(self) -> usize {
+        self.load_parameters().2.div_ceil(4)
     }
 
     /// The condition for reading the field in a table of `family`: another field and its value.
-    fn depends(self, family: Family) -> Option<(Field, Vec<u8>)> {
+    fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
-            Field::IpSaddr | Field::IpDaddr => (Family::Ip as u8, 0x0800),
-            Field::Ip6Saddr | Field::Ip6Daddr => (Family::Ip6 as u8, 0x86dd),
-            Field::EtherSaddr if family != Family::Bridge => {
-                return Some((Field::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
+            PacketField::IpSaddr | PacketField::IpDaddr => (TableFamily::Ip as u8, 0x0800),
+            PacketField::Ip6Saddr | PacketField::Ip6Daddr => (TableFamily::Ip6 as u8, 0x86dd),
+            PacketField::EtherSaddr if family != TableFamily::Bridge => {
+                return Some((PacketField::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
             }
             _ => return None,
         };
         match family {
-            Family::Inet => Some((Field::Nfproto, vec![nfproto])),
-            Family::Bridge => Some((Field::Protocol, ethertype.to_be_bytes().to_vec())),
-            Family::Ip | Family::Ip6 => None,
+            TableFamily::Inet => Some((PacketField::Nfproto, vec![nfproto])),
+            TableFamily::Bridge => Some((PacketField::Protocol, ethertype.to_be_bytes().to_vec())),
+            TableFamily::Ip | TableFamily::Ip6 => None,
         }
     }
 }
 
 /// The number of a register of 4 bytes, from 0; longer values occupy several registers.
-type Register = usize;
+type RegisterIndex = usize;
 
-fn register(at: Register) -> Register {
+fn register_number(at: RegisterIndex) -> RegisterIndex {
     NFT_REG32_00 + at
 }
 
 /// The expression of this name, as an entry of a list; `fill` writes `NFTA_<NAME>_*`.
-fn expression(name: &str, fill: impl FnOnce(&mut Attributes) -> &mut Attributes) -> Attributes {
-    let mut list = Attributes::new();
-    list.nest(NFTA_LIST_ELEM, |expr| expr.text(NFTA_EXPR_NAME, name).nest(NFTA_EXPR_DATA, fill));
+fn build_expression(
+    name: &str,
+    fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
+) -> AttributeBuilder {
+    let mut list = AttributeBuilder::new();
+    list.put_nested(NFTA_LIST_ELEM, |expr| {
+        expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
+    });
     list
 }
 
-fn load(field: Field, to: Register) -> Attributes {
-    let (name, parameters, _) = field.source();
-    expression(name, |data| {
-        data.be32(NFTA_LOAD_DREG, register(to));
+fn load_expression(field: PacketField, to: RegisterIndex) -> AttributeBuilder {
+    let (name, parameters, _) = field.load_parameters();
+    build_expression(name, |data| {
+        data.put_u32_be(NFTA_LOAD_DREG, register_number(to));
         let parameters = (NFTA_LOAD_DREG + 1..).zip(parameters);
-        parameters.fold(data, |data, (kind, parameter)| data.be32(kind, *parameter))
+        parameters.fold(data, |data, (kind, parameter)| data.put_u32_be(kind, *parameter))
     })
 }
 
 /// Compares the first register.
-fn compare(op: c_int, value: &[u8]) -> Attributes {
-    expression("cmp", |data| {
-        data.be32(NFTA_CMP_SREG, register(0)).be32(NFTA_CMP_OP, op);
-        data.nest(NFTA_CMP_DATA, |d| write_value(d, value))
+fn compare_expression(op: c_int, value: &[u8]) -> AttributeBuilder {
+    build_expression("cmp", |data| {
+        data.put_u32_be(NFTA_CMP_SREG, register_number(0)).put_u32_be(NFTA_CMP_OP, op);
+        data.put_nested(NFTA_CMP_DATA, |d| write_value(d, value))
     })
 }

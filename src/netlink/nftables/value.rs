@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use nix::libc::IFNAMSIZ;
 use serde::{Deserialize, Serialize};
 
-use super::super::Mac;
-use super::super::attribute::ip;
+use super::super::MacAddress;
+use super::super::attribute::ip_from_bytes;
 
 /// The type of a key or of data, or of one part of a concatenation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Type {
+pub enum ValueType {
     /// `ipv4_addr`
     Ipv4Addr,
     /// `ipv6_addr`
@@ -35,54 +35,54 @@ const BYTEORDER_INVALID: u32 = 0;
 const BYTEORDER_HOST: u32 = 1;
 const BYTEORDER_BIG: u32 = 2;
 
-impl Type {
+impl ValueType {
     /// `nft`'s number, the length of a single value, the byte order.
-    const fn facts(self) -> (u32, usize, u32) {
+    const fn type_properties(self) -> (u32, usize, u32) {
         match self {
-            Type::Ipv4Addr => (7, 4, BYTEORDER_BIG),
-            Type::Ipv6Addr => (8, 16, BYTEORDER_BIG),
-            Type::EtherAddr => (9, 6, BYTEORDER_BIG),
-            Type::InetProto => (12, 1, BYTEORDER_BIG),
-            Type::InetService => (13, 2, BYTEORDER_BIG),
-            Type::Mark => (19, 4, BYTEORDER_HOST),
-            Type::IfName => (41, IFNAMSIZ, BYTEORDER_HOST),
+            ValueType::Ipv4Addr => (7, 4, BYTEORDER_BIG),
+            ValueType::Ipv6Addr => (8, 16, BYTEORDER_BIG),
+            ValueType::EtherAddr => (9, 6, BYTEORDER_BIG),
+            ValueType::InetProto => (12, 1, BYTEORDER_BIG),
+            ValueType::InetService => (13, 2, BYTEORDER_BIG),
+            ValueType::Mark => (19, 4, BYTEORDER_HOST),
+            ValueType::IfName => (41, IFNAMSIZ, BYTEORDER_HOST),
         }
     }
 
     const fn len(self) -> usize {
-        self.facts().1
+        self.type_properties().1
     }
 
     /// A value that matches no packet: an interface name cannot contain a slash.
-    pub(super) fn unmatched(self) -> Value {
+    pub(super) fn unmatched_value(self) -> NftValue {
         match self {
-            Type::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
-            Type::Ipv6Addr => Ipv6Addr::UNSPECIFIED.into(),
-            Type::EtherAddr => Mac([0; 6]).into(),
-            Type::InetProto => L4::Other(u8::MAX).into(),
-            Type::InetService => 0.into(),
-            Type::Mark => Value::Mark(0),
-            Type::IfName => "/cnibox".into(),
+            ValueType::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
+            ValueType::Ipv6Addr => Ipv6Addr::UNSPECIFIED.into(),
+            ValueType::EtherAddr => MacAddress([0; 6]).into(),
+            ValueType::InetProto => TransportProtocol::Other(u8::MAX).into(),
+            ValueType::InetService => 0.into(),
+            ValueType::Mark => NftValue::Mark(0),
+            ValueType::IfName => "/cnibox".into(),
         }
     }
 
-    fn read(self, bytes: &[u8]) -> Option<Value> {
+    fn parse_value(self, bytes: &[u8]) -> Option<NftValue> {
         Some(match self {
-            Type::Ipv4Addr | Type::Ipv6Addr => Value::Ip(ip(bytes)?),
-            Type::EtherAddr => Value::Mac(Mac(bytes.try_into().ok()?)),
-            Type::InetProto => Value::Proto(L4::from(*bytes.first()?)),
-            Type::InetService => Value::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
-            Type::Mark => Value::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
-            Type::IfName => {
+            ValueType::Ipv4Addr | ValueType::Ipv6Addr => NftValue::Ip(ip_from_bytes(bytes)?),
+            ValueType::EtherAddr => NftValue::Mac(MacAddress(bytes.try_into().ok()?)),
+            ValueType::InetProto => NftValue::Proto(TransportProtocol::from(*bytes.first()?)),
+            ValueType::InetService => NftValue::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
+            ValueType::Mark => NftValue::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
+            ValueType::IfName => {
                 let name = bytes.split(|b| *b == 0).next()?;
-                Value::IfName(String::from_utf8_lossy(name).into_owned())
+                NftValue::IfName(String::from_utf8_lossy(name).into_owned())
             }
         })
     }
 }
 
 /// The length of a value of `types`; the parts of a concatenation are aligned to 4 bytes.
-pub(super) fn length(types: &[Type]) -> usize {
+pub(super) fn length_of_types(types: &[ValueType]) -> usize {
     match types {
         [alone] => alone.len(),
         parts => parts.iter().map(|part| part.len().next_multiple_of(4)).sum(),
@@ -90,32 +90,32 @@ pub(super) fn length(types: &[Type]) -> usize {
 }
 
 /// `nft`'s number of the concatenation of `types`.
-pub(super) fn type_number(types: &[Type]) -> u32 {
-    types.iter().fold(0, |number, part| number << TYPE_BITS | part.facts().0)
+pub(super) fn type_number(types: &[ValueType]) -> u32 {
+    types.iter().fold(0, |number, part| number << TYPE_BITS | part.type_properties().0)
 }
 
 /// The byte order of values of `types`, for `nft`.
-pub(super) fn byteorder(types: &[Type]) -> u32 {
+pub(super) fn byte_order(types: &[ValueType]) -> u32 {
     match types {
-        [alone] => alone.facts().2,
+        [alone] => alone.type_properties().2,
         _ => BYTEORDER_INVALID,
     }
 }
 
 /// The values of `types` in the kernel's bytes; `None` for another length.
-pub(super) fn read(types: &[Type], bytes: &[u8]) -> Option<Key> {
+pub(super) fn parse_key(types: &[ValueType], bytes: &[u8]) -> Option<ElementKey> {
     let mut rest = bytes;
-    let part = |kind: &Type| {
+    let part = |kind: &ValueType| {
         let value = rest.get(..kind.len())?;
         rest = rest.get(kind.len().next_multiple_of(4)..).unwrap_or_default();
-        kind.read(value)
+        kind.parse_value(value)
     };
-    types.iter().map(part).collect::<Option<_>>().map(Key)
+    types.iter().map(part).collect::<Option<_>>().map(ElementKey)
 }
 
 /// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum L4 {
+pub enum TransportProtocol {
     /// TCP
     Tcp,
     /// UDP
@@ -126,45 +126,47 @@ pub enum L4 {
     Other(u8),
 }
 
-impl L4 {
+impl TransportProtocol {
     /// The number in the IP header.
-    pub fn number(self) -> u8 {
+    pub fn protocol_number(self) -> u8 {
         match self {
-            L4::Tcp => 6,
-            L4::Udp => 17,
-            L4::Sctp => 132,
-            L4::Other(number) => number,
+            TransportProtocol::Tcp => 6,
+            TransportProtocol::Udp => 17,
+            TransportProtocol::Sctp => 132,
+            TransportProtocol::Other(number) => number,
         }
     }
 }
 
-impl From<u8> for L4 {
-    fn from(number: u8) -> L4 {
-        let named = [L4::Tcp, L4::Udp, L4::Sctp].into_iter().find(|l4| l4.number() == number);
-        named.unwrap_or(L4::Other(number))
+impl From<u8> for TransportProtocol {
+    fn from(number: u8) -> TransportProtocol {
+        let named = [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp]
+            .into_iter()
+            .find(|l4| l4.protocol_number() == number);
+        named.unwrap_or(TransportProtocol::Other(number))
     }
 }
 
-impl fmt::Display for L4 {
+impl fmt::Display for TransportProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            L4::Tcp => f.write_str("tcp"),
-            L4::Udp => f.write_str("udp"),
-            L4::Sctp => f.write_str("sctp"),
-            L4::Other(number) => write!(f, "{number}"),
+            TransportProtocol::Tcp => f.write_str("tcp"),
+            TransportProtocol::Udp => f.write_str("udp"),
+            TransportProtocol::Sctp => f.write_str("sctp"),
+            TransportProtocol::Other(number) => write!(f, "{number}"),
         }
     }
 }
 
-/// A value of some [`Type`].
+/// A value of some [`ValueType`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Value {
+pub enum NftValue {
     /// An address of either family.
     Ip(IpAddr),
     /// A hardware address.
-    Mac(Mac),
+    Mac(MacAddress),
     /// A transport protocol.
-    Proto(L4),
+    Proto(TransportProtocol),
     /// A port.
     Port(u16),
     /// A packet or connection mark.
@@ -173,17 +175,17 @@ pub enum Value {
     IfName(String),
 }
 
-impl Value {
+impl NftValue {
     /// As the kernel compares it, without padding.
-    pub(in crate::netlink) fn bytes(&self) -> Vec<u8> {
+    pub(in crate::netlink) fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Value::Ip(IpAddr::V4(addr)) => addr.octets().to_vec(),
-            Value::Ip(IpAddr::V6(addr)) => addr.octets().to_vec(),
-            Value::Mac(mac) => mac.0.to_vec(),
-            Value::Proto(proto) => vec![proto.number()],
-            Value::Port(port) => port.to_be_bytes().to_vec(),
-            Value::Mark(mark) => mark.to_ne_bytes().to_vec(),
-            Value::IfName(name) => {
+            NftValue::Ip(IpAddr::V4(addr)) => addr.octets().to_vec(),
+            NftValue::Ip(IpAddr::V6(addr)) => addr.octets().to_vec(),
+            NftValue::Mac(mac) => mac.0.to_vec(),
+            NftValue::Proto(proto) => vec![proto.protocol_number()],
+            NftValue::Port(port) => port.to_be_bytes().to_vec(),
+            NftValue::Mark(mark) => mark.to_ne_bytes().to_vec(),
+            NftValue::IfName(name) => {
                 let mut bytes = name.clone().into_bytes();
                 bytes.resize(bytes.len().max(IFNAMSIZ), 0);
                 bytes
@@ -192,23 +194,23 @@ impl Value {
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for NftValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Ip(addr) => addr.fmt(f),
-            Value::Mac(mac) => mac.fmt(f),
-            Value::Proto(proto) => proto.fmt(f),
-            Value::Port(port) => port.fmt(f),
-            Value::Mark(mark) => write!(f, "{mark:#010x}"),
-            Value::IfName(name) => write!(f, "{name:?}"),
+            NftValue::Ip(addr) => addr.fmt(f),
+            NftValue::Mac(mac) => mac.fmt(f),
+            NftValue::Proto(proto) => proto.fmt(f),
+            NftValue::Port(port) => port.fmt(f),
+            NftValue::Mark(mark) => write!(f, "{mark:#010x}"),
+            NftValue::IfName(name) => write!(f, "{name:?}"),
         }
     }
 }
 
 macro_rules! value_from {
     ($($from:ty => $make:expr),* $(,)?) => {
-        $(impl From<$from> for Value {
-            fn from(value: $from) -> Value {
+        $(impl From<$from> for NftValue {
+            fn from(value: $from) -> NftValue {
                 $make(value)
             }
         })*
@@ -216,36 +218,36 @@ macro_rules! value_from {
 }
 
 value_from! {
-    IpAddr => Value::Ip,
-    Ipv4Addr => |addr: Ipv4Addr| Value::Ip(addr.into()),
-    Ipv6Addr => |addr: Ipv6Addr| Value::Ip(addr.into()),
-    Mac => Value::Mac,
-    L4 => Value::Proto,
-    u16 => Value::Port,
-    &str => |name: &str| Value::IfName(name.to_owned()),
+    IpAddr => NftValue::Ip,
+    Ipv4Addr => |addr: Ipv4Addr| NftValue::Ip(addr.into()),
+    Ipv6Addr => |addr: Ipv6Addr| NftValue::Ip(addr.into()),
+    MacAddress => NftValue::Mac,
+    TransportProtocol => NftValue::Proto,
+    u16 => NftValue::Port,
+    &str => |name: &str| NftValue::IfName(name.to_owned()),
 }
 
 /// One value or a concatenation: a key, or the data of a map. Converted from a value or a tuple of
 /// values: `(L4::Tcp, 80).into()`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key(pub Vec<Value>);
+pub struct ElementKey(pub Vec<NftValue>);
 
-impl Key {
+impl ElementKey {
     /// As the kernel compares it.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         if let [alone] = self.0.as_slice() {
-            return alone.bytes();
+            return alone.to_bytes();
         }
         let mut bytes = Vec::new();
         for part in &self.0 {
-            bytes.extend(part.bytes());
+            bytes.extend(part.to_bytes());
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
         bytes
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ElementKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, part) in self.0.iter().enumerate() {
             write!(f, "{}{part}", if at == 0 { "" } else { " . " })?;
@@ -254,21 +256,21 @@ impl fmt::Display for Key {
     }
 }
 
-impl<A> From<A> for Key
+impl<A> From<A> for ElementKey
 where
-    Value: From<A>,
+    NftValue: From<A>,
 {
-    fn from(alone: A) -> Key {
-        Key(vec![alone.into()])
+    fn from(alone: A) -> ElementKey {
+        ElementKey(vec![alone.into()])
     }
 }
 
 macro_rules! key_from {
     ($($part:ident),+) => {
-        impl<$($part: Into<Value>),+> From<($($part,)+)> for Key {
+        impl<$($part: Into<NftValue>),+> From<($($part,)+)> for ElementKey {
             #[expect(non_snake_case, reason = "named as their types")]
-            fn from(($($part,)+): ($($part,)+)) -> Key {
-                Key(vec![$($part.into()),+])
+            fn from(($($part,)+): ($($part,)+)) -> ElementKey {
+                ElementKey(vec![$($part.into()),+])
             }
         }
     };
@@ -283,26 +285,26 @@ mod tests {
 
     #[test]
     fn types_have_the_numbers_of_nft() {
-        let types = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
+        let types = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
         assert_eq!(type_number(&types), 0x730d);
-        assert_eq!(length(&types), 12);
-        assert_eq!(length(&[Type::InetService]), 2);
+        assert_eq!(length_of_types(&types), 12);
+        assert_eq!(length_of_types(&[ValueType::InetService]), 2);
     }
 
     #[test]
     fn parts_are_padded_and_read_back() {
-        let types = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
-        let key = Key::from((Ipv4Addr::new(10, 0, 0, 1), L4::Tcp, 80));
-        assert_eq!(key.bytes(), [10, 0, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
-        assert_eq!(read(&types, &key.bytes()), Some(key.clone()));
+        let types = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
+        let key = ElementKey::from((Ipv4Addr::new(10, 0, 0, 1), TransportProtocol::Tcp, 80));
+        assert_eq!(key.to_bytes(), [10, 0, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
+        assert_eq!(parse_key(&types, &key.to_bytes()), Some(key.clone()));
         assert_eq!(key.to_string(), "10.0.0.1 . tcp . 80");
-        let name = Key::from("eth0");
-        assert_eq!(read(&[Type::IfName], &name.bytes()), Some(name.clone()));
+        let name = ElementKey::from("eth0");
+        assert_eq!(parse_key(&[ValueType::IfName], &name.to_bytes()), Some(name.clone()));
         assert_eq!(name.to_string(), "\"eth0\"");
     }
 
     #[test]
     fn a_value_of_another_size_is_none() {
-        assert_eq!(read(&[Type::Ipv4Addr], &[1, 2]), None);
+        assert_eq!(parse_key(&[ValueType::Ipv4Addr], &[1, 2]), None);
     }
 }

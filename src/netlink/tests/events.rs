@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::{net, sandbox, veths, wire};
 use crate::netlink::{
-    Addr, Dad, Error, Link, LinkChange, Netlink, NewAddr, OperState, Switch, Waited,
+    DuplicateDetection, Link, LinkAddress, LinkChange, Netlink, NetlinkError, NewLinkAddress,
+    OnOffSetting, OperationalState, WaitOutcome,
 };
 use crate::netns::Netns;
 use crate::sysctl;
@@ -19,22 +20,22 @@ const LONG: Duration = Duration::from_secs(600);
 fn an_event_ends_the_wait() {
     let netlink = sandbox();
     let (veth, peer) = veths(&netlink);
-    netlink.set_link(veth.index, LinkChange::new().up()).unwrap();
-    let here = Netns::current().unwrap();
+    netlink.change_link(veth.index, LinkChange::new().set_up()).unwrap();
+    let here = Netns::open_current().unwrap();
     let looks = Cell::new(0);
     let waited = thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(30));
             let other = Netlink::open_in(&here).unwrap();
-            other.set_link(peer.index, LinkChange::new().up()).unwrap();
+            other.change_link(peer.index, LinkChange::new().set_up()).unwrap();
         });
         let up = |link: &Link| {
             looks.set(looks.get() + 1);
-            link.oper_state == OperState::Up
+            link.oper_state == OperationalState::Up
         };
-        netlink.wait_link(veth.index, LONG, up).unwrap()
+        netlink.wait_for_link(veth.index, LONG, up).unwrap()
     });
-    assert!(matches!(waited, Waited::Reached(link) if link.name == "veth"));
+    assert!(matches!(waited, WaitOutcome::Reached(link) if link.name == "veth"));
     // Checked before the wait, after joining the group, and after each of a few events; not periodically.
     assert!(looks.get() < 10, "{looks:?}");
 }
@@ -42,18 +43,18 @@ fn an_event_ends_the_wait() {
 #[test]
 fn a_wait_is_for_events_of_the_sockets_namespace() {
     let _here = sandbox();
-    let other = Netns::fresh().unwrap();
+    let other = Netns::create_unnamed().unwrap();
     let there = Netlink::open_in(&other).unwrap();
     let (veth, _) = veths(&there);
     let waited = thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(30));
-            let change = LinkChange::new().mtu(1234);
-            Netlink::open_in(&other).unwrap().set_link(veth.index, change).unwrap();
+            let change = LinkChange::new().set_mtu(1234);
+            Netlink::open_in(&other).unwrap().change_link(veth.index, change).unwrap();
         });
-        there.wait_link(veth.index, LONG, |link| link.mtu == 1234).unwrap()
+        there.wait_for_link(veth.index, LONG, |link| link.mtu == 1234).unwrap()
     });
-    assert!(matches!(waited, Waited::Reached(_)));
+    assert!(matches!(waited, WaitOutcome::Reached(_)));
 }
 
 #[test]
@@ -64,11 +65,11 @@ fn a_reached_condition_is_checked_once_and_others_time_out() {
         looks.set(looks.get() + 1);
         link.name == "lo"
     };
-    assert!(matches!(netlink.wait_link(1, LONG, is_lo).unwrap(), Waited::Reached(_)));
+    assert!(matches!(netlink.wait_for_link(1, LONG, is_lo).unwrap(), WaitOutcome::Reached(_)));
     assert_eq!(looks.get(), 1);
-    let vain = netlink.wait_link(1, Duration::from_millis(50), |link| link.up).unwrap();
-    assert!(matches!(vain, Waited::TimedOut(link) if link.name == "lo"));
-    assert!(netlink.wait_link(99, LONG, |_| true).unwrap_err().is_not_found());
+    let vain = netlink.wait_for_link(1, Duration::from_millis(50), |link| link.up).unwrap();
+    assert!(matches!(vain, WaitOutcome::TimedOut(link) if link.name == "lo"));
+    assert!(netlink.wait_for_link(99, LONG, |_| true).unwrap_err().is_not_found());
 }
 
 #[test]
@@ -82,15 +83,15 @@ fn lost_events_cause_another_check() {
     let look = |link: &Link| {
         looks.set(looks.get() + 1);
         if looks.get() == 2 {
-            for switch in [Switch::On, Switch::Off].iter().cycle().take(2000) {
-                other.set_link(peer.index, LinkChange::new().allmulti(*switch)).unwrap();
+            for switch in [OnOffSetting::On, OnOffSetting::Off].iter().cycle().take(2000) {
+                other.change_link(peer.index, LinkChange::new().set_allmulti(*switch)).unwrap();
             }
-            other.set_link(veth.index, LinkChange::new().mtu(1234)).unwrap();
+            other.change_link(veth.index, LinkChange::new().set_mtu(1234)).unwrap();
         }
         link.mtu == 1234
     };
-    let waited = netlink.wait_link(veth.index, LONG, look).unwrap();
-    assert!(matches!(waited, Waited::Reached(_)));
+    let waited = netlink.wait_for_link(veth.index, LONG, look).unwrap();
+    assert!(matches!(waited, WaitOutcome::Reached(_)));
     assert_eq!(netlink.require_link("lo").unwrap().index, 1);
 }
 
@@ -102,13 +103,13 @@ fn leftover_events_are_ignored() {
     let looks = Cell::new(0);
     let look = |_: &Link| {
         looks.set(looks.get() + 1);
-        for switch in [Switch::On, Switch::Off].iter().cycle().take(2000) {
-            other.set_link(peer.index, LinkChange::new().allmulti(*switch)).unwrap();
+        for switch in [OnOffSetting::On, OnOffSetting::Off].iter().cycle().take(2000) {
+            other.change_link(peer.index, LinkChange::new().set_allmulti(*switch)).unwrap();
         }
         looks.get() == 2
     };
-    netlink.wait_link(1, LONG, look).unwrap();
-    netlink.set_link(peer.index, LinkChange::new().mtu(1234)).unwrap();
+    netlink.wait_for_link(1, LONG, look).unwrap();
+    netlink.change_link(peer.index, LinkChange::new().set_mtu(1234)).unwrap();
     assert_eq!(netlink.require_link("peer").unwrap().mtu, 1234);
 }
 
@@ -116,10 +117,11 @@ fn leftover_events_are_ignored() {
 fn settling_waits_for_detection_to_end() {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64"))).unwrap();
-    let tentative = || netlink.dump_addrs(veth.index).unwrap().iter().any(Addr::is_tentative);
+    netlink.add_address(veth.index, &NewLinkAddress::new(net("fd00::1/64"))).unwrap();
+    let tentative =
+        || netlink.dump_addresses(veth.index).unwrap().iter().any(LinkAddress::is_tentative);
     assert!(tentative());
-    netlink.settle_addrs(veth.index, LONG).unwrap();
+    netlink.wait_for_addresses(veth.index, LONG).unwrap();
     assert!(!tentative());
 }
 
@@ -127,14 +129,14 @@ fn settling_waits_for_detection_to_end() {
 fn settling_times_out() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64"))).unwrap();
-    let error = netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap_err();
+    netlink.add_address(veth.index, &NewLinkAddress::new(net("fd00::1/64"))).unwrap();
+    let error = netlink.wait_for_addresses(veth.index, Duration::from_millis(20)).unwrap_err();
     let text = "link veth still has tentative addresses after 0 seconds";
     assert_eq!(error.to_string(), text);
     // Without carrier, detection cannot end; that is not an error.
-    netlink.set_link(peer.index, LinkChange::new().down()).unwrap();
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::2/64"))).unwrap();
-    netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap();
+    netlink.change_link(peer.index, LinkChange::new().set_down()).unwrap();
+    netlink.add_address(veth.index, &NewLinkAddress::new(net("fd00::2/64"))).unwrap();
+    netlink.wait_for_addresses(veth.index, Duration::from_millis(20)).unwrap();
 }
 
 #[test]
@@ -142,13 +144,15 @@ fn a_duplicate_address_is_an_error() {
     let netlink = sandbox();
     // Without link-local addresses, whose detection would take time.
     for name in ["default", "all"] {
-        sysctl::write(&format!("net/ipv6/conf/{name}/addr_gen_mode"), "1").unwrap();
+        sysctl::write_value(&format!("net/ipv6/conf/{name}/addr_gen_mode"), "1").unwrap();
     }
     let (veth, peer) = wire(&netlink);
-    let addr = NewAddr::new(net("fd00::1/64"));
-    netlink.add_addr(peer.index, &NewAddr { dad: Dad::Off, ..addr }).unwrap();
-    netlink.add_addr(veth.index, &addr).unwrap();
-    let error = netlink.settle_addrs(veth.index, LONG).unwrap_err();
-    assert!(matches!(error, Error::Dad(_)));
+    let addr = NewLinkAddress::new(net("fd00::1/64"));
+    netlink
+        .add_address(peer.index, &NewLinkAddress { dad: DuplicateDetection::Off, ..addr })
+        .unwrap();
+    netlink.add_address(veth.index, &addr).unwrap();
+    let error = netlink.wait_for_addresses(veth.index, LONG).unwrap_err();
+    assert!(matches!(error, NetlinkError::Dad(_)));
     assert_eq!(error.to_string(), "link veth has address fd00::1 in DADFAILED state");
 }

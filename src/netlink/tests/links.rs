@@ -7,12 +7,12 @@ use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::link::{LinkAttribute, Prop};
 
 use super::{bridge, sandbox, veths};
-use crate::netlink::link::message;
-use crate::netlink::link_info::BridgePort;
-use crate::netlink::request::Request;
+use crate::netlink::link::link_message;
+use crate::netlink::link_info::BridgePortInfo;
+use crate::netlink::request::NetlinkRequest;
 use crate::netlink::{
-    IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
-    VethPeer,
+    IpvlanMode, Link, LinkChange, LinkKind, MacAddress, MacvlanMode, Netlink, NewLink,
+    OnOffSetting, OperationalState, VethPeer,
 };
 use crate::netns::Netns;
 
@@ -23,16 +23,17 @@ const RTM_NEWLINKPROP: u16 = 108;
 fn one_message_creates_a_veth_with_all_settings() {
     let host = sandbox();
     let bridge = bridge(&host, "br0");
-    let container = Netns::fresh().unwrap();
+    let container = Netns::create_unnamed().unwrap();
     let inside = Netlink::open_in(&container).unwrap();
-    let (mac, peer_mac) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-    let peer = VethPeer::new("eth0").netns(container.as_fd()).mac(peer_mac).mtu(1400);
+    let (mac, peer_mac) = (MacAddress([2, 0, 0, 0, 0, 1]), MacAddress([2, 0, 0, 0, 0, 2]));
+    let peer =
+        VethPeer::new("eth0").with_netns(container.as_fd()).with_mac(peer_mac).with_mtu(1400);
     let veth = NewLink::new("veth0", LinkKind::Veth { peer })
-        .mtu(1400)
-        .mac(mac)
-        .master(bridge.index)
-        .promisc()
-        .up();
+        .with_mtu(1400)
+        .with_mac(mac)
+        .with_master(bridge.index)
+        .set_promisc()
+        .set_up();
     host.add_link(&veth).unwrap();
 
     let outer = host.require_link("veth0").unwrap();
@@ -43,17 +44,17 @@ fn one_message_creates_a_veth_with_all_settings() {
     let inner = inside.require_link("eth0").unwrap();
     assert_eq!((inner.mac, inner.mtu, inner.up), (Some(peer_mac), 1400, false));
     assert_eq!((inner.link, outer.link), (Some(outer.index), Some(inner.index)));
-    assert_ne!(outer.oper_state, OperState::Up);
+    assert_ne!(outer.oper_state, OperationalState::Up);
 }
 
 #[test]
 fn a_link_is_created_in_another_namespace() {
     let host = sandbox();
-    let container = Netns::fresh().unwrap();
+    let container = Netns::create_unnamed().unwrap();
     let (lower, _) = veths(&host);
     let kind = macvlan(lower.index, MacvlanMode::Bridge);
-    host.add_link(&NewLink::new("mac0", kind).netns(container.as_fd())).unwrap();
-    assert!(host.link("mac0").unwrap().is_none());
+    host.add_link(&NewLink::new("mac0", kind).with_netns(container.as_fd())).unwrap();
+    assert!(host.find_link("mac0").unwrap().is_none());
     let link = Netlink::open_in(&container).unwrap().require_link("mac0").unwrap();
     assert_eq!((link.kind.as_deref(), link.link), (Some("macvlan"), Some(lower.index)));
 }
@@ -111,16 +112,16 @@ fn all_kinds_of_links_are_read() {
 fn the_loopback_link_is_read() {
     let lo = sandbox().require_link("lo").unwrap();
     assert!(lo.loopback && !lo.up);
-    assert_eq!((lo.index, lo.mtu, lo.mac), (1, 65536, Some(Mac([0; 6]))));
+    assert_eq!((lo.index, lo.mtu, lo.mac), (1, 65536, Some(MacAddress([0; 6]))));
     assert_eq!((lo.kind, lo.master, lo.link, lo.port), (None, None, None, None));
 }
 
 #[test]
 fn a_missing_link_is_none() {
     let netlink = sandbox();
-    assert_eq!(netlink.link("eth9"), Ok(None));
-    assert_eq!(netlink.link_by_index(99), Ok(None));
-    assert_eq!(netlink.link("a-name-of-more-than-fifteen-bytes"), Ok(None));
+    assert_eq!(netlink.find_link("eth9"), Ok(None));
+    assert_eq!(netlink.find_link_by_index(99), Ok(None));
+    assert_eq!(netlink.find_link("a-name-of-more-than-fifteen-bytes"), Ok(None));
     let error = netlink.require_link("eth9").unwrap_err();
     assert_eq!(error.to_string(), r#"link "eth9" not found"#);
     assert!(error.is_not_found());
@@ -132,15 +133,18 @@ fn a_link_is_found_by_its_alternative_names() {
     let (veth, _) = veths(&netlink);
     let names = ["short", "a-name-of-more-than-fifteen-bytes"];
     let props = names.map(|name| Prop::AltIfName(name.to_owned())).to_vec();
-    let message = message(veth.index, vec![LinkAttribute::PropList(props)]);
+    let message = link_message(veth.index, vec![LinkAttribute::PropList(props)]);
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    netlink.socket.ack(&Request::route(RTM_NEWLINKPROP, &message), flags).unwrap();
+    netlink
+        .socket
+        .request_ack(&NetlinkRequest::new_route(RTM_NEWLINKPROP, &message), flags)
+        .unwrap();
     for name in names {
         let link = netlink.require_link(name).unwrap();
         assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));
         assert_eq!(link.alt_names, names);
     }
-    assert_eq!(netlink.del_link(names[1]), Ok(true));
+    assert_eq!(netlink.delete_link(names[1]), Ok(true));
 }
 
 #[test]
@@ -150,14 +154,17 @@ fn settings_of_a_bridge_port_take_effect() {
     let (veth, _) = veths(&netlink);
     let port = |netlink: &Netlink| netlink.require_link("veth").unwrap().port;
     assert_eq!(port(&netlink), None);
-    let change =
-        LinkChange::new().up().master(bridge.index).hairpin(Switch::On).isolated(Switch::On);
-    netlink.set_link(veth.index, change).unwrap();
-    assert_eq!(port(&netlink), Some(BridgePort { hairpin: true, isolated: true }));
+    let change = LinkChange::new()
+        .set_up()
+        .set_master(bridge.index)
+        .set_hairpin(OnOffSetting::On)
+        .set_isolated(OnOffSetting::On);
+    netlink.change_link(veth.index, change).unwrap();
+    assert_eq!(port(&netlink), Some(BridgePortInfo { hairpin: true, isolated: true }));
     assert!(netlink.require_link("veth").unwrap().up);
-    netlink.set_link(veth.index, LinkChange::new().hairpin(Switch::Off)).unwrap();
-    assert_eq!(port(&netlink), Some(BridgePort { hairpin: false, isolated: true }));
-    netlink.set_link(veth.index, LinkChange::new().no_master()).unwrap();
+    netlink.change_link(veth.index, LinkChange::new().set_hairpin(OnOffSetting::Off)).unwrap();
+    assert_eq!(port(&netlink), Some(BridgePortInfo { hairpin: false, isolated: true }));
+    netlink.change_link(veth.index, LinkChange::new().clear_master()).unwrap();
     assert_eq!(port(&netlink), None);
 }
 
@@ -165,21 +172,22 @@ fn settings_of_a_bridge_port_take_effect() {
 fn one_change_applies_all_settings() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
-    let mac = Mac([2, 0, 0, 0, 0, 9]);
+    let mac = MacAddress([2, 0, 0, 0, 0, 9]);
     let change = LinkChange::new()
-        .name("eth0")
-        .mtu(1300)
-        .mac(mac)
-        .txqlen(77)
-        .promisc(Switch::On)
-        .allmulti(Switch::On)
-        .up();
-    netlink.set_link(veth.index, change).unwrap();
+        .set_name("eth0")
+        .set_mtu(1300)
+        .set_mac(mac)
+        .set_txqlen(77)
+        .set_promisc(OnOffSetting::On)
+        .set_allmulti(OnOffSetting::On)
+        .set_up();
+    netlink.change_link(veth.index, change).unwrap();
     let link = netlink.require_link("eth0").unwrap();
     assert_eq!((link.mtu, link.mac, link.txqlen), (1300, Some(mac), 77));
     assert!(link.up && link.allmulti && link.promiscuity == 1);
-    let change = LinkChange::new().promisc(Switch::Off).allmulti(Switch::Off).down();
-    netlink.set_link(veth.index, change).unwrap();
+    let change =
+        LinkChange::new().set_promisc(OnOffSetting::Off).set_allmulti(OnOffSetting::Off).set_down();
+    netlink.change_link(veth.index, change).unwrap();
     let link = netlink.require_link("eth0").unwrap();
     assert!(!link.up && !link.allmulti && link.promiscuity == 0);
 }
@@ -187,23 +195,25 @@ fn one_change_applies_all_settings() {
 #[test]
 fn a_link_moves_to_another_namespace() {
     let netlink = sandbox();
-    let other = Netns::fresh().unwrap();
+    let other = Netns::create_unnamed().unwrap();
     let (veth, _) = veths(&netlink);
-    netlink.set_link(veth.index, LinkChange::new().netns(other.as_fd()).name("eth0")).unwrap();
-    assert_eq!(netlink.link("veth"), Ok(None));
-    assert!(Netlink::open_in(&other).unwrap().link("eth0").unwrap().is_some());
+    netlink
+        .change_link(veth.index, LinkChange::new().move_to_netns(other.as_fd()).set_name("eth0"))
+        .unwrap();
+    assert_eq!(netlink.find_link("veth"), Ok(None));
+    assert!(Netlink::open_in(&other).unwrap().find_link("eth0").unwrap().is_some());
 }
 
 #[test]
 fn a_link_is_deleted_once() {
     let netlink = sandbox();
     veths(&netlink);
-    assert_eq!(netlink.del_link("veth"), Ok(true));
-    assert_eq!(netlink.del_link("veth"), Ok(false));
-    assert_eq!(netlink.link("peer"), Ok(None));
+    assert_eq!(netlink.delete_link("veth"), Ok(true));
+    assert_eq!(netlink.delete_link("veth"), Ok(false));
+    assert_eq!(netlink.find_link("peer"), Ok(None));
     let bridge = bridge(&netlink, "br0");
-    assert_eq!(netlink.del_link_by_index(bridge.index), Ok(true));
-    assert_eq!(netlink.del_link_by_index(bridge.index), Ok(false));
+    assert_eq!(netlink.delete_link_by_index(bridge.index), Ok(true));
+    assert_eq!(netlink.delete_link_by_index(bridge.index), Ok(false));
 }
 
 #[test]
@@ -236,10 +246,10 @@ fn a_missing_driver_is_reported_with_its_module() {
 fn errors_of_a_change_name_the_link() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
-    let error = netlink.set_link(veth.index, LinkChange::new().mtu(1)).unwrap_err();
+    let error = netlink.change_link(veth.index, LinkChange::new().set_mtu(1)).unwrap_err();
     let text = r#"change "veth": mtu less than device minimum: invalid argument"#;
     assert_eq!(error.to_string(), text);
-    let error = netlink.set_link(99, LinkChange::new().up()).unwrap_err();
+    let error = netlink.change_link(99, LinkChange::new().set_up()).unwrap_err();
     assert!(error.is_not_found());
     assert_eq!(error.to_string(), "change link 99: no such device");
 }

@@ -1,10 +1,10 @@
 //! Policy rules.
 
 use super::{net, sandbox};
-use crate::netlink::{Family, Netlink, Rule};
+use crate::netlink::{IpFamily, Netlink, PolicyRule};
 
 /// The rules without those that the kernel creates.
-fn own(netlink: &Netlink) -> Vec<Rule> {
+fn own(netlink: &Netlink) -> Vec<PolicyRule> {
     let mut rules = netlink.dump_rules().unwrap();
     rules.retain(|rule| rule.src.is_some() || !rule.plain);
     rules
@@ -15,8 +15,8 @@ fn all_fields_of_a_rule_are_read_back() {
     let netlink = sandbox();
     for (src, table) in [("10.1.0.2/32", 100), ("10.2.0.0/16", 70_000), ("fd00::2/128", 101)] {
         let src = net(src);
-        let rule = Rule {
-            family: Family::of(src.addr()),
+        let rule = PolicyRule {
+            family: IpFamily::of_address(src.addr()),
             src: Some(src),
             table,
             priority: Some(400),
@@ -25,8 +25,8 @@ fn all_fields_of_a_rule_are_read_back() {
         netlink.add_rule(&rule).unwrap();
         assert!(netlink.add_rule(&rule).unwrap_err().is_exists());
         assert_eq!(own(&netlink), std::slice::from_ref(&rule));
-        assert_eq!(netlink.del_rule(&rule), Ok(true));
-        assert_eq!(netlink.del_rule(&rule), Ok(false));
+        assert_eq!(netlink.delete_rule(&rule), Ok(true));
+        assert_eq!(netlink.delete_rule(&rule), Ok(false));
     }
 }
 
@@ -34,7 +34,7 @@ fn all_fields_of_a_rule_are_read_back() {
 fn the_kernel_inserts_a_later_rule_before_the_others() {
     let netlink = sandbox();
     let rules = [("10.1.0.2", 100), ("10.1.0.3", 101)]
-        .map(|(addr, table)| Rule::from_host(addr.parse().unwrap(), table));
+        .map(|(addr, table)| PolicyRule::from_host(addr.parse().unwrap(), table));
     for rule in &rules {
         netlink.add_rule(rule).unwrap();
     }
@@ -60,8 +60,8 @@ fn a_rule_with_another_condition_is_not_plain() {
 
 #[test]
 fn a_rule_is_formatted_as_by_iproute2() {
-    let rule = Rule::from_host("10.1.0.2".parse().unwrap(), 100);
+    let rule = PolicyRule::from_host("10.1.0.2".parse().unwrap(), 100);
     assert_eq!(rule.to_string(), "from 10.1.0.2 lookup 100");
-    let rule = Rule { src: None, table: 254, ..rule };
+    let rule = PolicyRule { src: None, table: 254, ..rule };
     assert_eq!(rule.to_string(), "from all lookup main");
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, Tbf};
+use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, TokenBucket};
 
 /// The maximum queueing delay of a packet, in milliseconds.
 const LATENCY: u64 = 25;
@@ -14,7 +14,7 @@ const NANOSECONDS_PER_TICK: u128 = 64;
 /// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct BandwidthConfig {
     /// The rate at which the container may receive, in bits per second. 0 is no limit.
     ingress_rate: u64,
     /// The largest burst that the container may receive, in bits.
@@ -25,20 +25,20 @@ pub struct Conf {
     egress_burst: u64,
     /// The maximum queueing delay of a packet, in milliseconds; other packets are dropped. Default: 25.
     latency: Option<u64>,
-    runtime_config: RuntimeConfig,
+    runtime_config: BandwidthRuntimeConfig,
     shaped_subnets: Vec<String>,
     unshaped_subnets: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RuntimeConfig {
-    bandwidth: Rates,
+struct BandwidthRuntimeConfig {
+    bandwidth: BandwidthRates,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Rates {
+struct BandwidthRates {
     ingress_rate: u64,
     ingress_burst: u64,
     egress_rate: u64,
@@ -47,26 +47,27 @@ struct Rates {
 
 /// The token buckets. Both directions are seen from the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Limits {
-    pub(super) ingress: Option<Tbf>,
-    pub(super) egress: Option<Tbf>,
+pub(super) struct BandwidthLimits {
+    pub(super) ingress: Option<TokenBucket>,
+    pub(super) egress: Option<TokenBucket>,
 }
 
-impl Conf {
+impl BandwidthConfig {
     /// The rates of the configuration; if it has none, those of the runtime.
-    fn rates(&self) -> Rates {
-        let Conf { ingress_rate, ingress_burst, egress_rate, egress_burst, .. } = *self;
-        let own = Rates { ingress_rate, ingress_burst, egress_rate, egress_burst };
-        if own == Rates::default() { self.runtime_config.bandwidth } else { own }
+    fn effective_rates(&self) -> BandwidthRates {
+        let BandwidthConfig { ingress_rate, ingress_burst, egress_rate, egress_burst, .. } = *self;
+        let own = BandwidthRates { ingress_rate, ingress_burst, egress_rate, egress_burst };
+        if own == BandwidthRates::default() { self.runtime_config.bandwidth } else { own }
     }
 
     /// The limits; code 7 if they are invalid.
-    pub(super) fn limits(&self) -> Result<Limits> {
-        let Rates { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.rates();
+    pub(super) fn resolve_limits(&self) -> Result<BandwidthLimits> {
+        let BandwidthRates { ingress_rate, ingress_burst, egress_rate, egress_burst } =
+            self.effective_rates();
         let latency = self.latency.unwrap_or(LATENCY);
-        Ok(Limits {
-            ingress: bucket("ingress", ingress_rate, ingress_burst, latency)?,
-            egress: bucket("egress", egress_rate, egress_burst, latency)?,
+        Ok(BandwidthLimits {
+            ingress: token_bucket("ingress", ingress_rate, ingress_burst, latency)?,
+            egress: token_bucket("egress", egress_rate, egress_burst, latency)?,
         })
     }
 
@@ -79,12 +80,17 @@ impl Conf {
 
     /// Whether there is any limit, valid or not.
     pub(super) fn has_limits(&self) -> bool {
-        self.rates() != Rates::default()
+        self.effective_rates() != BandwidthRates::default()
     }
 }
 
 /// The token bucket of one direction. As in the reference every division rounds down.
-fn bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option<Tbf>> {
+fn token_bucket(
+    direction: &str,
+    rate: u64,
+    burst: u64,
+    latency: u64,
+) -> Result<Option<TokenBucket>> {
     match (rate, burst) {
         (0, 0) => return Ok(None),
         (_, 0) => return Err(Error::config("if rate is set, burst must also be set")),
@@ -101,19 +107,19 @@ fn bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option
     }
     let microseconds = u128::from(burst_bytes) * 1_000_000 / u128::from(rate_bytes);
     let ticks = microseconds * u128::from(TICKS_PER_8_MICROSECONDS) / 8;
-    if capacity(rate_bytes, ticks) == 0 {
+    if bucket_capacity(rate_bytes, ticks) == 0 {
         let msg = format!("{direction}Burst {burst} is too small for {direction}Rate {rate}");
         let least = least_burst(rate_bytes) * 8;
         return Err(Error::config(msg).with_details(format!("at least {least} bits are needed")));
     }
     let waiting = u128::from(rate_bytes) * u128::from(latency) / 1000 + u128::from(burst_bytes);
     let saturated = |n: u128| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(Some(Tbf { rate: rate_bytes, buffer: saturated(ticks), limit: saturated(waiting) }))
+    Ok(Some(TokenBucket { rate: rate_bytes, buffer: saturated(ticks), limit: saturated(waiting) }))
 }
 
 /// The bytes of a bucket of so many of the kernel's ticks, at this rate in bytes a second. The kernel refuses a bucket
 /// for less than a byte.
-pub(super) fn capacity(rate: u64, ticks: u128) -> u128 {
+pub(super) fn bucket_capacity(rate: u64, ticks: u128) -> u128 {
     ticks * NANOSECONDS_PER_TICK * u128::from(rate) / 1_000_000_000
 }
 
@@ -130,12 +136,12 @@ mod tests {
     use super::*;
     use crate::cni::json::Json;
 
-    fn limits(text: &str) -> Result<Limits> {
-        Json::parse(text.as_bytes()).unwrap().decode::<Conf>().unwrap().limits()
+    fn limits(text: &str) -> Result<BandwidthLimits> {
+        Json::parse(text.as_bytes()).unwrap().decode::<BandwidthConfig>().unwrap().resolve_limits()
     }
 
-    fn of(rate: u64, burst: u64) -> Result<Option<Tbf>> {
-        bucket("ingress", rate, burst, LATENCY)
+    fn of(rate: u64, burst: u64) -> Result<Option<TokenBucket>> {
+        token_bucket("ingress", rate, burst, LATENCY)
     }
 
     #[test]
@@ -147,7 +153,7 @@ mod tests {
             (8_000_000, 800_000, (1_000_000, 1_562_500, 125_000)),
             (3_000_000, 1_000_001, (375_000, 5_208_328, 134_375)),
         ] {
-            let expected = Tbf { rate: rate_bytes, buffer, limit };
+            let expected = TokenBucket { rate: rate_bytes, buffer, limit };
             assert_eq!(of(rate, burst).unwrap(), Some(expected), "{rate} {burst}");
         }
     }
@@ -160,17 +166,17 @@ mod tests {
         let bucket = of(8_000_000_000_000, LARGEST).unwrap().unwrap();
         assert_eq!((bucket.rate, bucket.limit), (1_000_000_000_000, u32::MAX));
         assert!(of(u64::MAX, LARGEST).is_err());
-        assert_eq!(of(8, LARGEST + 8).unwrap_err().msg(), "burst cannot be more than 4GB");
+        assert_eq!(of(8, LARGEST + 8).unwrap_err().message(), "burst cannot be more than 4GB");
     }
 
     #[test]
     fn invalid_limits_are_refused() {
         assert_eq!(of(0, 0).unwrap(), None);
-        assert_eq!(of(8, 0).unwrap_err().msg(), "if rate is set, burst must also be set");
-        assert_eq!(of(0, 8).unwrap_err().msg(), "if burst is set, rate must also be set");
-        assert_eq!(of(7, 8).unwrap_err().msg(), "ingressRate 7 is less than a byte a second");
+        assert_eq!(of(8, 0).unwrap_err().message(), "if rate is set, burst must also be set");
+        assert_eq!(of(0, 8).unwrap_err().message(), "if burst is set, rate must also be set");
+        assert_eq!(of(7, 8).unwrap_err().message(), "ingressRate 7 is less than a byte a second");
         let error = of(80_000_000_000, 8000).unwrap_err();
-        assert_eq!(error.msg(), "ingressBurst 8000 is too small for ingressRate 80000000000");
+        assert_eq!(error.message(), "ingressBurst 8000 is too small for ingressRate 80000000000");
         assert_eq!(error.details(), "at least 80000 bits are needed");
         assert!(of(80_000_000_000, 80_000).is_ok());
         assert!(of(8, 7).is_err());
@@ -192,8 +198,8 @@ mod tests {
             assert_eq!((found.ingress.map(|tbf| tbf.rate), found.egress), (Some(1), None));
         }
         let error = limits(&format!(r#"{{"egressBurst":8,{runtime}}}"#)).unwrap_err();
-        assert_eq!(error.msg(), "if burst is set, rate must also be set");
-        assert!(limits("{}").unwrap() == Limits::default());
+        assert_eq!(error.message(), "if burst is set, rate must also be set");
+        assert!(limits("{}").unwrap() == BandwidthLimits::default());
     }
 
     #[test]

@@ -11,19 +11,20 @@ mod ifb;
 mod limits;
 mod shape;
 
-pub use self::limits::Conf;
-use self::limits::Limits;
-use crate::cni::{CniResult, IfName, Interface, SpecVersion};
-use crate::error::{Context, Error, Result};
-use crate::iface::{Inside, peer, verify, veth};
+pub use self::limits::BandwidthConfig;
+use self::limits::BandwidthLimits;
+use crate::cni::{CniResult, InterfaceName, ResultInterface, SpecVersion};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, require_prev_result,
+};
+use crate::iface::{ContainerNetns, peer, verify, veth};
 use crate::log;
-use crate::netfilter::{Owner, names};
-use crate::netlink::traffic::Tbf;
+use crate::netfilter::{AttachmentId, names};
+use crate::netlink::traffic::TokenBucket;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
-use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
-};
 
 #[derive(Debug)]
 pub struct Bandwidth;
@@ -33,139 +34,154 @@ impl Plugin for Bandwidth {
     const ABOUT: &'static str = "limits what the container sends and receives";
     const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(2).1;
     const OUTLIVES_ITS_CONTAINER: bool = true;
-    type Conf = Conf;
+    type Conf = BandwidthConfig;
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &BandwidthConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
         let mut warn = |msg: String, remedy: &str| {
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         };
-        if !conf.has_limits() && !cx.net.wants("bandwidth") {
+        if !conf.has_limits() && !cx.net.wants_capability("bandwidth") {
             let msg = "nothing is limited: there are no rates, and the capability is not enabled";
             warn(msg.into(), "add \"capabilities\": {\"bandwidth\": true}, or rates and bursts");
         }
         for key in conf.obsolete_keys() {
             warn(format!("\"{key}\" is ignored: the limits are for all traffic"), "remove it");
         }
-        conf.limits().map(drop)
+        conf.resolve_limits().map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let limits = conf.limits()?;
+    fn add(cx: &CallContext<'_>, conf: &BandwidthConfig, req: &AddRequest) -> Result<CniResult> {
+        let limits = conf.resolve_limits()?;
         let mut result =
-            require_prev(req.prev.as_ref(), "must be called as chained plugin")?.clone();
-        if limits == Limits::default() {
+            require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?.clone();
+        if limits == BandwidthLimits::default() {
             return Ok(result);
         }
-        let host = cx.host()?;
-        let end = host_end(host, req.sandbox.netns()?, &req.ifname, &result)?;
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let former = limits.ingress.map(|_| shape::bucket_of(host, &end)).transpose()?.flatten();
+        let host = cx.host_netlink()?;
+        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname, &result)?;
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let former = limits.ingress.map(|_| shape::read_bucket(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
         for key in conf.obsolete_keys() {
             log::warn(format_args!("\"{key}\" is ignored: the limits are for all traffic"));
         }
 
         let existing = match limits.egress {
-            Some(_) => own_device(host, &owner, &end)?,
+            Some(_) => find_own_device(host, &owner, &end)?,
             None => None,
         };
         let former_egress =
-            existing.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
+            existing.as_ref().map(|device| shape::read_bucket(host, device)).transpose()?.flatten();
         let mut undo = Rollback::new();
         if limits.egress.is_some() {
-            cx.note(Self::NAME, req, &result, &mut undo);
+            cx.record_attachment(Self::NAME, req, &result, &mut undo);
         }
         if let Some(bucket) = limits.ingress {
-            shape::put_bucket(host, &end, former, bucket, &mut undo)?;
+            shape::replace_bucket(host, &end, former, bucket, &mut undo)?;
         }
         if let Some(bucket) = limits.egress {
             let device = match existing {
                 Some(device) => device,
-                None => ifb::create(host, &owner, end.mtu, &mut undo)?,
+                None => ifb::create_device(host, &owner, end.mtu, &mut undo)?,
             };
-            ifb::label(host, &device, &owner, &end)?;
-            shape::put_bucket(host, &device, former_egress, bucket, &mut undo)
+            ifb::label_device(host, &device, &owner, &end)?;
+            shape::replace_bucket(host, &device, former_egress, bucket, &mut undo)
                 .context(|| "create ifb qdisc")?;
-            shape::redirect(host, &end, &device, &mut undo)?;
+            shape::add_redirect(host, &end, &device, &mut undo)?;
             if !result.interfaces.iter().any(|i| i.name == device.name) {
                 let mtu = cx.reported_mtu(end.mtu);
-                result.interfaces.push(Interface { mtu, ..veth::interface(&device, "") });
+                result
+                    .interfaces
+                    .push(ResultInterface { mtu, ..veth::interface_entry(&device, "") });
             }
         }
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let limits = conf.limits()?;
-        let prev = require_prev(req.prev.as_ref(), "must be called as a chained plugin")?;
-        if limits == Limits::default() {
+    fn check(cx: &CallContext<'_>, conf: &BandwidthConfig, req: &CheckRequest) -> Result<()> {
+        let limits = conf.resolve_limits()?;
+        let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
+        if limits == BandwidthLimits::default() {
             return Ok(());
         }
-        let host = cx.host()?;
-        let end = host_end(host, req.sandbox.netns()?, &req.ifname, prev)?;
+        let host = cx.host_netlink()?;
+        let end = find_host_end(host, req.sandbox.open_netns()?, &req.ifname, prev)?;
         if let Some(bucket) = limits.ingress {
             shape::verify_bucket(host, &end, bucket)?;
         }
         if let Some(bucket) = limits.egress {
-            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+            let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
             verify_egress(host, &owner, &end, bucket)?;
         }
         Ok(())
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let host = cx.host()?;
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    fn del(cx: &CallContext<'_>, conf: &BandwidthConfig, req: &DelRequest) -> Result<()> {
+        let host = cx.host_netlink()?;
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let mut failures = Failures::new();
-        let devices = failures.keep(ifb::find(host, &owner)).unwrap_or_default();
+        let devices = failures.keep_error(ifb::find_devices(host, &owner)).unwrap_or_default();
         // Most containers have no limits.
         if conf.has_limits() || !devices.is_empty() {
-            let peer = failures.keep(own_end(host, req)).flatten();
-            for end in failures.keep(ends(host, req, peer, &devices)).unwrap_or_default() {
-                failures.keep(release(host, &end, &devices));
+            let peer = failures.keep_error(find_container_peer(host, req)).flatten();
+            for end in
+                failures.keep_error(find_shaped_ends(host, req, peer, &devices)).unwrap_or_default()
+            {
+                failures.keep_error(remove_shaping(host, &end, &devices));
             }
         }
         for device in devices {
-            failures.keep(host.del_link_by_index(device.index).map_err(Error::from));
+            failures.keep_error(host.delete_link_by_index(device.index).map_err(Error::from));
         }
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
-        let host = cx.host()?;
-        let valid = Owner::each(&cx.net.name, &req.valid);
-        let stale = names::stale(cx.net.name.as_str(), &valid);
-        let unfinished = ifb::unfinished(cx.net.name.as_str(), &valid);
+    fn gc(cx: &CallContext<'_>, _: &BandwidthConfig, req: &GcRequest) -> Result<()> {
+        let host = cx.host_netlink()?;
+        let valid = AttachmentId::from_attachments(&cx.net.name, &req.valid);
+        let stale = names::stale_matcher(cx.net.name.as_str(), &valid);
+        let unfinished = ifb::unfinished_device_filter(cx.net.name.as_str(), &valid);
         let mut failures = Failures::new();
         for device in host.dump_links()?.into_iter().filter(ifb::is_candidate) {
             if !stale(Some(&device.alias)) && !unfinished(&device) {
                 continue;
             }
-            let end = ifb::host_end(&device).map(|name| host.link(name)).transpose();
-            if let Some(end) = failures.keep(end.map_err(Error::from)).flatten().flatten() {
-                failures.keep(release(host, &end, std::slice::from_ref(&device)));
+            let end = ifb::host_end_name(&device).map(|name| host.find_link(name)).transpose();
+            if let Some(end) = failures.keep_error(end.map_err(Error::from)).flatten().flatten() {
+                failures.keep_error(remove_shaping(host, &end, std::slice::from_ref(&device)));
             }
-            failures.keep(host.del_link_by_index(device.index).map_err(Error::from));
+            failures.keep_error(host.delete_link_by_index(device.index).map_err(Error::from));
         }
         failures.into_result()
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &BandwidthConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        cx.usable_host()?;
-        let tried = Netns::fresh().and_then(|netns| netns.run(try_shaping)).or_unavailable()?;
+        cx.usable_host_netlink()?;
+        let tried = Netns::create_unnamed()
+            .and_then(|netns| netns.run_inside(try_shaping))
+            .or_unavailable()?;
         tried.or_unavailable()
     }
 }
 
 /// The host's end of the container's veth pair, which the result must list.
-fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) -> Result<Link> {
+fn find_host_end(
+    host: &Netlink,
+    netns: &Netns,
+    ifname: &InterfaceName,
+    prev: &CniResult,
+) -> Result<Link> {
     if prev.interfaces.is_empty() {
         return Err(Error::internal("no interfaces provided"));
     }
-    let inside = Inside::enter(netns)?;
-    let link = inside.netlink.link(ifname.as_str())?;
+    let inside = ContainerNetns::open_in(netns)?;
+    let link = inside.netlink.find_link(ifname.as_str())?;
     let no_peer = |why: &str| {
         let msg = format!("container interface {ifname} has no veth peer: {why}");
         Error::internal(msg).with_details(
@@ -176,7 +192,7 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     let link = link.ok_or_else(|| no_peer("Link not found"))?;
     let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
     let peer = peer.ok_or_else(|| no_peer("it is not a veth"))?;
-    let end = peer::on_host(host, &inside, &link)?
+    let end = peer::find_host_end(host, &inside, &link)?
         .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))?;
     if prev.interfaces.iter().any(|i| i.sandbox.is_empty() && i.name == end.name) {
         return Ok(end);
@@ -184,10 +200,10 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     Err(Error::internal("no veth peer of container interface found in host ns"))
 }
 
-fn warn_of_small_buckets(limits: &Limits, end: &Link) {
+fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {
     for bucket in [limits.ingress, limits.egress].into_iter().flatten() {
         let frame = u64::from(end.mtu) + 14;
-        let bytes = limits::capacity(bucket.rate, bucket.buffer.into());
+        let bytes = limits::bucket_capacity(bucket.rate, bucket.buffer.into());
         if bytes < u128::from(frame) {
             log::warn(format_args!(
                 "a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"",
@@ -198,8 +214,8 @@ fn warn_of_small_buckets(limits: &Limits, end: &Link) {
 }
 
 /// The attachment's device of an earlier ADD. A device without an alias counts if the host's end is redirected to it.
-fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Link>> {
-    for device in ifb::find(host, owner)? {
+fn find_own_device(host: &Netlink, owner: &AttachmentId<'_>, end: &Link) -> Result<Option<Link>> {
+    for device in ifb::find_devices(host, owner)? {
         if !device.alias.is_empty() || shape::is_redirected(host, end, &device)? {
             return Ok(Some(device));
         }
@@ -207,14 +223,19 @@ fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Li
     Ok(None)
 }
 
-fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> Result<()> {
+fn verify_egress(
+    host: &Netlink,
+    owner: &AttachmentId<'_>,
+    end: &Link,
+    bucket: TokenBucket,
+) -> Result<()> {
     let missing = || {
-        let [name, _] = ifb::names(owner);
+        let [name, _] = ifb::device_names(owner);
         Error::internal("get ifb device: Link not found").with_details(name)
     };
-    let device = own_device(host, owner, end)?.ok_or_else(missing)?;
+    let device = find_own_device(host, owner, end)?.ok_or_else(missing)?;
     shape::verify_bucket(host, &device, bucket)?;
-    verify::is_up(&device, verify::ON_HOST)?;
+    verify::require_up(&device, verify::ON_HOST)?;
     if shape::is_redirected(host, end, &device)? {
         return Ok(());
     }
@@ -223,19 +244,25 @@ fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> 
 }
 
 /// The peer of the container's interface.
-fn own_end(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
+fn find_container_peer(host: &Netlink, req: &DelRequest) -> Result<Option<Link>> {
     let Some(netns) = &req.netns else { return Ok(None) };
-    let inside = Inside::enter(netns)?;
-    let link = inside.netlink.link(req.ifname.as_str())?;
-    Ok(link.map(|link| peer::on_host(host, &inside, &link)).transpose()?.flatten())
+    let inside = ContainerNetns::open_in(netns)?;
+    let link = inside.netlink.find_link(req.ifname.as_str())?;
+    Ok(link.map(|link| peer::find_host_end(host, &inside, &link)).transpose()?.flatten())
 }
 
 /// The host's ends that may be shaped: the peer, or else those of the result, and those named by the devices.
-fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> Result<Vec<Link>> {
+fn find_shaped_ends(
+    host: &Netlink,
+    req: &DelRequest,
+    peer: Option<Link>,
+    devices: &[Link],
+) -> Result<Vec<Link>> {
     let mut ends = Vec::from_iter(peer);
     if ends.is_empty() {
         for entry in req.prev.iter().flat_map(|prev| &prev.interfaces) {
-            let Some(link) = host.link(&entry.name)?.filter(|_| entry.sandbox.is_empty()) else {
+            let Some(link) = host.find_link(&entry.name)?.filter(|_| entry.sandbox.is_empty())
+            else {
                 continue;
             };
             // Another pair may have got the name since.
@@ -246,32 +273,32 @@ fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> R
             }
         }
     }
-    for name in devices.iter().filter_map(ifb::host_end) {
+    for name in devices.iter().filter_map(ifb::host_end_name) {
         if !ends.iter().any(|end| end.name == name) {
-            ends.extend(host.link(name)?);
+            ends.extend(host.find_link(name)?);
         }
     }
     Ok(ends)
 }
 
 /// Deletes the redirect and the token bucket of a host's end.
-fn release(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
+fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
-    failures.keep(shape::stop_redirect(host, end, &indexes));
-    failures.keep(shape::del_bucket(host, end));
+    failures.keep_error(shape::stop_redirect(host, end, &indexes));
+    failures.keep_error(shape::delete_bucket(host, end));
     failures.into_result()
 }
 
 /// Fails if the kernel lacks a feature for shaping: shapes a device in the calling thread's namespace.
 fn try_shaping() -> Result<()> {
     let host = Netlink::open()?;
-    let owner = Owner { network: "status", ifname: "eth0", id: "status" };
+    let owner = AttachmentId { network: "status", ifname: "eth0", id: "status" };
     let mut undo = Rollback::new();
-    let device = ifb::create(&host, &owner, 1500, &mut undo)?;
-    let bucket = Tbf { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
-    shape::put_bucket(&host, &device, None, bucket, &mut undo)?;
-    shape::redirect(&host, &device, &device, &mut undo)?;
+    let device = ifb::create_device(&host, &owner, 1500, &mut undo)?;
+    let bucket = TokenBucket { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
+    shape::replace_bucket(&host, &device, None, bucket, &mut undo)?;
+    shape::add_redirect(&host, &device, &device, &mut undo)?;
     undo.commit();
     Ok(())
 }

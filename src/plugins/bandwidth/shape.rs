@@ -1,27 +1,29 @@
 //! Token buckets on links, and the redirect of a container's packets to its ifb device.
 
-use crate::error::{Context, Error, Result};
-use crate::netlink::traffic::{Filter, FilterInfo, Handle, Hook, Qdisc, QdiscInfo, Tbf};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{Failures, Rollback};
+use crate::netlink::traffic::{
+    Qdisc, QdiscHook, QdiscInfo, RedirectFilter, TokenBucket, TrafficFilterInfo, TrafficHandle,
+};
 use crate::netlink::{Link, Netlink};
-use crate::skel::{Failures, Rollback};
 
 /// The handle of token buckets, as in the reference.
-const BUCKET: Handle = Handle::new(1, 0);
+const BUCKET: TrafficHandle = TrafficHandle::new(1, 0);
 /// The handle of an `ingress` or `clsact` qdisc, always.
-const INGRESS: Handle = Handle::new(0xffff, 0);
+const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
 /// The parent of the ingress filters of a `clsact` qdisc.
-const CLSACT_INGRESS: Handle = Handle::new(0xffff, 0xfff2);
+const CLSACT_INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff2);
 /// The class that the redirect sets on packets, as in the reference; nothing uses it.
-const CLASS: Handle = Handle::new(1, 1);
+const CLASS: TrafficHandle = TrafficHandle::new(1, 1);
 const PRIORITY: u16 = 1;
 
 /// The token bucket of a link that may be ours. Fails if the root qdisc is another program's: a link has only one.
-pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
-    match host.qdisc(link.index, Hook::Root)? {
+pub(super) fn read_bucket(host: &Netlink, link: &Link) -> Result<Option<TokenBucket>> {
+    match host.find_qdisc(link.index, QdiscHook::Root)? {
         None => Ok(None),
         Some(QdiscInfo { handle: BUCKET, qdisc: Qdisc::Tbf(tbf) }) => Ok(Some(tbf)),
         Some(QdiscInfo { handle, qdisc }) => {
-            let (name, kind) = (&link.name, qdisc.kind());
+            let (name, kind) = (&link.name, qdisc.kind_name());
             Err(Error::internal(format!("\"{name}\" has the qdisc {kind} {handle} already"))
                 .with_details(format!("tc qdisc del dev {name} root")))
         }
@@ -29,44 +31,45 @@ pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
 }
 
 /// Replaces the bucket `former`.
-pub(super) fn put_bucket<'a>(
+pub(super) fn replace_bucket<'a>(
     host: &'a Netlink,
     link: &Link,
-    former: Option<Tbf>,
-    bucket: Tbf,
+    former: Option<TokenBucket>,
+    bucket: TokenBucket,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
     let index = link.index;
-    undo.push(format!("restore the qdisc of \"{}\"", link.name), move || {
+    undo.add_step(format!("restore the qdisc of \"{}\"", link.name), move || {
         match former {
-            None => host.del_qdisc(index, Hook::Root).map(drop)?,
-            Some(tbf) => host.replace_qdisc(index, Hook::Root, BUCKET, &Qdisc::Tbf(tbf))?,
+            None => host.delete_qdisc(index, QdiscHook::Root).map(drop)?,
+            Some(tbf) => host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(tbf))?,
         }
         Ok(())
     });
-    host.replace_qdisc(index, Hook::Root, BUCKET, &Qdisc::Tbf(bucket)).context(|| "create qdisc")
+    host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket))
+        .context(|| "create qdisc")
 }
 
 /// Deletes the token bucket of a link.
-pub(super) fn del_bucket(host: &Netlink, link: &Link) -> Result<()> {
-    if bucket_of(host, link).is_ok_and(|bucket| bucket.is_some()) {
-        host.del_qdisc(link.index, Hook::Root)?;
+pub(super) fn delete_bucket(host: &Netlink, link: &Link) -> Result<()> {
+    if read_bucket(host, link).is_ok_and(|bucket| bucket.is_some()) {
+        host.delete_qdisc(link.index, QdiscHook::Root)?;
     }
     Ok(())
 }
 
 /// The parent of ingress filters; `None` if there is no such qdisc.
-fn hook(host: &Netlink, end: &Link) -> Result<Option<Handle>> {
-    let qdisc = host.qdisc(end.index, Hook::Ingress)?;
+fn find_ingress_parent(host: &Netlink, end: &Link) -> Result<Option<TrafficHandle>> {
+    let qdisc = host.find_qdisc(end.index, QdiscHook::Ingress)?;
     Ok(qdisc.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
 }
 
-fn redirect_to(ifb: &Link) -> Filter {
-    Filter { priority: PRIORITY, class: CLASS, redirect: ifb.index }
+fn redirect_filter(ifb: &Link) -> RedirectFilter {
+    RedirectFilter { priority: PRIORITY, class: CLASS, redirect: ifb.index }
 }
 
 /// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.
-pub(super) fn redirect<'a>(
+pub(super) fn add_redirect<'a>(
     host: &'a Netlink,
     end: &Link,
     ifb: &Link,
@@ -76,61 +79,62 @@ pub(super) fn redirect<'a>(
         return Ok(());
     }
     let (from, to) = (end.clone(), [ifb.index]);
-    undo.push(format!("end the redirect of \"{}\"", end.name), move || {
+    undo.add_step(format!("end the redirect of \"{}\"", end.name), move || {
         stop_redirect(host, &from, &to)
     });
-    let existing = hook(host, end)?;
+    let existing = find_ingress_parent(host, end)?;
     if existing.is_none() {
-        host.add_qdisc(end.index, Hook::Ingress, INGRESS, &Qdisc::Ingress)
+        host.add_qdisc(end.index, QdiscHook::Ingress, INGRESS, &Qdisc::Ingress)
             .context(|| "create ingress qdisc")?;
     }
     let hook = existing.unwrap_or(INGRESS);
-    del_redirects(host, end, hook, &[])?;
-    host.add_filter(end.index, hook, &redirect_to(ifb)).context(|| "add filter")
+    delete_redirects(host, end, hook, &[])?;
+    host.add_filter(end.index, hook, &redirect_filter(ifb)).context(|| "add filter")
 }
 
 /// Whether the packets that `end` receives are redirected to the device.
 pub(super) fn is_redirected(host: &Netlink, end: &Link, ifb: &Link) -> Result<bool> {
-    let Some(hook) = hook(host, end)? else { return Ok(false) };
-    let filter = redirect_to(ifb);
-    Ok(host.dump_filters(end.index, hook)?.iter().any(|found| found.is(&filter)))
+    let Some(hook) = find_ingress_parent(host, end)? else { return Ok(false) };
+    let filter = redirect_filter(ifb);
+    Ok(host.dump_filters(end.index, hook)?.iter().any(|found| found.matches_filter(&filter)))
 }
 
 /// Deletes the redirects of `end` to these devices and to devices that are gone, then the ingress qdisc if it has no
 /// other filters.
 pub(super) fn stop_redirect(host: &Netlink, end: &Link, ifbs: &[u32]) -> Result<()> {
-    let Some(hook) = hook(host, end)? else { return Ok(()) };
+    let Some(hook) = find_ingress_parent(host, end)? else { return Ok(()) };
     let mut failures = Failures::new();
-    failures.keep(del_redirects(host, end, hook, ifbs));
+    failures.keep_error(delete_redirects(host, end, hook, ifbs));
     if hook == INGRESS && host.dump_filters(end.index, hook)?.is_empty() {
-        failures.keep(host.del_qdisc(end.index, Hook::Ingress).map_err(Error::from));
+        failures.keep_error(host.delete_qdisc(end.index, QdiscHook::Ingress).map_err(Error::from));
     }
     failures.into_result()
 }
 
 /// Deletes the redirects of `end` to these devices and to devices that are gone. If the priority has no other filters, all
 /// are deleted at once: deleting them one by one leaves the hash tables of u32.
-fn del_redirects(host: &Netlink, end: &Link, hook: Handle, ifbs: &[u32]) -> Result<()> {
+fn delete_redirects(host: &Netlink, end: &Link, hook: TrafficHandle, ifbs: &[u32]) -> Result<()> {
     let mut filters = host.dump_filters(end.index, hook)?;
     filters.retain(|filter| filter.priority == PRIORITY && filter.selects);
-    let is_stale = |filter: &FilterInfo| {
+    let is_stale = |filter: &TrafficFilterInfo| {
         filter.is_redirect_of_all(PRIORITY)
             && filter.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
     };
     if !filters.is_empty() && filters.iter().all(is_stale) {
-        host.del_filters(end.index, hook, PRIORITY)?;
+        host.delete_filters(end.index, hook, PRIORITY)?;
         return Ok(());
     }
     for filter in filters.iter().filter(|filter| is_stale(filter)) {
-        host.del_filter(end.index, hook, filter)?;
+        host.delete_filter(end.index, hook, filter)?;
     }
     Ok(())
 }
 
 /// Verifies the token bucket of a link.
-pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: Tbf) -> Result<()> {
+pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) -> Result<()> {
     let name = &link.name;
-    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.qdisc(link.index, Hook::Root)?
+    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) =
+        host.find_qdisc(link.index, QdiscHook::Root)?
     else {
         return Err(Error::internal("Failed to find qdisc")
             .with_details(format!("\"{name}\" is not shaped: attach the container again")));

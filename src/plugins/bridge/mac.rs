@@ -1,18 +1,21 @@
 //! The MAC that the runtime or the container's annotation requests for the container's end.
 
-use super::{Conf, Plan};
+use super::{BridgeConfig, BridgePlan};
 use crate::error::{Error, Result};
-use crate::netfilter::names::identity;
+use crate::framework::CallContext;
+use crate::netfilter::names::parse_label;
 use crate::netfilter::{PacketFilter, spoof};
-use crate::netlink::{Link, Mac, Netlink, VlanPort};
-use crate::skel::Cx;
+use crate::netlink::{BridgePortVlans, Link, MacAddress, Netlink};
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
-pub(super) fn requested(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
+pub(super) fn requested_address(
+    cx: &CallContext<'_>,
+    conf: &BridgeConfig,
+) -> Result<Option<MacAddress>> {
     let from_env = cx.mac_arg()?;
     let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
     let text = sources.into_iter().find(|text| !text.is_empty());
-    text.map(|text| Mac::of_interface(text)).transpose()
+    text.map(|text| MacAddress::parse_unicast(text)).transpose()
 }
 
 /// Fails if the requested MAC is in use on the bridge: `macspoofchk` would certify it, and the bridge send the frames
@@ -20,22 +23,23 @@ pub(super) fn requested(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
 /// ADDs with one MAC at most one succeeds.
 pub(super) fn require_unused(
     host: &Netlink,
-    plan: &Plan<'_>,
+    plan: &BridgePlan<'_>,
     bridge: &Link,
     port: &Link,
 ) -> Result<()> {
     let Some(mac) = plan.mac else { return Ok(()) };
     let mut links = host.dump_links()?;
     links.retain(|link| link.index != port.index);
-    let found = links.iter().find(|link| link.mac == Some(mac) && is_on(bridge, link, &links));
+    let found =
+        links.iter().find(|link| link.mac == Some(mac) && is_on_bridge(bridge, link, &links));
     let holder = match found {
-        None => holder(host, plan, bridge, &links)?,
+        None => find_mac_holder(host, plan, bridge, &links)?,
         on_host => on_host,
     };
     let Some(holder) = holder else { return Ok(()) };
     let (name, bridge) = (&holder.name, &bridge.name);
     let msg = format!("the MAC {mac} is in use on bridge \"{bridge}\", by \"{name}\"");
-    Err(Error::internal(msg).with_details(match identity(&holder.alias) {
+    Err(Error::internal(msg).with_details(match parse_label(&holder.alias) {
         Some((id, ifname, network)) => format!(
             "it is that of {ifname} of container {id} in network \"{network}\": request another MAC, or detach that container first"
         ),
@@ -45,7 +49,7 @@ pub(super) fn require_unused(
 
 /// Whether frames of the bridge reach this link of the host: the bridge and its ports, links on top of the bridge, and
 /// the other ends of ports.
-fn is_on(bridge: &Link, link: &Link, links: &[Link]) -> bool {
+fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
     let is_port = |index: u32| {
         links.iter().any(|port| port.index == index && port.master == Some(bridge.index))
     };
@@ -57,14 +61,14 @@ fn is_on(bridge: &Link, link: &Link, links: &[Link]) -> bool {
 
 /// The port of another container that has the requested MAC: that may send with it, or behind which it was seen. What is
 /// behind other ports may be this container itself, in its former place.
-fn holder<'l>(
+fn find_mac_holder<'l>(
     host: &Netlink,
-    plan: &Plan<'_>,
+    plan: &BridgePlan<'_>,
     bridge: &Link,
     links: &'l [Link],
 ) -> Result<Option<&'l Link>> {
     let Some(mac) = plan.mac else { return Ok(None) };
-    let checked = spoof::ports_with(&PacketFilter::new(), mac)?;
+    let checked = spoof::ports_with_mac(&PacketFilter::new(), mac)?;
     let mut seen = host.dump_fdb(bridge.index)?;
     seen.retain(|entry| entry.mac == mac);
     let filters = bridge.bridge.unwrap_or_default().vlan_filtering;
@@ -80,8 +84,8 @@ fn holder<'l>(
 }
 
 /// Whether the new port will be in a VLAN of another port.
-fn shares_vlan(plan: &Plan<'_>, bridge: &Link, other: Option<&VlanPort>) -> bool {
-    let is_in = |id: u16| other.is_some_and(|port| port.tagging(id).is_some());
+fn shares_vlan(plan: &BridgePlan<'_>, bridge: &Link, other: Option<&BridgePortVlans>) -> bool {
+    let is_in = |id: u16| other.is_some_and(|port| port.tagging_of_vlan(id).is_some());
     let by_default = plan.vlans.port.is_empty() || plan.vlans.preserve;
     (by_default && is_in(bridge.bridge.unwrap_or_default().default_pvid))
         || plan.vlans.port.iter().any(|vlans| vlans.ids.clone().any(is_in))

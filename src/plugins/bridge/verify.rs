@@ -1,67 +1,71 @@
 //! CHECK of a bridge attachment.
 
 use super::shared::require_bridge;
-use super::{Conf, Plan, spoof_port, vlan_gateway};
-use crate::cni::{CniResult, Interface};
+use super::{BridgeConfig, BridgePlan, spoof_port, vlan_gateway};
+use crate::cni::{CniResult, ResultInterface};
 use crate::error::{Error, Result};
-use crate::iface::child::Found;
-use crate::iface::{Inside, verify, veth};
-use crate::netfilter::{Owner, masquerade, spoof};
+use crate::framework::{CallContext, CheckRequest};
+use crate::iface::child::CheckedLink;
+use crate::iface::{ContainerNetns, verify, veth};
+use crate::netfilter::{AttachmentId, masquerade, spoof};
 use crate::netlink::{Link, Netlink};
-use crate::skel::{CheckReq, Cx};
 
-pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result<()> {
+pub(super) fn check_attachment(
+    cx: &CallContext<'_>,
+    plan: &BridgePlan<'_>,
+    req: &CheckRequest,
+) -> Result<()> {
     let conf = plan.conf;
-    let inside = Inside::enter(req.sandbox.netns()?)?;
-    cx.if_ipam(Cx::ipam_check)?;
-    let prev = req.require_prev()?;
-    let host = cx.host()?;
-    let bridge = bridge_of(host, conf, prev)?;
-    let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-    let link = verify::container_link(&inside, entry, "veth")?;
+    let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+    cx.if_ipam(CallContext::ipam_check)?;
+    let prev = req.require_final_result()?;
+    let host = cx.host_netlink()?;
+    let bridge = find_verified_bridge(host, conf, prev)?;
+    let (index, entry) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
+    let link = verify::find_container_link(&inside, entry, "veth")?;
     if !conf.disable_container_interface {
-        verify::is_up(&link, verify::IN_CONTAINER)?;
+        verify::require_up(&link, verify::IN_CONTAINER)?;
     }
-    let found = veth::find_host_end(host, &inside, prev, &link)?;
-    let port = port_of(conf, &bridge, found)?;
-    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    let found = veth::find_listed_host_end(host, &inside, prev, &link)?;
+    let port = find_verified_port(conf, &bridge, found)?;
+    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
     // The reference sets no alias.
-    let is_labelled = owner.owns(Some(&port.alias));
-    plan.vlans.verify(host, &bridge, &port, is_labelled)?;
-    let of_vlan = vlan_gateway::verify(host, plan, &bridge)?;
+    let is_labelled = owner.owns_comment(Some(&port.alias));
+    plan.vlans.verify_port(host, &bridge, &port, is_labelled)?;
+    let of_vlan = vlan_gateway::verify_interface(host, plan, &bridge)?;
     if plan.gateway {
-        gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
+        verify_gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
     }
-    let found = Found { link, prev, index };
+    let found = CheckedLink { link, prev, index };
     found.verify_layer3(&inside)?;
     if conf.macspoofchk {
-        spoof::check(cx.filter(), owner, &spoof_port(&port, &found.link)?)?;
+        spoof::check_port(cx.packet_filter(), owner, &spoof_port(&port, &found.link)?)?;
         // The reference protects neither its ports nor those of others from such frames.
         if is_labelled {
-            learns_nothing_unchecked(&bridge)?;
+            refuse_link_local_learning(&bridge)?;
         }
     }
     if plan.masquerades {
-        let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
-        masquerade::check(cx.filter(), owner, &addrs)?;
+        let addrs: Vec<_> = prev.ips_of_interface(index).map(|ip| ip.address).collect();
+        masquerade::check_addresses(cx.packet_filter(), owner, &addrs)?;
     }
     Ok(())
 }
 
-fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
+fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -> Result<Link> {
     let name = &conf.bridge;
-    let listed = |entry: &&Interface| entry.name == *name && entry.sandbox.is_empty();
+    let listed = |entry: &&ResultInterface| entry.name == *name && entry.sandbox.is_empty();
     let entry =
         prev.interfaces.iter().find(listed).ok_or_else(|| {
             Error::internal(format!("Interface name {name} not found in prevResult"))
         })?;
-    let link = host.link(name)?.ok_or_else(|| {
+    let link = host.find_link(name)?.ok_or_else(|| {
         Error::internal(format!("Interface name {name} not found")).with_details("cnibox repair")
     })?;
     require_bridge(&link)?;
-    verify::same_mac(&link, entry)?;
-    verify::is_up(&link, verify::ON_HOST)?;
-    verify::refuses_advertisements(&link)?;
+    verify::require_same_mac(&link, entry)?;
+    verify::require_up(&link, verify::ON_HOST)?;
+    verify::require_no_advertisements(&link)?;
     // A packet capture makes a bridge promiscuous as well, which does no harm.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
@@ -73,7 +77,7 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
 }
 
 /// Fails if the bridge learns from frames that the check of source MACs does not see.
-fn learns_nothing_unchecked(bridge: &Link) -> Result<()> {
+fn refuse_link_local_learning(bridge: &Link) -> Result<()> {
     if bridge.bridge.unwrap_or_default().learns_link_local != Some(true) {
         return Ok(());
     }
@@ -84,7 +88,11 @@ fn learns_nothing_unchecked(bridge: &Link) -> Result<()> {
     )))
 }
 
-fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Result<Link> {
+fn find_verified_port(
+    conf: &BridgeConfig,
+    bridge: &Link,
+    found: Option<(Link, ResultInterface)>,
+) -> Result<Link> {
     let missing =
         || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
     let (port, entry) = found.ok_or_else(missing)?;
@@ -93,9 +101,9 @@ fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Resu
         let details = format!("\"{port}\" is not a port of it: ip link set {port} master {bridge}");
         return Err(missing().with_details(details));
     }
-    verify::same_mac(&port, &entry)?;
-    verify::is_up(&port, verify::ON_HOST)?;
-    verify::refuses_advertisements(&port)?;
+    verify::require_same_mac(&port, &entry)?;
+    verify::require_up(&port, verify::ON_HOST)?;
+    verify::require_no_advertisements(&port)?;
     let state = port.port.unwrap_or_default();
     if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
         return Ok(port);
@@ -112,9 +120,14 @@ fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Resu
     )))
 }
 
-fn gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, index: usize) -> Result<()> {
-    let present = host.dump_addrs(bridge.index)?;
-    for ip in prev.ips_of(index) {
+fn verify_gateway_addresses(
+    host: &Netlink,
+    bridge: &Link,
+    prev: &CniResult,
+    index: usize,
+) -> Result<()> {
+    let present = host.dump_addresses(bridge.index)?;
+    for ip in prev.ips_of_interface(index) {
         let Some(gw) = ip.gateway else { continue };
         if !present.iter().any(|addr| addr.net.addr() == gw) {
             let kind = if bridge.bridge.is_some() { "bridge " } else { "" };

@@ -8,9 +8,9 @@ use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 
-use super::Conf;
-use crate::error::{Context, Error, Result};
-use crate::netlink::{Link, Netlink, PortVlans, Tagging, VlanPort};
+use super::BridgeConfig;
+use crate::error::{Error, ErrorContext, Result};
+use crate::netlink::{BridgePortVlans, Link, Netlink, PortVlanRange, VlanTagging};
 
 /// The VLAN IDs of 802.1Q.
 const IDS: RangeInclusive<u16> = 1..=4094;
@@ -19,7 +19,7 @@ const DEFAULT: u16 = 1;
 
 /// One entry of `vlanTrunk`: an id, a range, or both.
 #[derive(Debug, Deserialize)]
-pub(super) struct VlanTrunk {
+pub(super) struct VlanTrunkEntry {
     id: Option<i64>,
     #[serde(rename = "minID")]
     min_id: Option<i64>,
@@ -29,41 +29,43 @@ pub(super) struct VlanTrunk {
 
 /// The VLANs of a validated configuration.
 #[derive(Debug)]
-pub(super) struct Vlans {
+pub(super) struct ConfiguredVlans {
     /// Whether the bridge has to filter VLANs.
     pub(super) filtering: bool,
     /// The VLAN of the key `vlan`.
     pub(super) access: Option<u16>,
     /// The VLANs of the port; if empty, the bridge decides.
-    pub(super) port: Vec<PortVlans>,
+    pub(super) port: Vec<PortVlanRange>,
     /// Whether the port stays in the default VLAN of the bridge.
     pub(super) preserve: bool,
 }
 
-impl Vlans {
+impl ConfiguredVlans {
     /// Decodes the keys; fails with an invalid VLAN ID.
-    pub(super) fn resolve(conf: &Conf) -> Result<Vlans> {
+    pub(super) fn from_config(conf: &BridgeConfig) -> Result<ConfiguredVlans> {
         let access = u16::try_from(conf.vlan).ok().filter(|id| *id <= 4094).ok_or_else(|| {
             let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
             Error::config(msg)
         })?;
         let mut tagged = [false; 4095];
         for entry in conf.vlan_trunk.iter().flatten() {
-            entry.mark(&mut tagged)?;
+            entry.mark_vlan_ids(&mut tagged)?;
         }
         let access = (access != 0).then_some(access);
         let native = access.or(tagged.contains(&true).then_some(DEFAULT));
-        let mut port = Vec::from_iter(native.map(PortVlans::native));
+        let mut port = Vec::from_iter(native.map(PortVlanRange::native_vlan));
         // A VLAN that is added tagged is no longer the native one.
         for id in IDS.filter(|id| tagged[usize::from(*id)] && native != Some(*id)) {
             match port.last_mut() {
-                Some(PortVlans { ids, tagging: Tagging::Tagged }) if *ids.end() + 1 == id => {
+                Some(PortVlanRange { ids, tagging: VlanTagging::Tagged })
+                    if *ids.end() + 1 == id =>
+                {
                     *ids = *ids.start()..=id;
                 }
-                _ => port.push(PortVlans { ids: id..=id, tagging: Tagging::Tagged }),
+                _ => port.push(PortVlanRange { ids: id..=id, tagging: VlanTagging::Tagged }),
             }
         }
-        Ok(Vlans {
+        Ok(ConfiguredVlans {
             filtering: access.is_some() || conf.vlan_trunk.is_some(),
             access,
             port,
@@ -77,18 +79,18 @@ impl Vlans {
             return Ok(true);
         }
         if host.dump_links()?.iter().any(|link| link.master == Some(bridge.index)) {
-            return Err(not_filtering(bridge));
+            return Err(not_filtering_error(bridge));
         }
         Ok(false)
     }
 
     /// Adds a port of the bridge to `vlans`, and removes it from the default VLAN of the bridge.
-    pub(super) fn set(
+    pub(super) fn apply_to_port(
         &self,
         host: &Netlink,
         bridge: &Link,
         port: &Link,
-        vlans: &[PortVlans],
+        vlans: &[PortVlanRange],
     ) -> Result<()> {
         if vlans.is_empty() {
             return Ok(());
@@ -100,22 +102,27 @@ impl Vlans {
         if self.preserve || wanted || default == 0 {
             return Ok(());
         }
-        host.del_port_vlans(port.index, &[PortVlans::native(default)])
+        host.delete_port_vlans(port.index, &[PortVlanRange::native_vlan(default)])
             .context(|| format!("failed to remove default vlan on interface \"{}\"", port.name))
     }
 
     /// Describes a configured VLAN that the port is not in.
-    pub(super) fn missing(&self, port: &Link, found: &VlanPort) -> Option<String> {
+    pub(super) fn describe_missing_vlan(
+        &self,
+        port: &Link,
+        found: &BridgePortVlans,
+    ) -> Option<String> {
         let each =
             self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
-        let (id, tagging) = each.into_iter().find(|(id, how)| found.tagging(*id) != Some(*how))?;
-        let how = if tagging == Tagging::Tagged { "tagged" } else { "native" };
+        let (id, tagging) =
+            each.into_iter().find(|(id, how)| found.tagging_of_vlan(*id) != Some(*how))?;
+        let how = if tagging == VlanTagging::Tagged { "tagged" } else { "native" };
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
     /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of the
     /// reference leave each port in the default VLAN as well, which is accepted without `is_labelled`.
-    pub(super) fn verify(
+    pub(super) fn verify_port(
         &self,
         host: &Netlink,
         bridge: &Link,
@@ -124,13 +131,13 @@ impl Vlans {
     ) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
         if self.filtering && !info.vlan_filtering {
-            return Err(not_filtering(bridge));
+            return Err(not_filtering_error(bridge));
         }
         if self.port.is_empty() {
             return Ok(());
         }
-        let found = of_port(host, port)?;
-        if let Some(missing) = self.missing(port, &found) {
+        let found = read_port_vlans(host, port)?;
+        if let Some(missing) = self.describe_missing_vlan(port, &found) {
             return Err(Error::internal(missing));
         }
         let expected = |id: &u16| {
@@ -145,12 +152,12 @@ impl Vlans {
 }
 
 /// The VLANs of a port.
-pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
+pub(super) fn read_port_vlans(host: &Netlink, port: &Link) -> Result<BridgePortVlans> {
     let all = host.dump_port_vlans()?;
     Ok(all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default())
 }
 
-fn not_filtering(bridge: &Link) -> Error {
+fn not_filtering_error(bridge: &Link) -> Error {
     let name = &bridge.name;
     Error::internal(format!("bridge \"{name}\" does not filter VLANs, and has other ports"))
         .with_details(format!(
@@ -158,17 +165,17 @@ fn not_filtering(bridge: &Link) -> Error {
         ))
 }
 
-impl VlanTrunk {
+impl VlanTrunkEntry {
     /// Sets the VLAN IDs of this entry in `tagged`; fails with an invalid VLAN ID or range.
-    fn mark(&self, tagged: &mut [bool]) -> Result<()> {
+    fn mark_vlan_ids(&self, tagged: &mut [bool]) -> Result<()> {
         if let Some(id) = self.id {
-            tagged[index(id, "incorrect trunk id parameter")?] = true;
+            tagged[vlan_id_index(id, "incorrect trunk id parameter")?] = true;
         }
         let missing = match (self.min_id, self.max_id) {
             (None, None) => return Ok(()),
             (Some(min), Some(max)) => {
-                let min = index(min, "incorrect trunk minID parameter")?;
-                let max = index(max, "incorrect trunk maxID parameter")?;
+                let min = vlan_id_index(min, "incorrect trunk minID parameter")?;
+                let max = vlan_id_index(max, "incorrect trunk maxID parameter")?;
                 if min > max {
                     return Err(Error::config("minID is greater than maxID in trunk parameter"));
                 }
@@ -184,7 +191,7 @@ impl VlanTrunk {
     }
 }
 
-fn index(id: i64, refusal: &str) -> Result<usize> {
+fn vlan_id_index(id: i64, refusal: &str) -> Result<usize> {
     let id = u16::try_from(id).ok().filter(|id| IDS.contains(id));
     id.map(usize::from).ok_or_else(|| Error::config(refusal))
 }
@@ -194,14 +201,16 @@ mod tests {
     use super::*;
     use crate::cni::json::Json;
 
-    fn vlans(text: &str) -> Result<Vlans> {
-        Vlans::resolve(&Json::parse(text.as_bytes()).unwrap().decode::<Conf>().unwrap())
+    fn vlans(text: &str) -> Result<ConfiguredVlans> {
+        ConfiguredVlans::from_config(
+            &Json::parse(text.as_bytes()).unwrap().decode::<BridgeConfig>().unwrap(),
+        )
     }
 
     /// `native/first-last,...`
     fn port(text: &str) -> String {
-        let text_of = |vlans: &PortVlans| match vlans.tagging {
-            Tagging::Native => format!("{}/", vlans.ids.start()),
+        let text_of = |vlans: &PortVlanRange| match vlans.tagging {
+            VlanTagging::Native => format!("{}/", vlans.ids.start()),
             _ => format!("{}-{},", vlans.ids.start(), vlans.ids.end()),
         };
         vlans(text).unwrap().port.iter().map(text_of).collect()

@@ -5,100 +5,112 @@
 //! incomplete gateway, and no container loses the gateway that it has just found. It is deleted with the last other port
 //! of the VLAN. A gateway that the reference plugin has created is adopted.
 
-use super::{Plan, vlan};
-use crate::error::{Context, Error, Result};
-use crate::files::lock::Lock;
+use super::{BridgePlan, vlan};
+use crate::error::{Error, ErrorContext, Result};
+use crate::files::lock::FileLock;
+use crate::framework::Rollback;
 use crate::iface::veth;
 use crate::netlink::{
-    Link, LinkChange, LinkKind, Mac, Netlink, NewLink, PortVlans, Tagging, VethPeer, VlanPort,
+    BridgePortVlans, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, PortVlanRange,
+    VethPeer, VlanTagging,
 };
-use crate::skel::Rollback;
 
 /// For the gateways of all bridges.
 const LOCK: &str = "bridge-vlan.lock";
 
 /// The name of the gateway's interface; `None` if the configuration has no VLAN or no gateway.
-pub(super) fn name(plan: &Plan<'_>) -> Option<String> {
+pub(super) fn interface_name(plan: &BridgePlan<'_>) -> Option<String> {
     let id = plan.vlans.access.filter(|_| plan.gateway)?;
     Some(format!("{}.{id}", plan.conf.bridge))
 }
 
 /// Finds the gateway's interface, or creates it and registers its deletion for the rollback; `port` is the index of the
 /// container's port.
-pub(super) fn ensure<'a>(
+pub(super) fn ensure_interface<'a>(
     host: &'a Netlink,
-    plan: &'a Plan<'a>,
+    plan: &'a BridgePlan<'a>,
     bridge: &Link,
     port: u32,
     undo: &mut Rollback<'a>,
 ) -> Result<Option<Link>> {
-    let Some(name) = name(plan) else { return Ok(None) };
+    let Some(name) = interface_name(plan) else { return Ok(None) };
     let failed = || "failed to create vlan interface";
-    let turn = Lock::turn(LOCK)?;
-    let found = host.link(&name).context(failed)?;
+    let turn = FileLock::acquire_host_lock(LOCK)?;
+    let found = host.find_link(&name).context(failed)?;
     let is_new = found.is_none();
-    let link = found.map_or_else(|| create(host, bridge, &name), Ok).context(failed)?;
+    let link = found.map_or_else(|| create_veth_pair(host, bridge, &name), Ok).context(failed)?;
     // Completes the gateway of a process that was killed.
-    let completed = complete(host, plan, bridge, &link);
+    let completed = complete_pair(host, plan, bridge, &link);
     if is_new && completed.is_err() {
-        drop(host.del_link_by_index(link.index));
+        drop(host.delete_link_by_index(link.index));
     }
     drop(turn);
     completed.context(failed)?;
     if is_new {
-        undo.push(format!("remove \"{name}\""), move || del(host, plan, Some(port)));
+        undo.add_step(format!("remove \"{name}\""), move || {
+            delete_if_unused(host, plan, Some(port))
+        });
     }
     Ok(Some(link))
 }
 
 /// Creates the pair, the gateway's end first, so that the other end has the lower index.
-fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
+fn create_veth_pair(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     let pair = |port: &str| {
-        let peer = VethPeer::new(port).mtu(bridge.mtu).mac(Mac::random_port());
+        let peer =
+            VethPeer::new(port).with_mtu(bridge.mtu).with_mac(MacAddress::random_for_bridge_port());
         let link = NewLink::new(name, LinkKind::Veth { peer });
-        link.mtu(bridge.mtu).mac(Mac::random_local())
+        link.with_mtu(bridge.mtu).with_mac(MacAddress::random_local())
     };
-    veth::create_pair(host, &pair, &|error, _| {
-        if error.is_exists() && host.link(name)?.is_none() { Ok(()) } else { Err(error.into()) }
+    veth::create_with_random_name(host, &pair, &|error, _| {
+        if error.is_exists() && host.find_link(name)?.is_none() {
+            Ok(())
+        } else {
+            Err(error.into())
+        }
     })
 }
 
-fn complete(host: &Netlink, plan: &Plan<'_>, bridge: &Link, link: &Link) -> Result<()> {
+fn complete_pair(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, link: &Link) -> Result<()> {
     veth::refuse_advertisements(link);
-    if let Some(port) = port_of(host, link)? {
+    if let Some(port) = find_bridge_port(host, link)? {
         veth::refuse_advertisements(&port);
-        let up = LinkChange::new().up();
+        let up = LinkChange::new().set_up();
         if port.master.is_none() {
-            host.set_link(port.index, up.master(bridge.index))?;
+            host.change_link(port.index, up.set_master(bridge.index))?;
         } else if !port.up {
-            host.set_link(port.index, up)?;
+            host.change_link(port.index, up)?;
         }
         // Sent even if not needed: looking it up would need a dump of all ports.
-        let own = Vec::from_iter(plan.vlans.access.map(PortVlans::native));
-        plan.vlans.set(host, bridge, &port, &own)?;
+        let own = Vec::from_iter(plan.vlans.access.map(PortVlanRange::native_vlan));
+        plan.vlans.apply_to_port(host, bridge, &port, &own)?;
     }
     if !link.up {
-        host.set_link(link.index, LinkChange::new().up())?;
+        host.change_link(link.index, LinkChange::new().set_up())?;
     }
     Ok(())
 }
 
 /// The other end of a gateway's interface, if it is a veth pair on the host.
-fn port_of(host: &Netlink, link: &Link) -> Result<Option<Link>> {
+fn find_bridge_port(host: &Netlink, link: &Link) -> Result<Option<Link>> {
     let is_pair = link.kind.as_deref() == Some("veth") && link.link_netnsid.is_none();
     match link.link.filter(|_| is_pair) {
-        Some(index) => Ok(host.link_by_index(index)?),
+        Some(index) => Ok(host.find_link_by_index(index)?),
         None => Ok(None),
     }
 }
 
 /// Deletes the gateway unless a port other than `except` is in its VLAN.
-pub(super) fn del(host: &Netlink, plan: &Plan<'_>, except: Option<u32>) -> Result<()> {
-    let Some(name) = name(plan) else { return Ok(()) };
-    let _turn = Lock::turn(LOCK)?;
-    let Some(link) = host.link(&name)? else { return Ok(()) };
-    let Some(port) = port_of(host, &link)? else { return Ok(()) };
-    let Some(bridge) = host.link(&plan.conf.bridge)? else { return Ok(()) };
+pub(super) fn delete_if_unused(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    except: Option<u32>,
+) -> Result<()> {
+    let Some(name) = interface_name(plan) else { return Ok(()) };
+    let _turn = FileLock::acquire_host_lock(LOCK)?;
+    let Some(link) = host.find_link(&name)? else { return Ok(()) };
+    let Some(port) = find_bridge_port(host, &link)? else { return Ok(()) };
+    let Some(bridge) = host.find_link(&plan.conf.bridge)? else { return Ok(()) };
     // A port of another bridge is not the plugin's. A port of no bridge that is down was left by a process that was
     // killed: a running process holds the lock.
     let is_incomplete = port.master.is_none() && !port.up && !link.up;
@@ -106,23 +118,24 @@ pub(super) fn del(host: &Netlink, plan: &Plan<'_>, except: Option<u32>) -> Resul
     if !is_own || is_used(host, plan, &bridge, [Some(port.index), except])? {
         return Ok(());
     }
-    let removed = host.del_link_by_index(link.index).map(drop);
+    let removed = host.delete_link_by_index(link.index).map(drop);
     removed.context(|| "remove the VLAN's gateway")
 }
 
 /// Whether the bridge has a port in the VLAN besides `except`.
 fn is_used(
     host: &Netlink,
-    plan: &Plan<'_>,
+    plan: &BridgePlan<'_>,
     bridge: &Link,
     except: [Option<u32>; 2],
 ) -> Result<bool> {
     let Some(id) = plan.vlans.access else { return Ok(false) };
-    let in_vlan =
-        |port: &&VlanPort| port.master == Some(bridge.index) && port.tagging(id).is_some();
+    let in_vlan = |port: &&BridgePortVlans| {
+        port.master == Some(bridge.index) && port.tagging_of_vlan(id).is_some()
+    };
     let ports = host.dump_port_vlans()?;
     for port in ports.iter().filter(in_vlan).filter(|port| !except.contains(&Some(port.index))) {
-        let link = host.link_by_index(port.index)?;
+        let link = host.find_link_by_index(port.index)?;
         // While the kernel removes the namespace of the other end, its nsid is -1.
         if link.is_some_and(|link| link.link_netnsid != Some(-1)) {
             return Ok(true);
@@ -132,16 +145,20 @@ fn is_used(
 }
 
 /// CHECK: fails unless the interface exists, is up, and its other end is in the VLAN.
-pub(super) fn verify(host: &Netlink, plan: &Plan<'_>, bridge: &Link) -> Result<Option<Link>> {
-    let Some((name, id)) = name(plan).zip(plan.vlans.access) else { return Ok(None) };
+pub(super) fn verify_interface(
+    host: &Netlink,
+    plan: &BridgePlan<'_>,
+    bridge: &Link,
+) -> Result<Option<Link>> {
+    let Some((name, id)) = interface_name(plan).zip(plan.vlans.access) else { return Ok(None) };
     let missing = |why: &str| Error::internal(format!("VLAN gateway \"{name}\" {why}"));
-    let link = host.link(&name)?.ok_or_else(|| missing("was not found"))?;
+    let link = host.find_link(&name)?.ok_or_else(|| missing("was not found"))?;
     if !link.up {
         return Err(missing("is down"));
     }
-    if let Some(port) = port_of(host, &link)? {
-        let tagging = vlan::of_port(host, &port)?.tagging(id);
-        if port.master != Some(bridge.index) || tagging != Some(Tagging::Native) {
+    if let Some(port) = find_bridge_port(host, &link)? {
+        let tagging = vlan::read_port_vlans(host, &port)?.tagging_of_vlan(id);
+        if port.master != Some(bridge.index) || tagging != Some(VlanTagging::Native) {
             let bridge = &bridge.name;
             return Err(missing(&format!("is not connected to VLAN {id} of \"{bridge}\"")));
         }

@@ -6,8 +6,8 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::subnet::SubnetEnv;
 use crate::cni::json::Json;
-use crate::cni::{NetConf, Route};
-use crate::error::{Code, Context, Error, Result};
+use crate::cni::{NetworkConfig, ResultRoute};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::sort::sort_by;
 
 /// The subnet for DEL and GC if the subnet file is missing: host-local requires a range, but does not use it for these
@@ -16,9 +16,9 @@ const PLACEHOLDER: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2
 
 /// The delegate's configuration, with keys in the order of the reference. Without `env` it serves DEL and GC only, which
 /// need neither ranges nor routes.
-pub(super) fn derive(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
-    let mut delegate = Members::of(net, "delegate")?;
-    let plugin = match delegate.get("type") {
+pub(super) fn derive_config(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
+    let mut delegate = DelegateMembers::from_request(net, "delegate")?;
+    let plugin = match delegate.find_value("type") {
         None => "bridge".to_owned(),
         Some(Json::String(plugin)) => plugin.clone(),
         Some(_) => {
@@ -26,7 +26,7 @@ pub(super) fn derive(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
             return Err(Error::config(msg));
         }
     };
-    if let Some(key) = ["name", "ipam"].into_iter().find(|key| delegate.get(key).is_some()) {
+    if let Some(key) = ["name", "ipam"].into_iter().find(|key| delegate.find_value(key).is_some()) {
         return Err(Error::config(format!(
             "'delegate' dictionary must not have '{key}' field, it'll be set by flannel"
         )));
@@ -34,15 +34,15 @@ pub(super) fn derive(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
     if plugin == "flannel" {
         return Err(Error::config("flannel cannot delegate to flannel"));
     }
-    if let Some(runtime) = requested(net, "runtimeConfig") {
-        delegate.set("runtimeConfig", runtime);
+    if let Some(runtime) = requested_value(net, "runtimeConfig") {
+        delegate.set_value("runtimeConfig", runtime);
     }
     for key in ["args", "dns"] {
-        if let Some(value) = requested(net, key) {
+        if let Some(value) = requested_value(net, key) {
             delegate.set_default(key, value);
         }
     }
-    delegate.set("name", net.name.as_str().into());
+    delegate.set_value("name", net.name.as_str().into());
     delegate.set_default("type", plugin.as_str().into());
     delegate.set_default("ipMasq", Json::Bool(env.is_none_or(|env| !env.masquerades)));
     if let Some(env) = env {
@@ -52,70 +52,75 @@ pub(super) fn derive(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
         delegate.set_default("isGateway", Json::Bool(true));
     }
     if !net.cni_version.is_empty() {
-        delegate.set("cniVersion", net.cni_version.as_str().into());
+        delegate.set_value("cniVersion", net.cni_version.as_str().into());
     }
-    delegate.set("ipam", ipam(net, env).context(|| "failed to assemble Delegate IPAM")?);
-    Ok(delegate.sorted())
+    delegate
+        .set_value("ipam", derive_ipam(net, env).context(|| "failed to assemble Delegate IPAM")?);
+    Ok(delegate.into_sorted_object())
 }
 
 /// `ipam` of the delegate, with the node's subnets, and the routes of the request, then those to the pod networks.
-fn ipam(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
-    let mut ipam = Members::of(net, "ipam")?;
+fn derive_ipam(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
+    let mut ipam = DelegateMembers::from_request(net, "ipam")?;
     ipam.set_default("type", "host-local".into());
     let subnets = env.map_or(&[PLACEHOLDER][..], |env| env.subnets.as_slice());
     let range = |subnet: &IpNet| {
         let subnet = Json::String(subnet.to_string());
         Json::Array(vec![Json::Object(vec![("subnet".to_owned(), subnet)])])
     };
-    ipam.set("ranges", Json::Array(subnets.iter().map(range).collect()));
-    let mut routes: Vec<Route> = match ipam.get("routes") {
+    ipam.set_value("ranges", Json::Array(subnets.iter().map(range).collect()));
+    let mut routes: Vec<ResultRoute> = match ipam.find_value("routes") {
         None | Some(Json::Null) => Vec::new(),
         Some(routes) => {
             routes.decode().context(|| "failed to read IPAM routes: failed to parse ipam.routes")?
         }
     };
-    routes.extend(env.iter().flat_map(|env| &env.networks).copied().map(Route::to));
-    ipam.set("routes", Json::Array(routes.iter().map(Json::encode).collect()));
-    Ok(ipam.sorted())
+    routes.extend(
+        env.iter().flat_map(|env| &env.networks).copied().map(ResultRoute::for_destination),
+    );
+    ipam.set_value("routes", Json::Array(routes.iter().map(Json::encode).collect()));
+    Ok(ipam.into_sorted_object())
 }
 
 /// The value of a key of the request as the reference prints it.
-fn requested(net: &NetConf, key: &str) -> Option<Json> {
-    net.json.get_present(key).map(|value| value.clone().normalised().sorted())
+fn requested_value(net: &NetworkConfig, key: &str) -> Option<Json> {
+    net.json
+        .get_present_member(key)
+        .map(|value| value.clone().with_normalised_numbers().with_sorted_keys())
 }
 
 /// The members of an object; unlike elsewhere, keys are case-sensitive.
-struct Members(Vec<(String, Json)>);
+struct DelegateMembers(Vec<(String, Json)>);
 
-impl Members {
-    fn of(net: &NetConf, key: &str) -> Result<Members> {
-        match requested(net, key) {
-            None => Ok(Members(Vec::new())),
-            Some(Json::Object(members)) => Ok(Members(members)),
+impl DelegateMembers {
+    fn from_request(net: &NetworkConfig, key: &str) -> Result<DelegateMembers> {
+        match requested_value(net, key) {
+            None => Ok(DelegateMembers(Vec::new())),
+            Some(Json::Object(members)) => Ok(DelegateMembers(members)),
             Some(other) => {
-                let error = Error::new(Code::DECODE, other.expected("an object"));
+                let error = Error::new(ErrorCode::DECODE, other.wrong_type_message("an object"));
                 Err(error.context("failed to load netconf").with_details(format!("in \"{key}\"")))
             }
         }
     }
 
-    fn get(&self, key: &str) -> Option<&Json> {
+    fn find_value(&self, key: &str) -> Option<&Json> {
         self.0.iter().rfind(|(k, _)| k == key).map(|(_, value)| value)
     }
 
-    fn set(&mut self, key: &str, value: Json) {
+    fn set_value(&mut self, key: &str, value: Json) {
         self.0.retain(|(k, _)| k != key);
         self.0.push((key.to_owned(), value));
     }
 
     fn set_default(&mut self, key: &str, value: Json) {
-        if self.get(key).is_none() {
-            self.set(key, value);
+        if self.find_value(key).is_none() {
+            self.set_value(key, value);
         }
     }
 
     /// The object, with its own keys sorted: those of a route have another order.
-    fn sorted(mut self) -> Json {
+    fn into_sorted_object(mut self) -> Json {
         sort_by(&mut self.0, |a, b| a.0.cmp(&b.0));
         Json::Object(self.0)
     }
@@ -127,9 +132,9 @@ mod tests {
     use crate::cni::json;
 
     fn derived(request: &str, env: Option<&SubnetEnv>) -> Result<String> {
-        let mut net = NetConf::parse(request.as_bytes()).unwrap();
+        let mut net = NetworkConfig::parse(request.as_bytes()).unwrap();
         net.read_version().unwrap();
-        json::compact(&derive(&net, env)?)
+        json::encode_compact(&derive_config(&net, env)?)
     }
 
     fn env(networks: &[&str], subnets: &[&str], masquerades: bool) -> SubnetEnv {
@@ -179,7 +184,7 @@ mod tests {
     #[test]
     fn keys_that_flannel_sets_are_refused() {
         let refusal = |keys: &str| {
-            derived(&format!(r#"{{"name":"n",{keys}}}"#), None).unwrap_err().msg().to_owned()
+            derived(&format!(r#"{{"name":"n",{keys}}}"#), None).unwrap_err().message().to_owned()
         };
         let dictionary = "'delegate' dictionary";
         for (keys, msg) in [

@@ -15,20 +15,21 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use self::derive::derive;
-use self::record::{Record, Records, Sandbox};
+use self::derive::derive_config;
+use self::record::{DelegateRecord, DelegateRecordStore, RecordedNamespace};
 use self::subnet::SubnetEnv;
-use crate::attachment::Owner;
-use crate::cni::json::keys::Keys;
+use crate::attachment::AttachmentId;
+use crate::cni::json::keys::DecodedKeys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files::trust;
-use crate::log;
-use crate::repairs::Repairs;
-use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, Verb, in_doubt,
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, CniVerb, ConfigRemarks, DelRequest, Failures, GcRequest,
+    Plugin, Rollback, in_doubt,
 };
+use crate::log;
+use crate::repairs::RepairFindings;
 
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 const DATA_DIR: &str = "/var/lib/cni/flannel";
@@ -41,35 +42,37 @@ pub struct Flannel;
 /// The plugin's own keys.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct FlannelConfig {
     /// The file that flanneld writes. Default: `/run/flannel/subnet.env`.
     subnet_file: Option<PathBuf>,
     /// The folder of the delegates' configurations. Default: `/var/lib/cni/flannel`.
     data_dir: Option<PathBuf>,
 }
 
-impl Conf {
-    fn env(&self) -> Result<SubnetEnv> {
-        SubnetEnv::read(self.subnet_file.as_deref().unwrap_or(Path::new(SUBNET_FILE)))
+impl FlannelConfig {
+    fn read_subnet_env(&self) -> Result<SubnetEnv> {
+        SubnetEnv::read_file(self.subnet_file.as_deref().unwrap_or(Path::new(SUBNET_FILE)))
     }
 
-    fn dir(&self) -> &Path {
+    fn record_directory(&self) -> &Path {
         let given = self.data_dir.as_deref().filter(|dir| !dir.as_os_str().is_empty());
         given.unwrap_or(Path::new(DATA_DIR))
     }
 
     /// The records; fails if others than root could have written them: they say which plugin DEL executes.
-    fn records(&self) -> Result<Records> {
-        Ok(Records::at(&trust::resolve(self.dir())?))
+    fn open_records(&self) -> Result<DelegateRecordStore> {
+        Ok(DelegateRecordStore::from_trusted_directory(&trust::resolve_data_dir(
+            self.record_directory(),
+        )?))
     }
 
-    /// As [`Conf::records`], for the verbs of an attachment that exists, which are refused for no key: without records
+    /// As [`FlannelConfig::open_records`], for the verbs of an attachment that exists, which are refused for no key: without records
     /// the delegate's configuration is derived from the request.
-    fn records_if_trusted(&self) -> Option<Records> {
+    fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
         let derived = |error: &_| {
             log::warn(format_args!("{error}; its records are ignored"));
         };
-        self.records().inspect_err(derived).ok()
+        self.open_records().inspect_err(derived).ok()
     }
 }
 
@@ -77,100 +80,125 @@ impl Plugin for Flannel {
     const NAME: &'static str = "flannel";
     const ABOUT: &'static str = "delegates to bridge with the node's flannel subnet";
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = FlannelConfig;
 
-    fn keys() -> Keys {
-        Keys::of::<Conf>().with("delegate", Keys::Any).with("ipam", Keys::Any)
+    fn keys() -> DecodedKeys {
+        DecodedKeys::of_type::<FlannelConfig>()
+            .with_member("delegate", DecodedKeys::Any)
+            .with_member("ipam", DecodedKeys::Any)
     }
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        trust::require_place(conf.dir())?;
-        derive(&cx.net, None).map(drop)
+    fn examine(cx: &CallContext<'_>, conf: &FlannelConfig, _: &mut ConfigRemarks) -> Result<()> {
+        trust::require_data_dir_path(conf.record_directory())?;
+        derive_config(&cx.net, None).map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let json = derive(&cx.net, Some(&conf.env()?))?;
-        let (text, records) = (json::compact(&json)?, Records::create(conf.dir())?);
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let delegate = cx.delegate(plugin(&json)).context(|| "failed to delegate add")?;
-        let delegate = delegate.with_conf(text.as_bytes());
-        let former = records.find(&owner)?;
+    fn add(cx: &CallContext<'_>, conf: &FlannelConfig, req: &AddRequest) -> Result<CniResult> {
+        let json = derive_config(&cx.net, Some(&conf.read_subnet_env()?))?;
+        let (text, records) = (
+            json::encode_compact(&json)?,
+            DelegateRecordStore::create_in_directory(conf.record_directory())?,
+        );
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let delegate =
+            cx.find_delegate(delegate_type(&json)).context(|| "failed to delegate add")?;
+        let delegate = delegate.with_config(text.as_bytes());
+        let former = records.find_record(&owner)?;
         log::debug(format_args!("netconf sent to delegate plugin: {text}"));
         let mut undo = Rollback::new();
         let (cleaner, saved) = (delegate.clone(), &records);
-        undo.push("undo the delegate's ADD", move || match former {
+        undo.add_step("undo the delegate's ADD", move || match former {
             // The attachment existed before.
-            Some(former) => saved.save(&owner, &former.conf, former.note.sandbox),
-            None => match cleaner.run(Verb::Del) {
+            Some(former) => saved.save_record(&owner, &former.conf, former.note.sandbox),
+            None => match cleaner.run_verb(CniVerb::Del) {
                 // The record stays, so that DEL or GC can retry.
                 Err(error) if !is_about_configuration(error.code()) => Err(error),
-                _ => saved.find(&owner)?.map_or(Ok(()), |record| record.remove()),
+                _ => saved.find_record(&owner)?.map_or(Ok(()), |record| record.remove_files()),
             },
         });
-        records.save(&owner, text.as_bytes(), Sandbox::at(&req.sandbox.path))?;
-        let result = delegate.run(Verb::Add)?.unwrap_or_default();
+        records.save_record(
+            &owner,
+            text.as_bytes(),
+            RecordedNamespace::from_path(&req.sandbox.path),
+        )?;
+        let result = delegate.run_verb(CniVerb::Add)?.unwrap_or_default();
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        run(cx, &conf_of_add(cx, conf, req)?, Verb::Check).or_else(|error| match error.code() {
-            // Plugins of early versions have no CHECK.
-            Code::INCOMPATIBLE_VERSION => Ok(()),
-            _ => Err(error),
+    fn check(cx: &CallContext<'_>, conf: &FlannelConfig, req: &CheckRequest) -> Result<()> {
+        run_delegate(cx, &find_add_config(cx, conf, req)?, CniVerb::Check).or_else(|error| {
+            match error.code() {
+                // Plugins of early versions have no CHECK.
+                ErrorCode::INCOMPATIBLE_VERSION => Ok(()),
+                _ => Err(error),
+            }
         })
     }
 
-    fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
-        let json = conf_of_add(cx, conf, req)?;
-        let text = json::compact(&json)?;
-        cx.delegate(plugin(&json))?.with_conf(text.as_bytes()).repair(repairs)
+    fn repair(
+        cx: &CallContext<'_>,
+        conf: &FlannelConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
+        let json = find_add_config(cx, conf, req)?;
+        let text = json::encode_compact(&json)?;
+        cx.find_delegate(delegate_type(&json))?
+            .with_config(text.as_bytes())
+            .repair_attachment(repairs)
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    fn del(cx: &CallContext<'_>, conf: &FlannelConfig, req: &DelRequest) -> Result<()> {
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let mut record = None;
-        if let Some(records) = conf.records_if_trusted() {
-            records.sweep_one(&owner)?;
-            record = records.find(&owner)?;
+        if let Some(records) = conf.open_records_if_trusted() {
+            records.remove_temporary_file(&owner)?;
+            record = records.find_record(&owner)?;
             if record.is_none() {
                 return Ok(());
             }
         }
         let saved = record.as_ref().and_then(|record| {
             let derived = "the saved configuration is derived again";
-            record.json().inspect_err(|e| log::warn(format_args!("{derived}: {e}"))).ok()
+            record.parse_config().inspect_err(|e| log::warn(format_args!("{derived}: {e}"))).ok()
         });
-        let derived = || derive(&cx.net, conf.env().ok().as_ref());
+        let derived = || derive_config(&cx.net, conf.read_subnet_env().ok().as_ref());
         let mut json = saved.map_or_else(derived, Ok)?;
         // The result is in the layout of the request's version.
-        let version = json.get_present("cniVersion").and_then(Json::as_str);
+        let version = json.get_present_member("cniVersion").and_then(Json::as_str);
         let is_same_version = version == Some(cx.version.as_str());
         if is_same_version && cx.version >= SpecVersion::V0_4_0 {
             copy_keys(cx, &mut json, &["prevResult"]);
         }
-        run(cx, &json, Verb::Del)?;
-        record.map_or(Ok(()), |record| record.remove())
+        run_delegate(cx, &json, CniVerb::Del)?;
+        record.map_or(Ok(()), |record| record.remove_files())
     }
 
-    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, conf: &FlannelConfig, req: &GcRequest) -> Result<()> {
         let network = cx.net.name.as_str();
         let mut failures = Failures::new();
         // One configuration for each delegate.
-        let mut confs = Vec::from_iter(failures.keep(derive(&cx.net, conf.env().ok().as_ref())));
+        let mut confs = Vec::from_iter(
+            failures.keep_error(derive_config(&cx.net, conf.read_subnet_env().ok().as_ref())),
+        );
         let mut of_reference = Vec::new();
-        let records = conf.records_if_trusted();
+        let records = conf.open_records_if_trusted();
         if let Some(records) = &records {
-            records.sweep(network, &Owner::each(&cx.net.name, &req.valid));
+            records.remove_temporary_files(
+                network,
+                &AttachmentId::from_attachments(&cx.net.name, &req.valid),
+            );
         }
-        let all = records.as_ref().and_then(|records| failures.keep(records.list()));
+        let all = records.as_ref().and_then(|records| failures.keep_error(records.list_records()));
         let all = all.unwrap_or_default();
         // The network of a malformed record is unknown.
-        for record in all.iter().filter(|record| record.network().as_deref() == Some(network)) {
-            let Some(json) = failures.keep(record.json()) else { continue };
+        for record in all.iter().filter(|record| record.network_name().as_deref() == Some(network))
+        {
+            let Some(json) = failures.keep_error(record.parse_config()) else { continue };
             let id = &record.container_id;
             let is_valid = match &record.note.ifname {
-                Some(ifname) => req.is_valid(id, ifname),
+                Some(ifname) => req.is_valid_attachment(id, ifname),
                 None => req.valid.iter().any(|a| a.container_id == *id),
             };
             if !is_valid && record.note.ifname.is_none() {
@@ -179,45 +207,51 @@ impl Plugin for Flannel {
                 let sandbox = &record.note.sandbox;
                 // A later attachment may be in the same namespace.
                 let is_alone = all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
-                let netns = sandbox.as_ref().filter(|_| is_alone).and_then(Sandbox::path);
+                let netns =
+                    sandbox.as_ref().filter(|_| is_alone).and_then(RecordedNamespace::present_path);
                 let ifname = record.note.ifname.as_deref().unwrap_or(DEFAULT_IFNAME);
-                let deleted = cx.delegate(plugin(&json)).and_then(|delegate| {
-                    let delegate = delegate.with_conf(&record.conf);
-                    delegate.for_attachment(id, ifname, netns.unwrap_or_default()).run(Verb::Del)
+                let deleted = cx.find_delegate(delegate_type(&json)).and_then(|delegate| {
+                    let delegate = delegate.with_config(&record.conf);
+                    delegate
+                        .for_attachment(id, ifname, netns.unwrap_or_default())
+                        .run_verb(CniVerb::Del)
                 });
-                failures.keep(deleted.and_then(|_| record.remove()));
+                failures.keep_error(deleted.and_then(|_| record.remove_files()));
             }
-            if !confs.iter().any(|other| plugin(other) == plugin(&json)) {
+            if !confs.iter().any(|other| delegate_type(other) == delegate_type(&json)) {
                 confs.push(json);
             }
         }
         for mut json in confs {
             let keys = ["cni.dev/valid-attachments", "cni.dev/attachments", "cniVersion"];
             copy_keys(cx, &mut json, &keys);
-            failures.keep(run(cx, &json, Verb::Gc));
+            failures.keep_error(run_delegate(cx, &json, CniVerb::Gc));
         }
         for record in of_reference {
-            failures.keep(remove_if_unused(record, network));
+            failures.keep_error(remove_if_unused(record, network));
         }
         failures.into_result()
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        conf.records().or_unavailable()?;
-        let json = conf.env().and_then(|env| derive(&cx.net, Some(&env))).or_unavailable()?;
-        let text = json::compact(&json)?;
-        let delegate = cx.delegate(plugin(&json)).or_unavailable()?;
-        delegate.with_conf(text.as_bytes()).run(Verb::Status).map(drop)
+    fn status(cx: &CallContext<'_>, conf: &FlannelConfig) -> Result<()> {
+        conf.open_records().or_unavailable()?;
+        let json = conf
+            .read_subnet_env()
+            .and_then(|env| derive_config(&cx.net, Some(&env)))
+            .or_unavailable()?;
+        let text = json::encode_compact(&json)?;
+        let delegate = cx.find_delegate(delegate_type(&json)).or_unavailable()?;
+        delegate.with_config(text.as_bytes()).run_verb(CniVerb::Status).map(drop)
     }
 }
 
 /// Removes a record of the reference whose container has no address any more: the delegate's GC releases it if no link can
 /// be the container's. Without the record a later DEL would leave the link.
-fn remove_if_unused(record: &Record, network: &str) -> Result<()> {
-    let (json, id) = (record.json()?, &record.container_id);
-    let leases = in_doubt::leases_of(&json, network)?;
+fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
+    let (json, id) = (record.parse_config()?, &record.container_id);
+    let leases = in_doubt::read_network_leases(&json, network)?;
     if leases.is_some_and(|leases| leases.iter().all(|status| status.lease.id != *id)) {
-        return record.remove();
+        return record.remove_files();
     }
     log::warn(format_args!(
         "GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it"
@@ -226,44 +260,49 @@ fn remove_if_unused(record: &Record, network: &str) -> Result<()> {
 }
 
 /// Whether the delegate has refused its configuration, so that its DEL always fails.
-fn is_about_configuration(code: Code) -> bool {
-    [Code::INCOMPATIBLE_VERSION, Code::UNSUPPORTED_FIELD, Code::DECODE, Code::INVALID_CONFIG]
-        .contains(&code)
+fn is_about_configuration(code: ErrorCode) -> bool {
+    [
+        ErrorCode::INCOMPATIBLE_VERSION,
+        ErrorCode::UNSUPPORTED_FIELD,
+        ErrorCode::DECODE,
+        ErrorCode::INVALID_CONFIG,
+    ]
+    .contains(&code)
 }
 
 /// The delegate's name.
-fn plugin(json: &Json) -> &str {
-    json.get_present("type").and_then(Json::as_str).unwrap_or_default()
+fn delegate_type(json: &Json) -> &str {
+    json.get_present_member("type").and_then(Json::as_str).unwrap_or_default()
 }
 
 /// Runs the delegate with this configuration.
-fn run(cx: &Cx<'_>, json: &Json, verb: Verb) -> Result<()> {
-    let text = json::compact(json)?;
-    cx.delegate(plugin(json))?.with_conf(text.as_bytes()).run(verb).map(drop)
+fn run_delegate(cx: &CallContext<'_>, json: &Json, verb: CniVerb) -> Result<()> {
+    let text = json::encode_compact(json)?;
+    cx.find_delegate(delegate_type(json))?.with_config(text.as_bytes()).run_verb(verb).map(drop)
 }
 
 /// The delegate's configuration of ADD, with the request's result.
-fn conf_of_add(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<Json> {
-    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-    let Some(records) = conf.records_if_trusted() else {
-        let mut json = derive(&cx.net, Some(&conf.env()?))?;
+fn find_add_config(cx: &CallContext<'_>, conf: &FlannelConfig, req: &CheckRequest) -> Result<Json> {
+    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+    let Some(records) = conf.open_records_if_trusted() else {
+        let mut json = derive_config(&cx.net, Some(&conf.read_subnet_env()?))?;
         copy_keys(cx, &mut json, &["prevResult"]);
         return Ok(json);
     };
-    let record = records.find(&owner)?.ok_or_else(|| {
+    let record = records.find_record(&owner)?.ok_or_else(|| {
         let msg = format!("flannel: no configuration is saved for {}, {}", req.id, req.ifname);
         Error::internal(msg).with_details("ADD did not run on this node, or DEL has run since")
     })?;
-    let mut json = record.json()?;
+    let mut json = record.parse_config()?;
     copy_keys(cx, &mut json, &["prevResult", "cniVersion"]);
     Ok(json)
 }
 
 /// Copies keys of the request.
-fn copy_keys(cx: &Cx<'_>, json: &mut Json, keys: &[&str]) {
+fn copy_keys(cx: &CallContext<'_>, json: &mut Json, keys: &[&str]) {
     for key in keys {
-        if let Some(value) = cx.net.json.get(key) {
-            json.set(key, value.clone());
+        if let Some(value) = cx.net.json.get_member(key) {
+            json.set_member(key, value.clone());
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use ipnet::IpNet;
 
 use crate::cni::ip::parse_cidr;
-use crate::error::{Code, Error, Result, io_text};
+use crate::error::{Error, ErrorCode, Result, io_text};
 use crate::{files, log};
 
 /// Limit of the file's size in bytes: room for thousands of networks.
@@ -25,7 +25,7 @@ pub(super) struct SubnetEnv {
 
 impl SubnetEnv {
     /// Reads the file. Code 11 if flanneld has not written it yet, or not completely.
-    pub(super) fn read(path: &Path) -> Result<SubnetEnv> {
+    pub(super) fn read_file(path: &Path) -> Result<SubnetEnv> {
         let failed = |code, why: String| {
             // The reference's text, with its full stop.
             let msg = format!(
@@ -35,15 +35,15 @@ impl SubnetEnv {
         };
         let name = path.display();
         let text = files::read_text(path, MAX_BYTES)
-            .map_err(|e| failed(Code::TRY_AGAIN, format!("open {name}: {}", io_text(&e))))?;
-        parse(&text)
-            .map_err(|why| failed(Code::INTERNAL, why))?
-            .map_err(|missing| failed(Code::TRY_AGAIN, format!("{name} is missing {missing}")))
+            .map_err(|e| failed(ErrorCode::TRY_AGAIN, format!("open {name}: {}", io_text(&e))))?;
+        parse_lines(&text)
+            .map_err(|why| failed(ErrorCode::INTERNAL, why))?
+            .map_err(|missing| failed(ErrorCode::TRY_AGAIN, format!("{name} is missing {missing}")))
     }
 }
 
 /// Parses the lines, of which later ones override earlier ones. The inner error lists the missing keys.
-fn parse(text: &str) -> Result<Result<SubnetEnv, String>, String> {
+fn parse_lines(text: &str) -> Result<Result<SubnetEnv, String>, String> {
     let (mut networks, mut subnets) = <([Vec<IpNet>; 2], [Option<IpNet>; 2])>::default();
     let (mut mtu, mut masquerades) = (None, None);
     for line in text.split('\n') {
@@ -122,15 +122,15 @@ mod tests {
     fn read(text: &str) -> Result<SubnetEnv> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        SubnetEnv::read(file.path()).map_err(|error| {
-            let msg = error.msg().replace(&file.path().display().to_string(), "FILE");
+        SubnetEnv::read_file(file.path()).map_err(|error| {
+            let msg = error.message().replace(&file.path().display().to_string(), "FILE");
             Error::new(error.code(), msg)
         })
     }
 
-    fn refusal(text: &str) -> (Code, String) {
+    fn refusal(text: &str) -> (ErrorCode, String) {
         let error = read(text).unwrap_err();
-        let msg = error.msg();
+        let msg = error.message();
         let why = msg.strip_prefix("failed to load flannel 'subnet.env' file: ").unwrap();
         let why = why.strip_suffix(". Check the flannel pod log for this node.").unwrap();
         (error.code(), why.to_owned())
@@ -149,16 +149,18 @@ mod tests {
     fn missing_keys_are_listed() {
         let all = "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, \
                    FLANNEL_MTU, FLANNEL_IPMASQ";
-        assert_eq!(refusal("FOO=bar"), (Code::TRY_AGAIN, format!("FILE is missing {all}")));
+        assert_eq!(refusal("FOO=bar"), (ErrorCode::TRY_AGAIN, format!("FILE is missing {all}")));
         let (code, why) =
             refusal("FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\n MTU=3");
         assert_eq!(
             (code, why.as_str()),
-            (Code::TRY_AGAIN, "FILE is missing FLANNEL_MTU, FLANNEL_IPMASQ")
+            (ErrorCode::TRY_AGAIN, "FILE is missing FLANNEL_MTU, FLANNEL_IPMASQ")
         );
-        let gone = SubnetEnv::read(Path::new("/nowhere/subnet.env")).unwrap_err();
-        assert!(gone.msg().contains("open /nowhere/subnet.env: no such file or directory. Check"));
-        assert_eq!(gone.code(), Code::TRY_AGAIN);
+        let gone = SubnetEnv::read_file(Path::new("/nowhere/subnet.env")).unwrap_err();
+        assert!(
+            gone.message().contains("open /nowhere/subnet.env: no such file or directory. Check")
+        );
+        assert_eq!(gone.code(), ErrorCode::TRY_AGAIN);
     }
 
     #[test]
@@ -177,7 +179,7 @@ mod tests {
         ] {
             assert_eq!(
                 refusal(&format!("{DUAL}{line}")),
-                (Code::INTERNAL, why.to_owned()),
+                (ErrorCode::INTERNAL, why.to_owned()),
                 "{line}"
             );
         }

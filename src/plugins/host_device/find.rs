@@ -2,11 +2,11 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::Conf;
+use super::HostDeviceConfig;
 use super::sysfs::{self, Sysfs};
 use crate::error::{Error, Result};
 use crate::iface::child;
-use crate::netlink::{Link, Mac, Netlink};
+use crate::netlink::{Link, MacAddress, Netlink};
 use crate::sort::sort_by;
 
 /// Kinds of links on top of another link that may share its address: of two links with the same address, the upper one
@@ -16,11 +16,11 @@ const UPPER_KINDS: [&str; 10] =
 
 /// The configuration's name of the device.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Selector {
+pub(super) enum DeviceSelector {
     /// The name or an alternative name of its interface.
     Name(String),
     /// Its Ethernet address.
-    Mac(Mac),
+    Mac(MacAddress),
     /// Its folder below `/sys/devices`.
     Path(PathBuf),
     /// The address of its PCI function.
@@ -29,74 +29,85 @@ pub(super) enum Selector {
     Auxiliary(String),
 }
 
-impl Selector {
+impl DeviceSelector {
     /// The selector of the configuration, if any. The runtime's choice for this container has precedence over the keys
     /// of the network.
-    pub(super) fn of(conf: &Conf, sysfs: &Sysfs) -> Result<Option<Selector>> {
+    pub(super) fn from_config(
+        conf: &HostDeviceConfig,
+        sysfs: &Sysfs,
+    ) -> Result<Option<DeviceSelector>> {
         let given = |key: &Option<String>| key.clone().filter(|text| !text.is_empty());
         if let Some(id) = given(&conf.runtime_config.device_id) {
-            return by_id(id, sysfs).map(Some);
+            return selector_by_device_id(id, sysfs).map(Some);
         }
         if let Some(name) = given(&conf.device) {
-            return Ok(Some(Selector::Name(name)));
+            return Ok(Some(DeviceSelector::Name(name)));
         }
         if let Some(text) = given(&conf.hwaddr) {
             let mac = text.parse().map_err(|e| {
                 Error::config(format!("failed to parse MAC address \"{text}\": {e}"))
             })?;
-            return Ok(Some(Selector::Mac(mac)));
+            return Ok(Some(DeviceSelector::Mac(mac)));
         }
         if let Some(path) = given(&conf.kernelpath) {
-            return kernel_path(&path).map(Some);
+            return selector_by_kernel_path(&path).map(Some);
         }
-        given(&conf.pci_bus_id).map(|id| one_segment("pciBusID", id).map(Selector::Pci)).transpose()
+        given(&conf.pci_bus_id)
+            .map(|id| require_one_segment("pciBusID", id).map(DeviceSelector::Pci))
+            .transpose()
     }
 
-    /// The PCI function of a [`Selector::Pci`].
-    pub(super) fn pci(&self) -> Option<&str> {
-        if let Selector::Pci(id) = self { Some(id) } else { None }
+    /// The PCI function of a [`DeviceSelector::Pci`].
+    pub(super) fn pci_function(&self) -> Option<&str> {
+        if let DeviceSelector::Pci(id) = self { Some(id) } else { None }
     }
 
     /// The PCI function, if a program outside the kernel drives it.
     pub(super) fn user_space_pci(&self, sysfs: &Sysfs) -> Option<&str> {
-        self.pci().filter(|id| sysfs.is_user_space(id))
+        self.pci_function().filter(|id| sysfs.is_user_space(id))
     }
 
     /// Whether a link that came from the host may be the device; `host_name` is its name on the host. False only if an
     /// attribute contradicts.
     pub(super) fn may_select(&self, link: &Link, host_name: &str) -> bool {
         match self {
-            Selector::Name(name) => host_name == name || link.alt_names.contains(name),
+            DeviceSelector::Name(name) => host_name == name || link.alt_names.contains(name),
             // The address may have been changed, unlike the permanent address.
-            Selector::Mac(mac) => link.permanent_mac.is_none_or(|permanent| permanent == *mac),
-            Selector::Pci(id) | Selector::Auxiliary(id) => link
+            DeviceSelector::Mac(mac) => {
+                link.permanent_mac.is_none_or(|permanent| permanent == *mac)
+            }
+            DeviceSelector::Pci(id) | DeviceSelector::Auxiliary(id) => link
                 .parent
                 .as_ref()
                 .is_none_or(|parent| parent.bus == "virtio" || parent.name == *id),
-            Selector::Path(_) => true,
+            DeviceSelector::Path(_) => true,
         }
     }
 }
 
 /// The device on the host.
-pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Result<Link> {
+pub(super) fn selected_device(
+    host: &Netlink,
+    sysfs: &Sysfs,
+    selector: &DeviceSelector,
+) -> Result<Link> {
     let link = match selector {
-        Selector::Name(name) => host.require_link(name).map_err(|error| {
+        DeviceSelector::Name(name) => host.require_link(name).map_err(|error| {
             let absent = error.is_not_found();
-            let remedy = if absent { child::label_of(host, name) } else { Ok(None) };
+            let remedy = if absent { child::address_label_remedy(host, name) } else { Ok(None) };
             let error = Error::from(error);
             if let Ok(Some(remedy)) = remedy { error.with_details(remedy) } else { error }
         })?,
-        Selector::Mac(mac) => by_mac(&host.dump_links()?, *mac)?,
-        Selector::Path(path) => listed(host, &path.join("net"))?,
-        Selector::Pci(id) => {
-            let mut parents = sysfs.virtio_of(id);
+        DeviceSelector::Mac(mac) => find_by_mac(&host.dump_links()?, *mac)?,
+        DeviceSelector::Path(path) => find_in_net_directory(host, &path.join("net"))?,
+        DeviceSelector::Pci(id) => {
+            let mut parents = sysfs.list_virtio_devices(id);
             parents.push(id.clone());
-            by_parent(host, sysfs.pci_net(id), &parents)?
+            find_by_parent(host, sysfs.pci_net_directory(id), &parents)?
         }
-        Selector::Auxiliary(id) => {
-            let folder = sysfs.device("auxiliary", id).join("net");
-            by_parent(host, Ok(folder), std::slice::from_ref(id))?
+        DeviceSelector::Auxiliary(id) => {
+            let folder = sysfs.device_directory("auxiliary", id).join("net");
+            find_by_parent(host, Ok(folder), std::slice::from_ref(id))?
         }
     };
     if link.loopback {
@@ -106,20 +117,20 @@ pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Resu
     Ok(link)
 }
 
-fn by_id(id: String, sysfs: &Sysfs) -> Result<Selector> {
-    let id = one_segment("deviceID", id)?;
-    if sysfs.device("pci", &id).exists() {
-        return Ok(Selector::Pci(id));
+fn selector_by_device_id(id: String, sysfs: &Sysfs) -> Result<DeviceSelector> {
+    let id = require_one_segment("deviceID", id)?;
+    if sysfs.device_directory("pci", &id).exists() {
+        return Ok(DeviceSelector::Pci(id));
     }
-    if sysfs.device("auxiliary", &id).exists() {
-        return Ok(Selector::Auxiliary(id));
+    if sysfs.device_directory("auxiliary", &id).exists() {
+        return Ok(DeviceSelector::Auxiliary(id));
     }
     let msg = format!("runtime config DeviceID {id} not found or unsupported");
     Err(Error::internal(msg).with_details("it is on neither the pci nor the auxiliary bus"))
 }
 
 /// Refuses a name on a bus that is not a single path segment, because the name becomes part of a path.
-fn one_segment(key: &str, id: String) -> Result<String> {
+fn require_one_segment(key: &str, id: String) -> Result<String> {
     let mut parts = Path::new(&id).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(only)), None) if only == id.as_str() => Ok(id),
@@ -127,10 +138,10 @@ fn one_segment(key: &str, id: String) -> Result<String> {
     }
 }
 
-fn kernel_path(text: &str) -> Result<Selector> {
+fn selector_by_kernel_path(text: &str) -> Result<DeviceSelector> {
     let path = Path::new(text);
     if text.starts_with("/sys/devices/") && !path.components().any(|c| c == Component::ParentDir) {
-        return Ok(Selector::Path(path.to_owned()));
+        return Ok(DeviceSelector::Path(path.to_owned()));
     }
     let msg =
         format!("kernel device path \"{text}\" must be absolute and begin with /sys/devices/");
@@ -139,7 +150,7 @@ fn kernel_path(text: &str) -> Result<Selector> {
 
 /// The link with this address. Bonds give their address to their ports, and VLANs, bridges and bonds take the address of
 /// a lower link, so the permanent address has precedence.
-fn by_mac(links: &[Link], mac: Mac) -> Result<Link> {
+fn find_by_mac(links: &[Link], mac: MacAddress) -> Result<Link> {
     let permanent = |link: &Link| link.permanent_mac == Some(mac);
     let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
     let current = |link: &Link| link.mac == Some(mac) && !link.loopback;
@@ -162,11 +173,11 @@ fn by_mac(links: &[Link], mac: Mac) -> Result<Link> {
 }
 
 /// The first interface of a `net` folder that is in this namespace.
-fn listed(host: &Netlink, folder: &Path) -> Result<Link> {
-    let names = sysfs::netdevs(folder)?;
+fn find_in_net_directory(host: &Netlink, folder: &Path) -> Result<Link> {
+    let names = sysfs::list_interfaces(folder)?;
     for name in &names {
-        if let Some(link) = host.link(name)?
-            && sysfs::shows(folder, &link)
+        if let Some(link) = host.find_link(name)?
+            && sysfs::shows_link(folder, &link)
         {
             return Ok(link);
         }
@@ -175,9 +186,9 @@ fn listed(host: &Netlink, folder: &Path) -> Result<Link> {
     Err(Error::internal(format!("link {names} not found in the host's namespace")))
 }
 
-/// As [`listed`]; if sysfs shows another namespace, the link whose parent device is reported by netlink.
-fn by_parent(host: &Netlink, folder: Result<PathBuf>, parents: &[String]) -> Result<Link> {
-    folder.and_then(|folder| listed(host, &folder)).or_else(|error| {
+/// As [`find_in_net_directory`]; if sysfs shows another namespace, the link whose parent device is reported by netlink.
+fn find_by_parent(host: &Netlink, folder: Result<PathBuf>, parents: &[String]) -> Result<Link> {
+    folder.and_then(|folder| find_in_net_directory(host, &folder)).or_else(|error| {
         let mut links = host.dump_links()?;
         sort_by(&mut links, |a, b| a.name.cmp(&b.name));
         let is_parent =
@@ -190,7 +201,7 @@ fn by_parent(host: &Netlink, folder: Result<PathBuf>, parents: &[String]) -> Res
 mod tests {
     use super::*;
 
-    fn conf(text: &str) -> Conf {
+    fn conf(text: &str) -> HostDeviceConfig {
         crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
     }
 
@@ -199,31 +210,34 @@ mod tests {
         for folder in ["pci/devices/0000:3d:00.1", "auxiliary/devices/mlx5_core.sf.4"] {
             std::fs::create_dir_all(dir.path().join("bus").join(folder)).unwrap();
         }
-        let sysfs = Sysfs::at(dir.path());
+        let sysfs = Sysfs::from_root(dir.path());
         (dir, sysfs)
     }
 
-    fn selected(text: &str) -> Result<Option<Selector>> {
+    fn selected(text: &str) -> Result<Option<DeviceSelector>> {
         let (_dir, sysfs) = sysfs();
-        Selector::of(&conf(text), &sysfs)
+        DeviceSelector::from_config(&conf(text), &sysfs)
     }
 
     #[test]
     fn the_runtimes_choice_goes_first_then_the_keys_in_their_order() {
         let all = r#"{"device":"a","hwaddr":"02:00:00:00:00:01","kernelpath":"/sys/devices/x",
             "pciBusID":"0000:00:01.0","runtimeConfig":{"deviceID":"0000:3d:00.1"}}"#;
-        assert_eq!(selected(all), Ok(Some(Selector::Pci("0000:3d:00.1".into()))));
+        assert_eq!(selected(all), Ok(Some(DeviceSelector::Pci("0000:3d:00.1".into()))));
         let all = all.replace("deviceID", "other");
-        assert_eq!(selected(&all), Ok(Some(Selector::Name("a".into()))));
+        assert_eq!(selected(&all), Ok(Some(DeviceSelector::Name("a".into()))));
         let all = all.replace("\"a\"", "\"\"");
-        assert_eq!(selected(&all), Ok(Some(Selector::Mac(Mac([2, 0, 0, 0, 0, 1])))));
+        assert_eq!(selected(&all), Ok(Some(DeviceSelector::Mac(MacAddress([2, 0, 0, 0, 0, 1])))));
         let all = all.replace("hwaddr", "other");
-        assert_eq!(selected(&all), Ok(Some(Selector::Path("/sys/devices/x".into()))));
+        assert_eq!(selected(&all), Ok(Some(DeviceSelector::Path("/sys/devices/x".into()))));
         let all = all.replace("kernelpath", "other");
-        assert_eq!(selected(&all), Ok(Some(Selector::Pci("0000:00:01.0".into()))));
+        assert_eq!(selected(&all), Ok(Some(DeviceSelector::Pci("0000:00:01.0".into()))));
         assert_eq!(selected("{}"), Ok(None));
         let auxiliary = r#"{"runtimeConfig":{"deviceID":"mlx5_core.sf.4"}}"#;
-        assert_eq!(selected(auxiliary), Ok(Some(Selector::Auxiliary("mlx5_core.sf.4".into()))));
+        assert_eq!(
+            selected(auxiliary),
+            Ok(Some(DeviceSelector::Auxiliary("mlx5_core.sf.4".into())))
+        );
     }
 
     #[test]
@@ -255,12 +269,12 @@ mod tests {
                 "runtime config DeviceID x not found or unsupported",
             ),
         ] {
-            assert_eq!(selected(text).unwrap_err().msg(), msg);
+            assert_eq!(selected(text).unwrap_err().message(), msg);
         }
     }
 
     fn link(name: &str, kind: &str, macs: (u8, u8)) -> Link {
-        let mac = |n| (n > 0).then_some(Mac([2, 0, 0, 0, 0, n]));
+        let mac = |n| (n > 0).then_some(MacAddress([2, 0, 0, 0, 0, n]));
         Link {
             name: name.into(),
             kind: Some(kind.to_owned()).filter(|kind| !kind.is_empty()),
@@ -272,8 +286,8 @@ mod tests {
 
     #[test]
     fn of_links_with_one_address_the_hardware_is_meant() {
-        let wanted = Mac([2, 0, 0, 0, 0, 1]);
-        let found = |links: &[Link]| by_mac(links, wanted).map(|link| link.name);
+        let wanted = MacAddress([2, 0, 0, 0, 0, 1]);
+        let found = |links: &[Link]| find_by_mac(links, wanted).map(|link| link.name);
         let (bond, port) = (link("bond0", "bond", (1, 0)), link("ens1", "", (1, 1)));
         let other_port = link("ens2", "", (1, 2));
         assert_eq!(found(&[bond.clone(), other_port, port.clone()]).unwrap(), "ens1");
@@ -282,9 +296,9 @@ mod tests {
         assert_eq!(found(std::slice::from_ref(&vlan)).unwrap(), "ens1.5", "nothing else has it");
         let twins = [link("a", "veth", (1, 0)), link("b", "veth", (1, 0))];
         assert_eq!(
-            found(&twins).unwrap_err().msg(),
+            found(&twins).unwrap_err().message(),
             "several links have the address 02:00:00:00:00:01: a, b"
         );
-        assert_eq!(found(&[]).unwrap_err().msg(), "failed to find physical interface");
+        assert_eq!(found(&[]).unwrap_err().message(), "failed to find physical interface");
     }
 }

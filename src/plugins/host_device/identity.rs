@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::backup::mac_text;
 use crate::error::Result;
-use crate::iface::{Inside, peer};
-use crate::netlink::{Link, Mac, Netlink, Parent};
+use crate::iface::{ContainerNetns, peer};
+use crate::netlink::{Link, MacAddress, Netlink, ParentDevice};
 
 /// Kinds of virtual links whose packets pass through another link, [`Link::link`].
 /// Tunnels have a `link` as well, but the namespace's owner sets their remote end.
@@ -20,7 +20,7 @@ const ON_A_LINK: [&str; 8] =
 /// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Identity {
+pub(super) struct DeviceIdentity {
     /// `IFLA_INFO_KIND`; empty for hardware.
     kind: String,
     /// The hardware's bus, and its name there; empty before Linux 5.14.
@@ -28,7 +28,7 @@ pub(super) struct Identity {
     parent: String,
     /// `IFLA_PERM_ADDRESS`; virtual links have none.
     #[serde(with = "mac_text")]
-    permanent_mac: Option<Mac>,
+    permanent_mac: Option<MacAddress>,
     /// The VLAN ID of a VLAN.
     vlan: Option<u16>,
     /// The other end of a pair, or the lower device, and the host's nsid of its namespace.
@@ -36,11 +36,11 @@ pub(super) struct Identity {
     link_netnsid: Option<i32>,
 }
 
-impl Identity {
+impl DeviceIdentity {
     /// The identity of a device on the host.
-    pub(super) fn of(device: &Link) -> Identity {
-        let Parent { bus, name: parent } = device.parent.clone().unwrap_or_default();
-        Identity {
+    pub(super) fn from_link(device: &Link) -> DeviceIdentity {
+        let ParentDevice { bus, name: parent } = device.parent.clone().unwrap_or_default();
+        DeviceIdentity {
             kind: device.kind.clone().unwrap_or_default(),
             bus,
             parent,
@@ -56,7 +56,7 @@ impl Identity {
     /// before 5.6 report neither.
     pub(super) fn is_certain(&self) -> bool {
         let is_hardware = !self.parent.is_empty() || self.permanent_mac.is_some();
-        is_hardware || self.is_on_a_link() || self.kind == "dummy"
+        is_hardware || self.is_on_link() || self.kind == "dummy"
     }
 
     /// Whether a link is of the same kind, which does not prove that the link is the device.
@@ -64,47 +64,50 @@ impl Identity {
         self.kind == link.kind.as_deref().unwrap_or_default()
     }
 
-    fn is_on_a_link(&self) -> bool {
+    fn is_on_link(&self) -> bool {
         self.link.is_some() && ON_A_LINK.contains(&self.kind.as_str())
     }
 
     /// Whether a link may be the device, by its own attributes. The permanent address decides only without a
     /// parent device, because some drivers change the address.
-    fn fits(&self, link: &Link) -> bool {
-        let other = Identity::of(link);
+    fn may_match(&self, link: &Link) -> bool {
+        let other = DeviceIdentity::from_link(link);
         let same_hardware = (&self.bus, &self.parent) == (&other.bus, &other.parent);
         let same_mac = !self.parent.is_empty() || self.permanent_mac == link.permanent_mac;
-        let same_link = !self.is_on_a_link() || (self.link == link.link && self.vlan == link.vlan);
+        let same_link = !self.is_on_link() || (self.link == link.link && self.vlan == link.vlan);
         self.is_certain() && self.kind == other.kind && same_hardware && same_mac && same_link
     }
 
     /// The device among the links of the host.
-    pub(super) fn on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
-        let is_here = |link: &Link| !self.is_on_a_link() || self.link_netnsid == link.link_netnsid;
-        self.only(links.iter().filter(|link| self.fits(link) && is_here(link)).collect(), ifname)
+    pub(super) fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
+        let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
+        self.choose_candidate(
+            links.iter().filter(|link| self.may_match(link) && is_here(link)).collect(),
+            ifname,
+        )
     }
 
     /// The device among the links of a container.
-    pub(super) fn in_container<'l>(
+    pub(super) fn find_in_container<'l>(
         &self,
         host: &Netlink,
-        inside: &Inside<'_>,
+        inside: &ContainerNetns<'_>,
         links: &'l [Link],
         ifname: &str,
     ) -> Result<Option<&'l Link>> {
         let mut found = Vec::new();
-        for link in links.iter().filter(|link| self.fits(link)) {
+        for link in links.iter().filter(|link| self.may_match(link)) {
             let (outer, inner) = (self.link_netnsid, link.link_netnsid);
-            if !self.is_on_a_link() || peer::is_same_netns(host, inside, outer, inner)? {
+            if !self.is_on_link() || peer::is_same_netns(host, inside, outer, inner)? {
                 found.push(link);
             }
         }
-        Ok(self.only(found, ifname))
+        Ok(self.choose_candidate(found, ifname))
     }
 
     /// Chooses among several candidates: ports of the same hardware, links on the same lower link, or dummies.
     /// `None` if the kernel does not report the hardware.
-    fn only<'l>(&self, mut found: Vec<&'l Link>, ifname: &str) -> Option<&'l Link> {
+    fn choose_candidate<'l>(&self, mut found: Vec<&'l Link>, ifname: &str) -> Option<&'l Link> {
         if found.iter().any(|link| link.permanent_mac == self.permanent_mac) {
             found.retain(|link| link.permanent_mac == self.permanent_mac);
         }
@@ -115,10 +118,14 @@ impl Identity {
 }
 
 /// Whether a link in a container certainly came from the host, because no container can create such a link.
-pub(super) fn came_from_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bool> {
-    let identity = Identity::of(link);
-    if identity.is_on_a_link() {
-        return peer::is_on_host(host, inside, link);
+pub(super) fn came_from_host(
+    host: &Netlink,
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+) -> Result<bool> {
+    let identity = DeviceIdentity::from_link(link);
+    if identity.is_on_link() {
+        return peer::is_peer_on_host(host, inside, link);
     }
     Ok(identity.is_certain())
 }
@@ -129,8 +136,8 @@ mod tests {
 
     fn card(name: &str, function: u8, mac: u8) -> Link {
         let parent = (function > 0)
-            .then(|| Parent { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
-        let permanent_mac = (mac > 0).then_some(Mac([2, 0, 0, 0, 0, mac]));
+            .then(|| ParentDevice { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
+        let permanent_mac = (mac > 0).then_some(MacAddress([2, 0, 0, 0, 0, mac]));
         Link { name: name.into(), parent, permanent_mac, ..Link::default() }
     }
 
@@ -144,7 +151,7 @@ mod tests {
     }
 
     fn found<'l>(device: &Link, links: &'l [Link]) -> Option<&'l str> {
-        Identity::of(device).on_host(links, "eth0").map(|link| link.name.as_str())
+        DeviceIdentity::from_link(device).find_on_host(links, "eth0").map(|link| link.name.as_str())
     }
 
     #[test]

@@ -4,99 +4,99 @@
 //! Only a link that is proved to be the device gets the name, addresses and routes of the device: see
 //! [`super::identity`]. A link that may be the device is put aside, and all other links are left alone.
 
-use super::find::Selector;
-use super::identity::{Identity, came_from_host};
-use super::origin::Origin;
-use super::record::Record;
+use super::find::DeviceSelector;
+use super::identity::{DeviceIdentity, came_from_host};
+use super::origin::OriginalState;
+use super::record::DeviceRecord;
 use super::transfer;
-use crate::cni::{CniResult, Interface};
-use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
+use crate::cni::{CniResult, ResultInterface};
+use crate::error::{Error, ErrorContext, Result};
+use crate::iface::ContainerNetns;
 use crate::log;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 
 /// A link of the container that may be the device, with the state to restore; without a state nothing proves that the
 /// link is the device.
-type Candidate = (Link, Option<Origin>);
+type DeviceCandidate = (Link, Option<OriginalState>);
 
 /// The search for the device of an attachment that ends.
-pub(super) struct Search<'a> {
+pub(super) struct DeviceSearch<'a> {
     /// The name of the interface in the container.
     pub(super) ifname: &'a str,
     /// The recorded state of the device on the host; `None` if the reference plugin did the ADD.
-    pub(super) origin: Option<&'a Origin>,
+    pub(super) origin: Option<&'a OriginalState>,
     /// The configuration's name of the device.
-    pub(super) selector: Option<&'a Selector>,
+    pub(super) selector: Option<&'a DeviceSelector>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> DeviceSearch<'a> {
     /// The search for the device of a recorded attachment.
-    pub(super) fn of(record: &'a Record) -> Search<'a> {
-        Search { ifname: &record.ifname, origin: Some(&record.device), selector: None }
+    pub(super) fn for_record(record: &'a DeviceRecord) -> DeviceSearch<'a> {
+        DeviceSearch { ifname: &record.ifname, origin: Some(&record.device), selector: None }
     }
 
     /// Finds the device and gives it back to the host; success if the device is nowhere. Returns the error of a state
     /// that could not be restored completely.
-    pub(super) fn give_back(
+    pub(super) fn return_device(
         &self,
         host: &Netlink,
         netns: Option<&Netns>,
         prev: Option<&CniResult>,
     ) -> Result<Option<Error>> {
         if let Some(netns) = netns {
-            let inside = Inside::enter(netns)?;
-            match self.in_container(host, &inside, prev)? {
+            let inside = ContainerNetns::open_in(netns)?;
+            match self.find_in_container(host, &inside, prev)? {
                 Some((device, Some(origin))) => {
-                    let arrived = transfer::back_to_host(&inside, host, &device, &origin)?;
-                    return Ok(origin.restore(host, &arrived).err());
+                    let arrived = transfer::move_back_to_host(&inside, host, &device, &origin)?;
+                    return Ok(origin.restore_device(host, &arrived).err());
                 }
                 Some((link, None)) => {
-                    let name = transfer::put_aside(&inside, host, &link)?;
+                    let name = transfer::move_candidate_to_host(&inside, host, &link)?;
                     log::warn(format_args!(
                         "nothing proves that \"{}\" of the container is {}: it is on the host as \"{name}\", down",
                         link.name,
-                        self.description()
+                        self.device_description()
                     ));
                     return Ok(None);
                 }
                 None => {}
             }
         }
-        let Some((device, origin)) = self.on_host(host)? else { return Ok(None) };
+        let Some((device, origin)) = self.find_on_host(host)? else { return Ok(None) };
         let renamed = transfer::rename_back(host, &device, &origin);
-        Ok(renamed.and_then(|device| origin.restore(host, &device)).err())
+        Ok(renamed.and_then(|device| origin.restore_device(host, &device)).err())
     }
 
-    fn description(&self) -> String {
-        self.name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
+    fn device_description(&self) -> String {
+        self.host_name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
     }
 
     /// The name on the host, if the host knows it.
-    fn name(&self) -> Option<&str> {
+    fn host_name(&self) -> Option<&str> {
         match (self.origin, self.selector) {
             (Some(origin), _) => Some(&origin.name),
-            (None, Some(Selector::Name(name))) => Some(name),
+            (None, Some(DeviceSelector::Name(name))) => Some(name),
             _ => None,
         }
     }
 
-    fn in_container(
+    fn find_in_container(
         &self,
         host: &Netlink,
-        inside: &Inside<'_>,
+        inside: &ContainerNetns<'_>,
         prev: Option<&CniResult>,
-    ) -> Result<Option<Candidate>> {
-        let Some(origin) = self.origin else { return self.by_alias(host, inside, prev) };
-        let Origin { identity, .. } = origin;
+    ) -> Result<Option<DeviceCandidate>> {
+        let Some(origin) = self.origin else { return self.find_by_alias(host, inside, prev) };
+        let OriginalState { identity, .. } = origin;
         let links = inside.netlink.dump_links()?;
-        if let Some(device) = identity.in_container(host, inside, &links, self.ifname)? {
+        if let Some(device) = identity.find_in_container(host, inside, &links, self.ifname)? {
             return Ok(Some((device.clone(), Some(origin.clone()))));
         }
         let claims = |link: &&Link| link.name == self.ifname && link.alias == origin.name;
         let Some(link) = links.iter().find(claims) else { return Ok(None) };
         if identity.is_certain() {
-            let (name, device) = (&link.name, self.description());
+            let (name, device) = (&link.name, self.device_description());
             log::warn(format_args!("\"{name}\" of the container is not {device}: it stays there"));
             return Ok(None);
         }
@@ -105,44 +105,44 @@ impl<'a> Search<'a> {
 
     /// Without a record, the alias shows that the link is a device of the host. The alias is not trusted as the name on
     /// the host, which must be known from the configuration.
-    fn by_alias(
+    fn find_by_alias(
         &self,
         host: &Netlink,
-        inside: &Inside<'_>,
+        inside: &ContainerNetns<'_>,
         prev: Option<&CniResult>,
-    ) -> Result<Option<Candidate>> {
-        let Some(link) = inside.netlink.link(self.ifname)? else { return Ok(None) };
-        let reported = |entry: &Interface| {
+    ) -> Result<Option<DeviceCandidate>> {
+        let Some(link) = inside.netlink.find_link(self.ifname)? else { return Ok(None) };
+        let reported = |entry: &ResultInterface| {
             let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
             entry.name == link.name && entry.mac.eq_ignore_ascii_case(&mac) && !mac.is_empty()
         };
         let reported = prev.is_some_and(|prev| prev.interfaces.iter().any(reported));
         let is_own = if link.alias.is_empty() {
-            link.parent.is_some() || (reported && self.name().is_some())
+            link.parent.is_some() || (reported && self.host_name().is_some())
         } else {
             self.selector.is_none_or(|selector| selector.may_select(&link, &link.alias))
         };
         let is_proved = came_from_host(host, inside, &link)?;
-        if !is_own || (Identity::of(&link).is_certain() && !is_proved) {
+        if !is_own || (DeviceIdentity::from_link(&link).is_certain() && !is_proved) {
             log::warn(format_args!(
                 "\"{}\" in the container is not a device of the host",
                 link.name
             ));
             return Ok(None);
         }
-        let known = self.name().filter(|name| link.alias.is_empty() || link.alias == *name);
-        let origin = known.filter(|_| is_proved).map(Origin::named);
+        let known = self.host_name().filter(|name| link.alias.is_empty() || link.alias == *name);
+        let origin = known.filter(|_| is_proved).map(OriginalState::from_name);
         Ok(Some((link, origin)))
     }
 
     /// The device on the host, if its state is not completely restored. The kernel moves hardware to the host when its
     /// namespace ends, under its old name or as `dev` and a number, with its alias; a DEL that was killed has renamed
     /// it already.
-    fn on_host(&self, host: &Netlink) -> Result<Option<(Link, Origin)>> {
-        let Some(name) = self.name() else { return Ok(None) };
+    fn find_on_host(&self, host: &Netlink) -> Result<Option<(Link, OriginalState)>> {
+        let Some(name) = self.host_name() else { return Ok(None) };
         let links = host.dump_links().context(|| "look for the device on the host")?;
         if let Some(origin) = self.origin {
-            let device = origin.identity.on_host(&links, self.ifname).filter(|link| {
+            let device = origin.identity.find_on_host(&links, self.ifname).filter(|link| {
                 let is_renamed = link.name == origin.name && link.alias != origin.name;
                 !is_renamed || (origin.up && !link.up)
             });
@@ -153,6 +153,6 @@ impl<'a> Search<'a> {
             let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
             link.alias == name && (link.name == self.ifname || by_kernel)
         };
-        Ok(links.into_iter().find(came_back).map(|link| (link, Origin::named(name))))
+        Ok(links.into_iter().find(came_back).map(|link| (link, OriginalState::from_name(name))))
     }
 }

@@ -19,27 +19,28 @@ mod transfer;
 
 use serde::Deserialize;
 
-use self::find::Selector;
-use self::location::Search;
-use self::origin::{HostNetwork, Origin};
-use self::record::{Record, Records};
+use self::find::DeviceSelector;
+use self::location::DeviceSearch;
+use self::origin::{HostNetwork, OriginalState};
+use self::record::{DeviceRecord, DeviceRecordStore};
 use self::sysfs::Sysfs;
-use crate::attachment::Owner;
-use crate::cni::{CniResult, Interface};
-use crate::error::{Code, Context, Error, Result};
-use crate::iface::child::{self, Found};
-use crate::iface::{Inside, verify};
-use crate::netns::{Netns, NetnsId};
-use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
+use crate::attachment::AttachmentId;
+use crate::cni::{CniResult, ResultInterface};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
+    Rollback, delete_and_release,
 };
+use crate::iface::child::{self, CheckedLink};
+use crate::iface::{ContainerNetns, verify};
+use crate::netns::{Netns, NetnsIdentity};
 
 pub struct HostDevice;
 
 /// The keys of a host-device network.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct HostDeviceConfig {
     /// The name of the interface on the host, or an alternative name.
     device: Option<String>,
     hwaddr: Option<String>,
@@ -50,12 +51,12 @@ pub struct Conf {
     pci_bus_id: Option<String>,
     /// Give the container the addresses and routes that the device has on the host.
     use_interface_network: bool,
-    runtime_config: RuntimeConfig,
+    runtime_config: HostDeviceRuntimeConfig,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RuntimeConfig {
+struct HostDeviceRuntimeConfig {
     /// The device that a device plugin of the orchestrator has allocated to the container.
     #[serde(rename = "deviceID")]
     device_id: Option<String>,
@@ -64,135 +65,147 @@ struct RuntimeConfig {
 impl Plugin for HostDevice {
     const NAME: &'static str = "host-device";
     const ABOUT: &'static str = "moves a device of the host into the container";
-    type Conf = Conf;
+    type Conf = HostDeviceConfig;
 
-    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Selector::of(conf, &Sysfs::new()).map(drop)
+    fn examine(_: &CallContext<'_>, conf: &HostDeviceConfig, _: &mut ConfigRemarks) -> Result<()> {
+        DeviceSelector::from_config(conf, &Sysfs::new()).map(drop)
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+    fn add(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &AddRequest) -> Result<CniResult> {
         let sysfs = Sysfs::new();
-        let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
-        let netns = req.sandbox.netns()?;
+        let selector =
+            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let netns = req.sandbox.open_netns()?;
         if let Some(pci) = selector.user_space_pci(&sysfs) {
             if conf.use_interface_network {
                 let msg = format!("useInterfaceNetwork: a program drives {pci}");
                 return Err(Error::config(msg).with_details("it has no addresses and routes"));
             }
-            return report_only(cx, req, pci);
+            return report_user_space_pci(cx, req, pci);
         }
-        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
-        let records = Records::of(&cx.net.name);
-        let device =
-            find::device(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
+        let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
+        let records = DeviceRecordStore::for_network(&cx.net.name);
+        let device = find::selected_device(host, &sysfs, &selector)
+            .map_err(|e| explain_missing_device(e, &selector, &records))?;
         transfer::require_free_names(&inside, &device, &req.ifname)?;
         let l3 = cx.has_ipam();
         if l3 {
             // Looked up before the move: a device that is moved and back has lost the addresses of protocols.
-            cx.ipam()?;
+            cx.ipam_plugin()?;
         }
-        let origin = Origin::of(host, &device)?;
+        let origin = OriginalState::from_device(host, &device)?;
         let mut network = HostNetwork::default();
         if conf.use_interface_network {
-            network = HostNetwork::of(host, &device)?;
+            network = HostNetwork::from_device(host, &device)?;
         }
-        let record = Record {
+        let record = DeviceRecord {
             container_id: req.id.to_string(),
             ifname: req.ifname.to_string(),
             netns: req.sandbox.path.clone(),
-            netns_id: req.sandbox.identity(),
+            netns_id: req.sandbox.netns_identity(),
             device: origin,
             tried: false,
         };
         let mut undo = Rollback::new();
 
-        undo.push(format!("give \"{}\" back", device.name), || {
-            let incomplete = Search::of(&record).give_back(host, Some(netns), None)?;
-            records.conclude(record.clone(), incomplete)
+        undo.add_step(format!("give \"{}\" back", device.name), || {
+            let incomplete =
+                DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
+            records.end_attachment(record.clone(), incomplete)
         });
-        records.keep(&record)?;
+        records.save_record(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
-        transfer::into_container(host, &device, netns, &req.ifname, up)?;
+        transfer::move_into_container(host, &device, netns, &req.ifname, up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         network.ips.retain(|ip| result.ips.iter().all(|other| other.address != ip.address));
         result.ips.append(&mut network.ips);
-        let link = child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
+        let link = child::complete_link(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
-        let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
-        let pci = pci.or_else(|| selector.pci().map(str::to_owned));
+        let pci = device.parent.as_ref().and_then(|parent| sysfs.find_pci_id(parent));
+        let pci = pci.or_else(|| selector.pci_function().map(str::to_owned));
         result.interfaces[0].pci_id = pci.unwrap_or_default();
-        cx.finish(&mut result);
+        cx.finish_result(&mut result);
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+    fn check(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &CheckRequest) -> Result<()> {
         let sysfs = Sysfs::new();
-        let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        cx.if_ipam(Cx::ipam_check)?;
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let selector =
+            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        cx.if_ipam(CallContext::ipam_check)?;
+        let prev = req.require_final_result()?;
+        let (index, entry) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
         if selector.user_space_pci(&sysfs).is_some() {
             return Ok(());
         }
-        let link = inside.netlink.link(&entry.name)?.ok_or_else(|| {
+        let link = inside.netlink.find_link(&entry.name)?.ok_or_else(|| {
             let name = &entry.name;
             Error::internal(format!("Container Interface name in prevResult: {name} not found"))
         })?;
-        verify::same_mac(&link, entry)?;
-        verify::is_up(&link, verify::IN_CONTAINER)?;
+        verify::require_same_mac(&link, entry)?;
+        verify::require_up(&link, verify::IN_CONTAINER)?;
         if link.alias.is_empty() {
             let msg = format!("\"{}\" has no alias, which is its name on the host", link.name);
             return Err(Error::internal(msg));
         }
-        Found { link, prev, index }.verify_layer3(&inside)
+        CheckedLink { link, prev, index }.verify_layer3(&inside)
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+    fn del(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &DelRequest) -> Result<()> {
         let mut failures = Failures::new();
-        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
-            failures.keep(give_back(cx, conf, req))
+        delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
+            failures.keep_error(return_attached_device(cx, conf, req))
         });
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &CallContext<'_>, _: &HostDeviceConfig, req: &GcRequest) -> Result<()> {
         let mut failures = Failures::new();
-        del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
-            failures.keep(give_back_stale(cx, &Records::of(&cx.net.name), req))
+        delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
+            failures.keep_error(return_stale_devices(
+                cx,
+                &DeviceRecordStore::for_network(&cx.net.name),
+                req,
+            ))
         });
         failures.into_result()
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+    fn status(cx: &CallContext<'_>, conf: &HostDeviceConfig) -> Result<()> {
         let sysfs = Sysfs::new();
         // A device may be in a container now, and is often allocated only by ADD; but hardware that the
         // configuration names must exist.
-        let selector = Selector::of(conf, &sysfs).or_unavailable()?;
-        let pci = selector.as_ref().and_then(Selector::pci);
-        if let Some(id) = pci.filter(|id| !sysfs.device("pci", id).exists()) {
-            let error = Error::new(Code::NOT_AVAILABLE, format!("there is no PCI device {id}"));
+        let selector = DeviceSelector::from_config(conf, &sysfs).or_unavailable()?;
+        let pci = selector.as_ref().and_then(DeviceSelector::pci_function);
+        if let Some(id) = pci.filter(|id| !sysfs.device_directory("pci", id).exists()) {
+            let error =
+                Error::new(ErrorCode::NOT_AVAILABLE, format!("there is no PCI device {id}"));
             return Err(error);
         }
-        cx.usable_host()?;
-        cx.if_ipam(Cx::ipam_status)
+        cx.usable_host_netlink()?;
+        cx.if_ipam(CallContext::ipam_status)
     }
 }
 
-fn no_selector() -> Error {
+fn missing_selector_error() -> Error {
     Error::internal(r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#)
 }
 
 /// Adds to the error of a missing device the container that has the device.
-fn explain(error: Error, selector: &Selector, records: &Records<'_>) -> Error {
+fn explain_missing_device(
+    error: Error,
+    selector: &DeviceSelector,
+    records: &DeviceRecordStore<'_>,
+) -> Error {
     let error = error.context("failed to find host device");
-    let (Selector::Name(name), true) = (selector, error.details().is_empty()) else {
+    let (DeviceSelector::Name(name), true) = (selector, error.details().is_empty()) else {
         return error;
     };
-    let holder = records.of_node().into_iter().find(|record| record.device.name == *name);
+    let holder = records.list_all_records().into_iter().find(|record| record.device.name == *name);
     match holder {
-        Some(Record { container_id, ifname, .. }) => error.with_details(format!(
+        Some(DeviceRecord { container_id, ifname, .. }) => error.with_details(format!(
             "container {container_id} has it as {ifname}, or was not followed by DEL: detach it there first"
         )),
         None => error.with_details("\"ip link\" lists the links of the host"),
@@ -200,75 +213,86 @@ fn explain(error: Error, selector: &Selector, records: &Records<'_>) -> Error {
 }
 
 /// The result for a device that a program drives: it has no interface to move, and the program uses the addresses.
-fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
+fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = cx.has_ipam();
     let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-    result.interfaces = vec![Interface {
+    result.interfaces = vec![ResultInterface {
         name: req.ifname.to_string(),
         sandbox: req.sandbox.path.clone(),
         pci_id: pci.to_owned(),
-        ..Interface::default()
+        ..ResultInterface::default()
     }];
-    result.assign_to_first();
-    cx.finish(&mut result);
+    result.assign_ips_to_first();
+    cx.finish_result(&mut result);
     undo.commit();
     Ok(result)
 }
 
 /// Finds the attachment's device and gives it back to the host.
-fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-    let records = Records::of(&cx.net.name);
-    let (host, netns, prev) = (cx.host()?, req.netns.as_ref(), req.prev.as_ref());
-    if let Some(record) = records.find(req.id.as_str(), req.ifname.as_str()) {
-        let recorded = if netns.is_none() { recorded_netns(&record)? } else { None };
+fn return_attached_device(
+    cx: &CallContext<'_>,
+    conf: &HostDeviceConfig,
+    req: &DelRequest,
+) -> Result<()> {
+    let records = DeviceRecordStore::for_network(&cx.net.name);
+    let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
+    if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
+        let recorded = if netns.is_none() { open_recorded_netns(&record)? } else { None };
         let netns = netns.or(recorded.as_ref());
-        let incomplete = Search::of(&record).give_back(host, netns, prev)?;
-        return records.conclude(record, incomplete);
+        let incomplete = DeviceSearch::for_record(&record).return_device(host, netns, prev)?;
+        return records.end_attachment(record, incomplete);
     }
     let sysfs = Sysfs::new();
     // The selector of removed hardware is unknown, which is not an error.
-    let selector = Selector::of(conf, &sysfs).unwrap_or_default();
+    let selector = DeviceSelector::from_config(conf, &sysfs).unwrap_or_default();
     let selector = selector.as_ref();
     if selector.is_some_and(|selector| selector.user_space_pci(&sysfs).is_some()) {
         return Ok(());
     }
-    let search = Search { ifname: req.ifname.as_str(), origin: None, selector };
-    let incomplete = search.give_back(host, netns, prev)?;
+    let search = DeviceSearch { ifname: req.ifname.as_str(), origin: None, selector };
+    let incomplete = search.return_device(host, netns, prev)?;
     // Removes a record that cannot be read as well.
-    incomplete.map_or(Ok(()), Err).and(records.forget(req.id.as_str(), req.ifname.as_str()))
+    incomplete.map_or(Ok(()), Err).and(records.remove_record(req.id.as_str(), req.ifname.as_str()))
 }
 
-/// As [`give_back`] for all attachments that are not valid.
-fn give_back_stale(cx: &Cx<'_>, records: &Records<'_>, req: &GcReq) -> Result<()> {
+/// As [`return_attached_device`] for all attachments that are not valid.
+fn return_stale_devices(
+    cx: &CallContext<'_>,
+    records: &DeviceRecordStore<'_>,
+    req: &GcRequest,
+) -> Result<()> {
     let mut failures = Failures::new();
-    records.sweep(&Owner::each(&cx.net.name, &req.valid));
+    records.remove_temporary_files(&AttachmentId::from_attachments(&cx.net.name, &req.valid));
     let (valid, stale): (Vec<_>, Vec<_>) = records
-        .of_network()
+        .list_network_records()
         .into_iter()
-        .partition(|record| req.is_valid(&record.container_id, &record.ifname));
+        .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
     for record in stale {
         // A later container in the same namespace may have the device.
-        let has_device =
-            |other: &Record| other.device.name == record.device.name && other.netns == record.netns;
-        let released = if valid.iter().any(has_device) { Ok(None) } else { release(cx, &record) };
-        failures.keep(released.and_then(|incomplete| records.conclude(record, incomplete)));
+        let has_device = |other: &DeviceRecord| {
+            other.device.name == record.device.name && other.netns == record.netns
+        };
+        let released =
+            if valid.iter().any(has_device) { Ok(None) } else { return_stale_device(cx, &record) };
+        failures
+            .keep_error(released.and_then(|incomplete| records.end_attachment(record, incomplete)));
     }
     failures.into_result()
 }
 
-/// As [`give_back`] for a stale attachment.
-fn release(cx: &Cx<'_>, record: &Record) -> Result<Option<Error>> {
-    let netns = recorded_netns(record)?;
-    Search::of(record).give_back(cx.host()?, netns.as_ref(), None)
+/// As [`return_attached_device`] for a stale attachment.
+fn return_stale_device(cx: &CallContext<'_>, record: &DeviceRecord) -> Result<Option<Error>> {
+    let netns = open_recorded_netns(record)?;
+    DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns.as_ref(), None)
 }
 
 /// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
 /// namespace that nothing pins cannot be told from a later one.
-fn recorded_netns(record: &Record) -> Result<Option<Netns>> {
+fn open_recorded_netns(record: &DeviceRecord) -> Result<Option<Netns>> {
     let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
-    let is_recorded =
-        netns.identity()? == (known.dev, known.ino) && NetnsId::at(netns.path()) == Some(known);
-    Ok((is_recorded && !netns.same_as(&Netns::current()?)?).then_some(netns))
+    let is_recorded = netns.device_and_inode()? == (known.dev, known.ino)
+        && NetnsIdentity::at_path(netns.path()) == Some(known);
+    Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
 }

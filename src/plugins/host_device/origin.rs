@@ -4,16 +4,17 @@
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::identity::Identity;
+use super::identity::DeviceIdentity;
 use crate::attachment::backup::mac_text;
 use crate::cni::{self, CniResult, IpConfig};
-use crate::error::{Context, Result};
-use crate::iface::Inside;
+use crate::error::{ErrorContext, Result};
+use crate::framework::Failures;
+use crate::iface::ContainerNetns;
 use crate::iface::ON_LINK;
 use crate::netlink::{
-    Addr, Link, LinkChange, Mac, Netlink, NewAddr, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
+    KernelRoute, Link, LinkAddress, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN,
+    RouteAddMode, RouteFilter,
 };
-use crate::skel::Failures;
 use crate::sort::sort_by_key;
 
 /// `IFA_F_PERMANENT`: the address has no lifetime, so no protocol such as DHCP will add it again.
@@ -31,53 +32,53 @@ const AUTOMATIC: [u8; 2] = [2, 9];
 /// The state of a device on the host. Unknown values are not restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Origin {
+pub(super) struct OriginalState {
     pub(super) name: String,
     pub(super) alt_names: Vec<String>,
-    pub(super) identity: Identity,
+    pub(super) identity: DeviceIdentity,
     /// The alias on the host. In the container the alias is the name on the host.
     pub(super) alias: String,
     #[serde(with = "mac_text")]
-    pub(super) mac: Option<Mac>,
+    pub(super) mac: Option<MacAddress>,
     /// In bytes; 0 is unknown.
     pub(super) mtu: u32,
     pub(super) up: bool,
     pub(super) promisc: Option<bool>,
     pub(super) allmulti: Option<bool>,
     /// The permanent addresses, without those that the kernel adds.
-    pub(super) addresses: Vec<Address>,
+    pub(super) addresses: Vec<PermanentAddress>,
     /// The routes through the device that an administrator added.
-    pub(super) routes: Vec<Route>,
+    pub(super) routes: Vec<KernelRoute>,
 }
 
 /// A permanent address of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Address {
+pub(super) struct PermanentAddress {
     net: IpNet,
     no_prefix_route: bool,
     broadcast: bool,
 }
 
-impl Origin {
+impl OriginalState {
     /// The state of a device on the host.
-    pub(super) fn of(host: &Netlink, device: &Link) -> Result<Origin> {
-        let mut addresses = host.dump_addrs(device.index)?;
+    pub(super) fn from_device(host: &Netlink, device: &Link) -> Result<OriginalState> {
+        let mut addresses = host.dump_addresses(device.index)?;
         addresses.retain(|addr| {
             let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
             addr.flags & IFA_F_PERMANENT != 0 && !is_automatic
         });
-        let address = |addr: Addr| Address {
+        let address = |addr: LinkAddress| PermanentAddress {
             net: addr.net,
             no_prefix_route: addr.is_without_prefix_route(),
             broadcast: addr.broadcast.is_some(),
         };
         let is_administrative =
-            |route: &Route| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p));
-        Ok(Origin {
+            |route: &KernelRoute| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p));
+        Ok(OriginalState {
             name: device.name.clone(),
             alt_names: device.alt_names.clone(),
-            identity: Identity::of(device),
+            identity: DeviceIdentity::from_link(device),
             alias: device.alias.clone(),
             mac: device.mac,
             mtu: device.mtu,
@@ -85,66 +86,76 @@ impl Origin {
             promisc: Some(device.promisc),
             allmulti: Some(device.allmulti),
             addresses: addresses.into_iter().map(address).collect(),
-            routes: routes(host, device, &is_administrative)?,
+            routes: device_routes(host, device, &is_administrative)?,
         })
     }
 
     /// The state of a device without a record, of which only the name is known.
-    pub(super) fn named(name: &str) -> Origin {
-        Origin { name: name.to_owned(), alt_names: vec![name.to_owned()], ..Origin::default() }
+    pub(super) fn from_name(name: &str) -> OriginalState {
+        OriginalState {
+            name: name.to_owned(),
+            alt_names: vec![name.to_owned()],
+            ..OriginalState::default()
+        }
     }
 
     /// Removes the alternative names that the device did not have: a container must not choose names on the
     /// host.
-    pub(super) fn strip(&self, netlink: &Netlink, device: &Link) -> Result<()> {
+    pub(super) fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
         let foreign = |name: &&String| !self.alt_names.contains(name);
         let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
-        if foreign.is_empty() { Ok(()) } else { Ok(netlink.del_alt_names(device.index, &foreign)?) }
+        if foreign.is_empty() {
+            Ok(())
+        } else {
+            Ok(netlink.delete_alt_names(device.index, &foreign)?)
+        }
     }
 
     /// Restores all that can be restored of a device that is on the host under its name. The alias comes last:
     /// while the alias is the name, the restoration is incomplete.
-    pub(super) fn restore(&self, host: &Netlink, device: &Link) -> Result<()> {
+    pub(super) fn restore_device(&self, host: &Netlink, device: &Link) -> Result<()> {
         let mut failures = Failures::new();
-        let change = |change| host.set_link(device.index, change).map_err(Into::into);
+        let change = |change| host.change_link(device.index, change).map_err(Into::into);
         let mut keep = |what: &str, done: Result<()>| {
-            failures.keep(done.context(|| format!("restore the {what} of \"{}\"", self.name)));
+            failures
+                .keep_error(done.context(|| format!("restore the {what} of \"{}\"", self.name)));
         };
-        keep("alternative names", self.strip(host, device));
+        keep("alternative names", self.remove_foreign_names(host, device));
         if let Some(mac) = self.mac.filter(|mac| device.mac != Some(*mac)) {
-            keep("MAC", change(LinkChange::new().mac(mac)));
+            keep("MAC", change(LinkChange::new().set_mac(mac)));
         }
         if self.mtu != 0 && device.mtu != self.mtu {
-            keep("MTU", change(LinkChange::new().mtu(self.mtu)));
+            keep("MTU", change(LinkChange::new().set_mtu(self.mtu)));
         }
         if let Some(on) = self.promisc.filter(|on| *on != device.promisc) {
-            keep("promiscuous mode", change(LinkChange::new().promisc(on.into())));
+            keep("promiscuous mode", change(LinkChange::new().set_promisc(on.into())));
         }
         if let Some(on) = self.allmulti.filter(|on| *on != device.allmulti) {
-            keep("multicast mode", change(LinkChange::new().allmulti(on.into())));
+            keep("multicast mode", change(LinkChange::new().set_allmulti(on.into())));
         }
         for address in &self.addresses {
-            keep("addresses", add_addr(host, device.index, address));
+            keep("addresses", add_address(host, device.index, address));
         }
         if self.up {
-            keep("state", change(LinkChange::new().up()));
+            keep("state", change(LinkChange::new().set_up()));
         }
         for route in &self.routes {
             keep("routes", add_route(host, device.index, route));
         }
         failures.into_result()?;
         if device.alias != self.alias {
-            let alias = change(LinkChange::new().alias(&self.alias));
+            let alias = change(LinkChange::new().set_alias(&self.alias));
             alias.context(|| format!("restore the alias of \"{}\"", self.name))?;
         }
         Ok(())
     }
 }
 
-fn add_addr(netlink: &Netlink, index: u32, address: &Address) -> Result<()> {
-    let Address { net, no_prefix_route, broadcast } = *address;
-    let addr = NewAddr { prefix_route: !no_prefix_route, broadcast, ..NewAddr::new(net) };
-    match netlink.add_addr(index, &addr) {
+fn add_address(netlink: &Netlink, index: u32, address: &PermanentAddress) -> Result<()> {
+    let PermanentAddress { net, no_prefix_route, broadcast } = *address;
+    let addr =
+        NewLinkAddress { prefix_route: !no_prefix_route, broadcast, ..NewLinkAddress::new(net) };
+    match netlink.add_address(index, &addr) {
         // A network manager may have added the address already.
         Err(error) if error.is_exists() => Ok(()),
         added => Ok(added?),
@@ -153,7 +164,11 @@ fn add_addr(netlink: &Netlink, index: u32, address: &Address) -> Result<()> {
 
 /// The routes with a single next hop through the device that are `wanted`, in an order in which they can be added:
 /// a gateway must be reachable before a route uses the gateway.
-fn routes(host: &Netlink, device: &Link, wanted: &dyn Fn(&Route) -> bool) -> Result<Vec<Route>> {
+fn device_routes(
+    host: &Netlink,
+    device: &Link,
+    wanted: &dyn Fn(&KernelRoute) -> bool,
+) -> Result<Vec<KernelRoute>> {
     let filter = RouteFilter { oif: Some(device.index), ..RouteFilter::default() };
     let mut routes = host.dump_routes(&filter)?;
     routes.retain(|route| route.nexthops.is_empty() && wanted(route));
@@ -161,9 +176,9 @@ fn routes(host: &Netlink, device: &Link, wanted: &dyn Fn(&Route) -> bool) -> Res
     Ok(routes)
 }
 
-fn add_route(netlink: &Netlink, index: u32, route: &Route) -> Result<()> {
-    let route = Route { oif: Some(index), ..route.clone() };
-    match netlink.add_route(&route, RouteMode::Append) {
+fn add_route(netlink: &Netlink, index: u32, route: &KernelRoute) -> Result<()> {
+    let route = KernelRoute { oif: Some(index), ..route.clone() };
+    match netlink.add_route(&route, RouteAddMode::Append) {
         Err(error) if error.is_exists() => Ok(()),
         added => Ok(added?),
     }
@@ -175,13 +190,13 @@ fn add_route(netlink: &Netlink, index: u32, route: &Route) -> Result<()> {
 pub(super) struct HostNetwork {
     /// Addresses of global scope.
     pub(super) ips: Vec<IpConfig>,
-    routes: Vec<Route>,
+    routes: Vec<KernelRoute>,
 }
 
 impl HostNetwork {
     /// The addresses and routes of a device on the host.
-    pub(super) fn of(host: &Netlink, device: &Link) -> Result<HostNetwork> {
-        let addrs = host.dump_addrs(device.index)?.into_iter();
+    pub(super) fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
+        let addrs = host.dump_addresses(device.index)?.into_iter();
         // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are kept, because
         // gateways are reached by them.
         let kept = addrs.filter(|addr| {
@@ -189,29 +204,30 @@ impl HostNetwork {
             addr.scope == EVERYWHERE && lasts
         });
         let ips = kept.map(|addr| IpConfig { address: addr.net, gateway: None, interface: None });
-        let is_wanted = |route: &Route| {
+        let is_wanted = |route: &KernelRoute| {
             let is_automatic = route.protocol.is_some_and(|p| AUTOMATIC.contains(&p));
             route.table != Some(LOCAL) && !is_automatic
         };
-        Ok(HostNetwork { ips: ips.collect(), routes: routes(host, device, &is_wanted)? })
+        Ok(HostNetwork { ips: ips.collect(), routes: device_routes(host, device, &is_wanted)? })
     }
 
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.
     pub(super) fn add_routes(
         &self,
-        inside: &Inside<'_>,
+        inside: &ContainerNetns<'_>,
         device: &Link,
         result: &mut CniResult,
     ) -> Result<()> {
         for route in &self.routes {
-            let reported = cni::Route {
+            let reported = cni::ResultRoute {
                 gw: route.gw,
                 priority: route.priority,
                 table: route.table.filter(|table| *table != RT_TABLE_MAIN),
                 scope: route.gw.is_none().then_some(ON_LINK),
-                ..cni::Route::to(route.dst)
+                ..cni::ResultRoute::for_destination(route.dst)
             };
-            let key = |r: &cni::Route| (r.dst.trunc(), r.table, r.priority.unwrap_or_default());
+            let key =
+                |r: &cni::ResultRoute| (r.dst.trunc(), r.table, r.priority.unwrap_or_default());
             if result.routes.iter().any(|other| key(other) == key(&reported)) {
                 continue;
             }

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::origin::Origin;
-use crate::attachment::{Owner, backup};
+use super::origin::OriginalState;
+use crate::attachment::{AttachmentId, backup};
 use crate::cni::NetworkName;
 use crate::error::{Error, Result};
-use crate::files::atomic::{Durability, Writer};
+use crate::files::atomic::{AtomicWriter, Durability};
 use crate::files::{dir, remove_file};
 use crate::log;
-use crate::netns::NetnsId;
+use crate::netns::NetnsIdentity;
 
 /// The folder of all records. No configuration chooses it: a record decides the name, the addresses and the routes of a
 /// link of the host.
@@ -25,7 +25,7 @@ const DIR: &str = "/run/cni/host-device";
 /// An attachment that has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Record {
+pub(super) struct DeviceRecord {
     #[serde(rename = "containerID")]
     pub(super) container_id: String,
     pub(super) ifname: String,
@@ -33,8 +33,8 @@ pub(super) struct Record {
     pub(super) netns: String,
     /// The namespace that was there; missing in records of release 0.2.0.
     #[serde(default)]
-    pub(super) netns_id: Option<NetnsId>,
-    pub(super) device: Origin,
+    pub(super) netns_id: Option<NetnsIdentity>,
+    pub(super) device: OriginalState,
     /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
     pub(super) tried: bool,
@@ -42,116 +42,120 @@ pub(super) struct Record {
 
 /// The files of one network: `<network>/<container>:<interface>.json`. Of the three names only the separator can
 /// contain a colon.
-pub(super) struct Records<'a> {
+pub(super) struct DeviceRecordStore<'a> {
     network: &'a str,
     all: PathBuf,
     own: PathBuf,
 }
 
-impl<'a> Records<'a> {
+impl<'a> DeviceRecordStore<'a> {
     /// The records of a network.
-    pub(super) fn of(network: &'a NetworkName) -> Records<'a> {
-        Records::below(Path::new(DIR), network.as_str())
+    pub(super) fn for_network(network: &'a NetworkName) -> DeviceRecordStore<'a> {
+        DeviceRecordStore::for_network_in(Path::new(DIR), network.as_str())
     }
 
-    fn below(dir: &Path, network: &'a str) -> Records<'a> {
-        Records { network, own: dir.join(network), all: dir.to_owned() }
+    fn for_network_in(dir: &Path, network: &'a str) -> DeviceRecordStore<'a> {
+        DeviceRecordStore { network, own: dir.join(network), all: dir.to_owned() }
     }
 
     /// The file of an attachment, and its temporary name.
-    fn files(&self, id: &str, ifname: &str) -> (PathBuf, PathBuf) {
-        let owner = Owner { network: self.network, id, ifname };
-        (self.own.join(file_name(id, ifname)), backup::temporary_of(&self.own, &owner))
+    fn file_paths(&self, id: &str, ifname: &str) -> (PathBuf, PathBuf) {
+        let owner = AttachmentId { network: self.network, id, ifname };
+        (self.own.join(record_file_name(id, ifname)), backup::temporary_path(&self.own, &owner))
     }
 
     /// Writes a record, replacing an earlier record of the same attachment.
-    pub(super) fn keep(&self, record: &Record) -> Result<()> {
-        self.write(record).map_err(|e| {
+    pub(super) fn save_record(&self, record: &DeviceRecord) -> Result<()> {
+        self.write_record(record).map_err(|e| {
             let context = format!("record the state of \"{}\"", record.device.name);
             e.context(context).with_details(format!("only root may write to {DIR}"))
         })
     }
 
-    fn write(&self, record: &Record) -> Result<()> {
-        dir::ensure(&self.all, 0o700)?;
-        dir::ensure(&self.own, 0o700)?;
+    fn write_record(&self, record: &DeviceRecord) -> Result<()> {
+        dir::ensure_directory(&self.all, 0o700)?;
+        dir::ensure_directory(&self.own, 0o700)?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
-        let (path, temporary) = self.files(&record.container_id, &record.ifname);
-        Ok(Writer::new(temporary, Durability::Volatile).replace(&path, &bytes, 0o600)?)
+        let (path, temporary) = self.file_paths(&record.container_id, &record.ifname);
+        Ok(AtomicWriter::new(temporary, Durability::Volatile).replace_file(&path, &bytes, 0o600)?)
     }
 
     /// Ends an attachment whose device is back; `incomplete` is the error of a state that was not restored completely.
     /// The next command retries once: a permanent error must not keep the container from being deleted.
-    pub(super) fn conclude(&self, mut record: Record, incomplete: Option<Error>) -> Result<()> {
+    pub(super) fn end_attachment(
+        &self,
+        mut record: DeviceRecord,
+        incomplete: Option<Error>,
+    ) -> Result<()> {
         match incomplete {
             Some(error) if !record.tried => {
                 record.tried = true;
-                self.keep(&record)?;
+                self.save_record(&record)?;
                 return Err(error.with_details("the next DEL or GC retries once"));
             }
             Some(error) => log::warn(error),
             None => {}
         }
-        self.forget(&record.container_id, &record.ifname)
+        self.remove_record(&record.container_id, &record.ifname)
     }
 
     /// The record of an attachment.
-    pub(super) fn find(&self, id: &str, ifname: &str) -> Option<Record> {
-        let (path, _) = self.files(id, ifname);
-        if !is_own(&self.own) {
+    pub(super) fn find_record(&self, id: &str, ifname: &str) -> Option<DeviceRecord> {
+        let (path, _) = self.file_paths(id, ifname);
+        if !is_private_directory(&self.own) {
             return None;
         }
-        let bytes = backup::read(&path).inspect_err(|e| log::warn(e)).ok()??;
-        decode(&path, &bytes)
+        let bytes = backup::read_backup(&path).inspect_err(|e| log::warn(e)).ok()??;
+        decode_record(&path, &bytes)
     }
 
     /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
-    pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
-        let (path, temporary) = self.files(id, ifname);
+    pub(super) fn remove_record(&self, id: &str, ifname: &str) -> Result<()> {
+        let (path, temporary) = self.file_paths(id, ifname);
         remove_file(&temporary)?;
         Ok(remove_file(&path)?)
     }
 
     /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
-    pub(super) fn sweep(&self, valid: &[Owner<'_>]) {
-        if is_own(&self.own) {
-            backup::sweep(&self.own, self.network, valid);
+    pub(super) fn remove_temporary_files(&self, valid: &[AttachmentId<'_>]) {
+        if is_private_directory(&self.own) {
+            backup::remove_temporaries(&self.own, self.network, valid);
         }
     }
 
     /// The records of this network.
-    pub(super) fn of_network(&self) -> Vec<Record> {
-        in_folder(&self.own)
+    pub(super) fn list_network_records(&self) -> Vec<DeviceRecord> {
+        records_in_directory(&self.own)
     }
 
     /// The records of all networks.
-    pub(super) fn of_node(&self) -> Vec<Record> {
+    pub(super) fn list_all_records(&self) -> Vec<DeviceRecord> {
         let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
-        folders.flat_map(|folder| in_folder(&folder.path())).collect()
+        folders.flat_map(|folder| records_in_directory(&folder.path())).collect()
     }
 }
 
 /// The records in a folder; none if other users can write to the folder.
-fn in_folder(folder: &Path) -> Vec<Record> {
-    let files = backup::all(folder).inspect_err(|e| log::warn(e)).unwrap_or_default();
-    files.iter().filter_map(|(path, bytes)| decode(path, bytes)).collect()
+fn records_in_directory(folder: &Path) -> Vec<DeviceRecord> {
+    let files = backup::read_backups(folder).inspect_err(|e| log::warn(e)).unwrap_or_default();
+    files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
 /// Whether only this user can write to a folder: other users could forge records.
-fn is_own(folder: &Path) -> bool {
-    dir::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
+fn is_private_directory(folder: &Path) -> bool {
+    dir::require_own_directory(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
-fn decode(path: &Path, bytes: &[u8]) -> Option<Record> {
-    let record: Record = serde_json::from_slice(bytes)
+fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
+    let record: DeviceRecord = serde_json::from_slice(bytes)
         .inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())))
         .ok()?;
-    let expected = file_name(&record.container_id, &record.ifname);
+    let expected = record_file_name(&record.container_id, &record.ifname);
     (*path.file_name()? == *expected).then_some(record)
 }
 
-fn file_name(id: &str, ifname: &str) -> String {
+fn record_file_name(id: &str, ifname: &str) -> String {
     format!("{id}:{ifname}.json")
 }
 
@@ -159,13 +163,13 @@ fn file_name(id: &str, ifname: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::identity::Identity;
+    use super::super::identity::DeviceIdentity;
     use super::*;
-    use crate::netlink::{Link, Mac, Parent};
+    use crate::netlink::{Link, MacAddress, ParentDevice};
 
-    fn record(id: &str, device: &str) -> Record {
-        let device = Origin { mtu: 9000, up: true, ..Origin::named(device) };
-        Record {
+    fn record(id: &str, device: &str) -> DeviceRecord {
+        let device = OriginalState { mtu: 9000, up: true, ..OriginalState::from_name(device) };
+        DeviceRecord {
             container_id: id.into(),
             ifname: "eth0".into(),
             netns: "/x".into(),
@@ -175,52 +179,52 @@ mod tests {
         }
     }
 
-    fn records<'a>(dir: &Path, network: &'a str) -> Records<'a> {
-        Records::below(dir, network)
+    fn records<'a>(dir: &Path, network: &'a str) -> DeviceRecordStore<'a> {
+        DeviceRecordStore::for_network_in(dir, network)
     }
 
     #[test]
     fn kept_found_listed_and_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (records(dir.path(), "a"), records(dir.path(), "b"));
-        a.keep(&record("c1", "ens1")).unwrap();
-        a.keep(&record("c1", "ens2")).unwrap();
-        b.keep(&record("c1", "ens3")).unwrap();
-        assert_eq!(a.find("c1", "eth0"), Some(record("c1", "ens2")));
-        assert_eq!(a.of_network(), [record("c1", "ens2")]);
-        assert_eq!(a.of_node().len(), 2);
-        let (_, left) = a.files("c1", "eth0");
+        a.save_record(&record("c1", "ens1")).unwrap();
+        a.save_record(&record("c1", "ens2")).unwrap();
+        b.save_record(&record("c1", "ens3")).unwrap();
+        assert_eq!(a.find_record("c1", "eth0"), Some(record("c1", "ens2")));
+        assert_eq!(a.list_network_records(), [record("c1", "ens2")]);
+        assert_eq!(a.list_all_records().len(), 2);
+        let (_, left) = a.file_paths("c1", "eth0");
         fs::write(&left, "{").unwrap();
-        a.sweep(&[Owner { network: "a", id: "c1", ifname: "eth0" }]);
-        b.sweep(&[]);
+        a.remove_temporary_files(&[AttachmentId { network: "a", id: "c1", ifname: "eth0" }]);
+        b.remove_temporary_files(&[]);
         assert!(left.exists());
-        a.sweep(&[]);
+        a.remove_temporary_files(&[]);
         assert!(!left.exists());
-        a.forget("c1", "eth0").unwrap();
-        a.forget("c1", "eth0").unwrap();
-        assert_eq!(a.find("c1", "eth0"), None);
-        assert_eq!(b.of_node(), [record("c1", "ens3")]);
+        a.remove_record("c1", "eth0").unwrap();
+        a.remove_record("c1", "eth0").unwrap();
+        assert_eq!(a.find_record("c1", "eth0"), None);
+        assert_eq!(b.list_all_records(), [record("c1", "ens3")]);
     }
 
     #[test]
     fn what_cannot_be_read_is_none() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
-        records.keep(&record("c1", "ens1")).unwrap();
+        records.save_record(&record("c1", "ens1")).unwrap();
         // A file whose name does not match its content is ignored.
         fs::copy(dir.path().join("a/c1:eth0.json"), dir.path().join("a/c2:eth0.json")).unwrap();
-        assert_eq!(records.of_network(), [record("c1", "ens1")]);
+        assert_eq!(records.list_network_records(), [record("c1", "ens1")]);
         fs::remove_file(dir.path().join("a/c2:eth0.json")).unwrap();
         fs::write(dir.path().join("a/c1:eth0.json"), "{").unwrap();
-        assert_eq!(records.of_network(), []);
-        records.keep(&record("c1", "ens1")).unwrap();
+        assert_eq!(records.list_network_records(), []);
+        records.save_record(&record("c1", "ens1")).unwrap();
         let everybody = fs::Permissions::from_mode(0o777);
         fs::set_permissions(dir.path().join("a"), everybody).unwrap();
-        assert_eq!(records.of_network(), [], "others may have put it there");
-        assert!(records.keep(&record("c1", "ens1")).is_err());
-        let nowhere = Records::below(Path::new("/proc/no"), "n");
-        let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
-        assert!(error.msg().starts_with("record the state of \"ens1\""), "{error}");
+        assert_eq!(records.list_network_records(), [], "others may have put it there");
+        assert!(records.save_record(&record("c1", "ens1")).is_err());
+        let nowhere = DeviceRecordStore::for_network_in(Path::new("/proc/no"), "n");
+        let error = nowhere.save_record(&record("c1", "ens1")).unwrap_err();
+        assert!(error.message().starts_with("record the state of \"ens1\""), "{error}");
     }
 
     #[test]
@@ -233,13 +237,13 @@ mod tests {
             "addresses":[{"net":"192.0.2.1/24","noPrefixRoute":false,"broadcast":true}],
             "routes":[{"dst":"10.0.0.0/8","gw":"192.0.2.254","src":null,"scope":0,"table":254,
              "priority":null,"protocol":4,"onlink":false}]},"tried":true}"#;
-        let Record { device, tried, netns_id, .. } = serde_json::from_str(text).unwrap();
+        let DeviceRecord { device, tried, netns_id, .. } = serde_json::from_str(text).unwrap();
         assert_eq!(netns_id, None);
-        let hardware = Parent { bus: "pci".into(), name: "0000:01:00.0".into() };
-        let permanent_mac = Some(Mac([2, 0, 0, 0, 0, 1]));
+        let hardware = ParentDevice { bus: "pci".into(), name: "0000:01:00.0".into() };
+        let permanent_mac = Some(MacAddress([2, 0, 0, 0, 0, 1]));
         let link = Link { parent: Some(hardware), permanent_mac, ..Link::default() };
-        assert_eq!(device.identity, Identity::of(&link));
-        assert_eq!((device.mac, tried), (Some(Mac([2, 0, 0, 0, 0, 2])), true));
+        assert_eq!(device.identity, DeviceIdentity::from_link(&link));
+        assert_eq!((device.mac, tried), (Some(MacAddress([2, 0, 0, 0, 0, 2])), true));
         assert_eq!(device.addresses.len(), 1);
         assert_eq!(device.routes[0].gw, Some("192.0.2.254".parse().unwrap()));
     }
@@ -247,7 +251,7 @@ mod tests {
     #[test]
     fn records_of_later_releases_may_say_more() {
         let text = r#"{"containerID":"c","ifname":"e","netns":"/x","new":1,"device":{"name":"d","more":[]}}"#;
-        let record: Record = serde_json::from_str(text).unwrap();
-        assert_eq!(record.device, Origin { name: "d".into(), ..Origin::default() });
+        let record: DeviceRecord = serde_json::from_str(text).unwrap();
+        assert_eq!(record.device, OriginalState { name: "d".into(), ..OriginalState::default() });
     }
 }

@@ -1,7 +1,7 @@
 //! Devices in sysfs: their drivers, network interfaces and buses.
 //!
 //! `/sys/bus` is the same in every namespace, but a `net` folder shows the interfaces of the namespace that sysfs was
-//! mounted in. So the names in the folder are compared with the links that netlink reports ([`shows`]).
+//! mounted in. So the names in the folder are compared with the links that netlink reports ([`shows_link`]).
 
 use std::fs;
 use std::io;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, io_text};
 use crate::files;
-use crate::netlink::{Link, Parent};
-use crate::sort::sort;
+use crate::netlink::{Link, ParentDevice};
+use crate::sort::sort_items;
 
 /// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
@@ -27,27 +27,29 @@ impl Sysfs {
     }
 
     #[cfg(test)]
-    pub(super) fn at(root: &Path) -> Sysfs {
+    pub(super) fn from_root(root: &Path) -> Sysfs {
         Sysfs(root.into())
     }
 
     /// The folder of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the auxiliary bus such as
     /// `mlx5_core.sf.4`.
-    pub(super) fn device(&self, bus: &str, id: &str) -> PathBuf {
+    pub(super) fn device_directory(&self, bus: &str, id: &str) -> PathBuf {
         self.0.join("bus").join(bus).join("devices").join(id)
     }
 
     /// Whether a program outside the kernel drives the PCI function.
     pub(super) fn is_user_space(&self, id: &str) -> bool {
-        let driver = fs::read_link(self.device("pci", id).join("driver")).unwrap_or_default();
+        let driver =
+            fs::read_link(self.device_directory("pci", id).join("driver")).unwrap_or_default();
         let name = driver.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| USER_SPACE_DRIVERS.contains(&name))
     }
 
     /// The `net` folder of a PCI function; that of a virtio device is one level below.
-    pub(super) fn pci_net(&self, id: &str) -> Result<PathBuf> {
-        let device = self.device("pci", id);
-        let virtio = self.virtio_of(id).into_iter().map(|name| device.join(name).join("net"));
+    pub(super) fn pci_net_directory(&self, id: &str) -> Result<PathBuf> {
+        let device = self.device_directory("pci", id);
+        let virtio =
+            self.list_virtio_devices(id).into_iter().map(|name| device.join(name).join("net"));
         let mut folders = std::iter::once(device.join("net")).chain(virtio);
         folders
             .find(|folder| folder.is_dir())
@@ -55,18 +57,18 @@ impl Sysfs {
     }
 
     /// The names of the virtio devices of a PCI function.
-    pub(super) fn virtio_of(&self, id: &str) -> Vec<String> {
-        let mut names = names_in(&self.device("pci", id)).unwrap_or_default();
+    pub(super) fn list_virtio_devices(&self, id: &str) -> Vec<String> {
+        let mut names = list_names(&self.device_directory("pci", id)).unwrap_or_default();
         names.retain(|name| name.starts_with("virtio"));
         names
     }
 
     /// The PCI function of a device: the device itself or one of its ancestors.
-    pub(super) fn pci_id(&self, device: &Parent) -> Option<String> {
+    pub(super) fn find_pci_id(&self, device: &ParentDevice) -> Option<String> {
         if device.bus == "pci" {
             return Some(device.name.clone());
         }
-        let path = fs::canonicalize(self.device(&device.bus, &device.name)).ok()?;
+        let path = fs::canonicalize(self.device_directory(&device.bus, &device.name)).ok()?;
         let mut names = path.ancestors().filter_map(|p| p.file_name()?.to_str());
         names.find(|name| is_pci_id(name)).map(str::to_owned)
     }
@@ -74,7 +76,7 @@ impl Sysfs {
 
 /// Whether a link is the link that a `net` folder shows under its name: the namespace of the mount may have another
 /// link of that name.
-pub(super) fn shows(folder: &Path, link: &Link) -> bool {
+pub(super) fn shows_link(folder: &Path, link: &Link) -> bool {
     let shown = |file| files::read_text(&folder.join(&link.name).join(file), MAX_BYTES).ok();
     let same = |text: &String, value: String| text.trim() == value;
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
@@ -83,9 +85,9 @@ pub(super) fn shows(folder: &Path, link: &Link) -> bool {
 }
 
 /// The names of the interfaces in a `net` folder, sorted; at least one.
-pub(super) fn netdevs(folder: &Path) -> Result<Vec<String>> {
+pub(super) fn list_interfaces(folder: &Path) -> Result<Vec<String>> {
     let path = folder.display();
-    let names = names_in(folder).map_err(|e| {
+    let names = list_names(folder).map_err(|e| {
         Error::internal(format!("failed to read directory {path}: {}", io_text(&e)))
     })?;
     if names.is_empty() {
@@ -95,12 +97,12 @@ pub(super) fn netdevs(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+fn list_names(folder: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
         names.extend(entry?.file_name().into_string());
     }
-    sort(&mut names);
+    sort_items(&mut names);
     Ok(names)
 }
 
@@ -119,7 +121,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::netlink::Mac;
+    use crate::netlink::MacAddress;
 
     const ID: &str = "0000:3d:00.1";
 
@@ -128,7 +130,7 @@ mod tests {
         for folder in folders {
             fs::create_dir_all(dir.path().join(folder)).unwrap();
         }
-        let sysfs = Sysfs::at(dir.path());
+        let sysfs = Sysfs::from_root(dir.path());
         (dir, sysfs)
     }
 
@@ -141,14 +143,14 @@ mod tests {
             "bus/pci/devices/0000:00:04.0",
             "bus/pci/devices/0000:00:05.0/net",
         ]);
-        let names = |id| sysfs.pci_net(id).and_then(|folder| netdevs(&folder));
+        let names = |id| sysfs.pci_net_directory(id).and_then(|folder| list_interfaces(&folder));
         assert_eq!(names(ID).unwrap(), ["ens1", "ens2"]);
         assert_eq!(names("0000:00:03.0").unwrap(), ["eth7"]);
-        assert_eq!(sysfs.virtio_of("0000:00:03.0"), ["virtio4"]);
+        assert_eq!(sysfs.list_virtio_devices("0000:00:03.0"), ["virtio4"]);
         let error = names("0000:00:04.0").unwrap_err();
-        assert_eq!(error.msg(), "no net directory under pci device 0000:00:04.0");
+        assert_eq!(error.message(), "no net directory under pci device 0000:00:04.0");
         let error = names("0000:00:05.0").unwrap_err();
-        assert!(error.msg().starts_with("failed to find network device in path /"), "{error}");
+        assert!(error.message().starts_with("failed to find network device in path /"), "{error}");
     }
 
     #[test]
@@ -172,20 +174,20 @@ mod tests {
     #[test]
     fn a_name_that_another_namespace_shows_is_another_link() {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1/net/eth0"]);
-        let found = sysfs.pci_net(ID).unwrap();
-        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let found = sysfs.pci_net_directory(ID).unwrap();
+        let mac = MacAddress([2, 0, 0, 0, 0, 1]);
         let link = Link { name: "eth0".into(), index: 7, mac: Some(mac), ..Link::default() };
-        assert!(shows(&found, &link), "nothing contradicts");
+        assert!(shows_link(&found, &link), "nothing contradicts");
         let file =
             |name: &str| dir.path().join("bus/pci/devices").join(ID).join("net/eth0").join(name);
         fs::write(file("ifindex"), "7\n").unwrap();
         fs::write(file("address"), "02:00:00:00:00:01\n").unwrap();
-        assert!(shows(&found, &link));
+        assert!(shows_link(&found, &link));
         fs::write(file("address"), "02:00:00:00:00:02\n").unwrap();
-        assert!(!shows(&found, &link));
+        assert!(!shows_link(&found, &link));
         fs::write(file("address"), "02:00:00:00:00:01\n").unwrap();
         fs::write(file("ifindex"), "8\n").unwrap();
-        assert!(!shows(&found, &link));
+        assert!(!shows_link(&found, &link));
     }
 
     #[test]
@@ -204,11 +206,14 @@ mod tests {
         };
         link("pci0000:00/0000:00:03.0/virtio4", "virtio4");
         link("platform/x/y", "y");
-        let parent = |bus: &str, name: &str| Parent { bus: bus.into(), name: name.into() };
-        assert_eq!(sysfs.pci_id(&parent("pci", ID)).as_deref(), Some(ID));
-        assert_eq!(sysfs.pci_id(&parent("virtio", "virtio4")).as_deref(), Some("0000:00:03.0"));
-        assert_eq!(sysfs.pci_id(&parent("virtio", "y")), None);
-        assert_eq!(sysfs.pci_id(&parent("virtio", "gone")), None);
+        let parent = |bus: &str, name: &str| ParentDevice { bus: bus.into(), name: name.into() };
+        assert_eq!(sysfs.find_pci_id(&parent("pci", ID)).as_deref(), Some(ID));
+        assert_eq!(
+            sysfs.find_pci_id(&parent("virtio", "virtio4")).as_deref(),
+            Some("0000:00:03.0")
+        );
+        assert_eq!(sysfs.find_pci_id(&parent("virtio", "y")), None);
+        assert_eq!(sysfs.find_pci_id(&parent("virtio", "gone")), None);
     }
 
     #[test]

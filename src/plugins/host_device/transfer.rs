@@ -7,28 +7,28 @@
 
 use std::os::fd::AsFd;
 
-use super::origin::Origin;
-use crate::cni::IfName;
-use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
+use super::origin::OriginalState;
+use crate::cni::InterfaceName;
+use crate::error::{Error, ErrorContext, Result};
+use crate::iface::ContainerNetns;
 use crate::log;
 use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
 
 /// Fails if the container has the name `ifname` or an alternative name of the device.
 pub(super) fn require_free_names(
-    inside: &Inside<'_>,
+    inside: &ContainerNetns<'_>,
     device: &Link,
-    ifname: &IfName,
+    ifname: &InterfaceName,
 ) -> Result<()> {
-    inside.require_free(ifname.as_str())?;
+    inside.require_free_name(ifname.as_str())?;
     for name in &device.alt_names {
         if name == ifname.as_str() {
             let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
             return Err(Error::internal(msg)
                 .with_details("remove it (ip link property del), or choose another CNI_IFNAME"));
         }
-        inside.require_free(name).map_err(|e| {
+        inside.require_free_name(name).map_err(|e| {
             e.with_details(format!("it is an alternative name of \"{}\"", device.name))
         })?;
     }
@@ -36,80 +36,90 @@ pub(super) fn require_free_names(
 }
 
 /// Moves the device into the container under the name `ifname`; with `up` sets it up by the same message.
-pub(super) fn into_container(
+pub(super) fn move_into_container(
     host: &Netlink,
     device: &Link,
     netns: &Netns,
-    ifname: &IfName,
+    ifname: &InterfaceName,
     up: bool,
 ) -> Result<()> {
     let name = &device.name;
-    let change = LinkChange::new().netns(netns.as_fd()).name(ifname.as_str()).alias(name);
-    host.set_link(device.index, if up { change.up() } else { change })
+    let change =
+        LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname.as_str()).set_alias(name);
+    host.change_link(device.index, if up { change.set_up() } else { change })
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
 
 /// Moves the device back to the host under its name. If the name is taken, the device stays in the container,
 /// unchanged; everything else is to be restored by the caller.
-pub(super) fn back_to_host(
-    inside: &Inside<'_>,
+pub(super) fn move_back_to_host(
+    inside: &ContainerNetns<'_>,
     host: &Netlink,
     device: &Link,
-    origin: &Origin,
+    origin: &OriginalState,
 ) -> Result<Link> {
     let name = &origin.name;
-    if let Some(other) = host.link(name)? {
-        return Err(name_is_taken(&other, name, "the device stays in the container"));
+    if let Some(other) = host.find_link(name)? {
+        return Err(name_taken_error(&other, name, "the device stays in the container"));
     }
-    origin.strip(&inside.netlink, device)?;
+    origin.remove_foreign_names(&inside.netlink, device)?;
     move_to_host(inside, device, name, LinkChange::new())
-        .inspect_err(|_| return_stranded(host, device, inside.netns, origin))?;
+        .inspect_err(|_| return_stranded_device(host, device, inside.netns, origin))?;
     host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))
 }
 
 /// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
 /// uses. Returns that name.
-pub(super) fn put_aside(inside: &Inside<'_>, host: &Netlink, link: &Link) -> Result<String> {
-    let unknown = Origin::default();
+pub(super) fn move_candidate_to_host(
+    inside: &ContainerNetns<'_>,
+    host: &Netlink,
+    link: &Link,
+) -> Result<String> {
+    let unknown = OriginalState::default();
     let mut number = 0;
     // The kernel's own pattern for devices of a namespace that ends.
-    while host.link(&format!("dev{number}"))?.is_some() {
+    while host.find_link(&format!("dev{number}"))?.is_some() {
         number += 1;
     }
     let name = format!("dev{number}");
-    unknown.strip(&inside.netlink, link)?;
-    move_to_host(inside, link, &name, LinkChange::new().alias(""))?;
-    unknown.strip(host, &host.require_link(&name)?)?;
+    unknown.remove_foreign_names(&inside.netlink, link)?;
+    move_to_host(inside, link, &name, LinkChange::new().set_alias(""))?;
+    unknown.remove_foreign_names(host, &host.require_link(&name)?)?;
     Ok(name)
 }
 
 /// Moves a link, stripped of foreign alternative names: a name that the host has would keep the link in the container.
-fn move_to_host(inside: &Inside<'_>, link: &Link, name: &str, change: LinkChange) -> Result<()> {
-    let home = Netns::current()?;
+fn move_to_host(
+    inside: &ContainerNetns<'_>,
+    link: &Link,
+    name: &str,
+    change: LinkChange,
+) -> Result<()> {
+    let home = Netns::open_current()?;
     inside
         .netlink
-        .set_link(link.index, change.netns(home.as_fd()).name(name))
+        .change_link(link.index, change.move_to_netns(home.as_fd()).set_name(name))
         .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))
 }
 
 /// Renames a device that is on the host under another name: the kernel moved it there when its namespace ended,
 /// or a DEL did that was killed.
-pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &Origin) -> Result<Link> {
+pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
-        if let Some(other) = host.link(name)? {
+        if let Some(other) = host.find_link(name)? {
             let outcome = "the device stays on the host under another name";
-            return Err(name_is_taken(&other, name, outcome));
+            return Err(name_taken_error(&other, name, outcome));
         }
         // Many kernels refuse to rename a link that is up.
-        host.set_link(device.index, LinkChange::new().down())?;
-        host.set_link(device.index, LinkChange::new().name(name))
+        host.change_link(device.index, LinkChange::new().set_down())?;
+        host.change_link(device.index, LinkChange::new().set_name(name))
             .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
     }
     Ok(host.require_link_by_index(device.index)?)
 }
 
-fn name_is_taken(other: &Link, name: &str, outcome: &str) -> Error {
+fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
     let kind = if other.name == name { "is the name" } else { "is an alternative name" };
     Error::internal(format!("\"{name}\" {kind} of another link on the host")).with_details(format!(
         "{outcome}: rename or remove \"{}\", then call DEL again",
@@ -118,12 +128,12 @@ fn name_is_taken(other: &Link, name: &str, outcome: &str) -> Error {
 }
 
 /// Moves a device back into the container whose name on the host was taken between lookup and move.
-fn return_stranded(host: &Netlink, device: &Link, netns: &Netns, origin: &Origin) {
+fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: &OriginalState) {
     let Ok(links) = host.dump_links() else { return };
-    let stranded = origin.identity.on_host(&links, &device.name);
+    let stranded = origin.identity.find_on_host(&links, &device.name);
     let Some(link) = stranded.filter(|link| link.name == device.name) else { return };
-    let change = LinkChange::new().netns(netns.as_fd()).name(&device.name);
-    let moved = host.set_link(link.index, if device.up { change.up() } else { change });
+    let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(&device.name);
+    let moved = host.change_link(link.index, if device.up { change.set_up() } else { change });
     if let Err(error) = moved {
         log::warn(format_args!("put \"{}\" back into the container: {error}", device.name));
     }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::range::{Range, RangeSet};
-use crate::attachment::{HostEnd, Liveness, Owner, Record};
+use super::range::{AddressRange, RangeSet};
+use crate::attachment::{AttachmentId, AttachmentRecord, HostPairEnd, Liveness};
 use crate::cni::IpConfig;
-use crate::error::{Code, Context, Error, Result};
-use crate::leases::{LeaseStore, Listing};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::framework::{Failures, reclaim};
+use crate::leases::{LeaseListing, LeaseStore};
 use crate::log;
-use crate::skel::{Failures, reclaim};
 
 /// How many candidates are tried one by one before the directory is read: reading thousands of entries costs more than
 /// a few dozen failed attempts.
@@ -24,34 +24,34 @@ pub fn allocate_all(
     store: &mut LeaseStore,
     sets: &[RangeSet],
     requested: &[IpAddr],
-    owner: Owner<'_>,
-    end: Option<HostEnd>,
+    owner: AttachmentId<'_>,
+    end: Option<HostPairEnd>,
 ) -> Result<Vec<IpConfig>> {
-    let mut first = Allocation::new(store, owner, end)?;
-    let error = match first.run(sets, requested) {
+    let mut first = AddressAllocation::new(store, owner, end)?;
+    let error = match first.allocate_or_roll_back(sets, requested) {
         // The lease may be of a dead container, also of one with the same id.
         Err(error) if first.is_blocked => error,
         outcome => return outcome,
     };
     let mut failures = Failures::new();
-    let reclaimed = reclaim::in_store(store, Some(owner), &mut failures)?;
+    let reclaimed = reclaim::remove_ended_leases(store, Some(owner), &mut failures)?;
     failures.into_result().unwrap_or_else(log::warn);
     if reclaimed.is_empty() {
         return Err(error);
     }
-    Allocation::new(store, owner, end)?.run(sets, requested)
+    AddressAllocation::new(store, owner, end)?.allocate_or_roll_back(sets, requested)
 }
 
 /// For STATUS: whether the set has no free address.
-pub fn is_exhausted(listing: &Listing, set: &RangeSet) -> bool {
+pub fn is_exhausted(listing: &LeaseListing, set: &RangeSet) -> bool {
     // The files are read only if their names occupy all addresses.
-    set.is_full(&listing.taken()) && set.is_full(&listing.unavailable())
+    set.is_full(&listing.taken_addresses()) && set.is_full(&listing.unavailable_addresses())
 }
 
-struct Allocation<'a> {
+struct AddressAllocation<'a> {
     store: &'a mut LeaseStore,
-    owner: Owner<'a>,
-    end: Option<HostEnd>,
+    owner: AttachmentId<'a>,
+    end: Option<HostPairEnd>,
     /// The owner's addresses before.
     held: Vec<IpAddr>,
     /// Recently released addresses, and how long they are withheld.
@@ -61,19 +61,23 @@ struct Allocation<'a> {
     reserved: Vec<IpAddr>,
 }
 
-impl<'a> Allocation<'a> {
+impl<'a> AddressAllocation<'a> {
     fn new(
         store: &'a mut LeaseStore,
-        owner: Owner<'a>,
-        end: Option<HostEnd>,
-    ) -> Result<Allocation<'a>> {
-        let held = store.owned_by(owner)?;
-        let quarantined = store.quarantined();
+        owner: AttachmentId<'a>,
+        end: Option<HostPairEnd>,
+    ) -> Result<AddressAllocation<'a>> {
+        let held = store.addresses_held_by(owner)?;
+        let quarantined = store.quarantined_addresses();
         let reserved = Vec::new();
-        Ok(Allocation { store, owner, end, held, quarantined, is_blocked: false, reserved })
+        Ok(AddressAllocation { store, owner, end, held, quarantined, is_blocked: false, reserved })
     }
 
-    fn run(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
+    fn allocate_or_roll_back(
+        &mut self,
+        sets: &[RangeSet],
+        requested: &[IpAddr],
+    ) -> Result<Vec<IpConfig>> {
         let outcome = self.allocate_sets(sets, requested);
         if outcome.is_err() {
             for ip in &self.reserved {
@@ -95,7 +99,7 @@ impl<'a> Allocation<'a> {
         let mut allocated = Vec::with_capacity(sets.len());
         for (id, set) in sets.iter().enumerate() {
             let request = wanted.iter().position(|ip| set.contains(*ip)).map(|i| wanted.remove(i));
-            let ip = self.allocate(id, set, request);
+            let ip = self.allocate_from_set(id, set, request);
             allocated.push(ip.context(|| format!("failed to allocate for range {id}"))?);
         }
         if wanted.is_empty() {
@@ -111,7 +115,12 @@ impl<'a> Allocation<'a> {
     }
 
     /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
-    fn allocate(&mut self, id: usize, set: &RangeSet, request: Option<IpAddr>) -> Result<IpConfig> {
+    fn allocate_from_set(
+        &mut self,
+        id: usize,
+        set: &RangeSet,
+        request: Option<IpAddr>,
+    ) -> Result<IpConfig> {
         if let Some(ip) = request.filter(|ip| set.is_gateway(*ip)) {
             return Err(Error::internal(format!("requested ip {ip} is subnet's gateway"))
                 .with_details(format!("request another address of {set}")));
@@ -125,16 +134,16 @@ impl<'a> Allocation<'a> {
         }
         let found = match request {
             // A request overrides the quarantine.
-            Some(ip) if reserve(self.store, self.owner, self.end, ip)? => {
-                set.range_of(ip).map(|range| (ip, range))
+            Some(ip) if reserve_address(self.store, self.owner, self.end, ip)? => {
+                set.find_range(ip).map(|range| (ip, range))
             }
             Some(_) => None,
-            None => self.reserve_free(id, set)?,
+            None => self.reserve_free_address(id, set)?,
         };
         let Some((ip, range)) = found else {
             self.is_blocked = true;
             return Err(request.map_or_else(
-                || self.exhausted(set),
+                || self.exhausted_error(set),
                 |ip| {
                     let unavailable = "is not available in range set";
                     Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
@@ -150,37 +159,37 @@ impl<'a> Allocation<'a> {
         Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
     }
 
-    fn reserve_free<'s>(
+    fn reserve_free_address<'s>(
         &mut self,
         id: usize,
         set: &'s RangeSet,
-    ) -> Result<Option<(IpAddr, &'s Range)>> {
-        let candidates = set.candidates(self.store.last_reserved(id));
+    ) -> Result<Option<(IpAddr, &'s AddressRange)>> {
+        let candidates = set.candidate_addresses(self.store.last_reserved(id));
         let candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
         let mut taken = HashSet::new();
         for (attempt, (ip, range)) in candidates.enumerate() {
             if attempt == PROBES {
                 // From here on taken addresses need no system call.
-                taken = self.store.taken()?;
+                taken = self.store.taken_addresses()?;
             }
-            if !taken.contains(&ip) && reserve(self.store, self.owner, self.end, ip)? {
+            if !taken.contains(&ip) && reserve_address(self.store, self.owner, self.end, ip)? {
                 return Ok(Some((ip, range)));
             }
         }
         Ok(None)
     }
 
-    fn exhausted(&self, set: &RangeSet) -> Error {
+    fn exhausted_error(&self, set: &RangeSet) -> Error {
         let error = Error::internal(format!("no IP addresses available in range set: {set}"));
         let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
         if let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() {
             let seconds = shortest.max(1);
             let details =
                 format!("reuseDelay keeps back the next one for {seconds} s: try again then");
-            return error.with_code(Code::TRY_AGAIN).with_details(details);
+            return error.with_code(ErrorCode::TRY_AGAIN).with_details(details);
         }
         let remedy = "\"cnibox ipam ls\" lists their owners";
-        error.with_details(match self.store.reserved() {
+        error.with_details(match self.store.count_reservations() {
             Ok(0) | Err(_) => remedy.to_owned(),
             Ok(n) => format!(
                 "{remedy}; {n} of this network are reserved by files that name no container: \
@@ -193,19 +202,20 @@ impl<'a> Allocation<'a> {
 
 /// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network that
 /// exists.
-fn reserve(
+fn reserve_address(
     store: &mut LeaseStore,
-    owner: Owner<'_>,
-    end: Option<HostEnd>,
+    owner: AttachmentId<'_>,
+    end: Option<HostPairEnd>,
     ip: IpAddr,
 ) -> Result<bool> {
-    if !store.reserve(ip, owner, end)? {
+    if !store.reserve_address(ip, owner, end)? {
         return Ok(false);
     }
-    let sharing = Record::sharing(ip, owner);
-    let has_it =
-        |other: &&Record| other.network == owner.network && other.liveness() == Liveness::Alive;
-    let Some(Record { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
+    let sharing = AttachmentRecord::find_others_by_address(ip, owner);
+    let has_it = |other: &&AttachmentRecord| {
+        other.network == owner.network && other.liveness() == Liveness::Alive
+    };
+    let Some(AttachmentRecord { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
     log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
     store.release_address(ip, owner).map(|_| false)
 }
@@ -215,12 +225,12 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use super::super::range::RangeConf;
+    use super::super::range::RangeConfig;
     use super::*;
     use crate::leases::LeaseOptions;
 
-    fn owner(id: &str) -> Owner<'_> {
-        Owner { network: "net", ifname: "eth0", id }
+    fn owner(id: &str) -> AttachmentId<'_> {
+        AttachmentId { network: "net", ifname: "eth0", id }
     }
 
     /// `subnet[=start-end][@gateway]`, several in a set joined with `,`.
@@ -229,14 +239,14 @@ mod tests {
             let (text, gateway) = text.split_once('@').unwrap_or((text, ""));
             let (subnet, bounds) = text.split_once('=').unwrap_or((text, "-"));
             let (start, end) = bounds.split_once('-').unwrap();
-            RangeConf {
+            RangeConfig {
                 subnet: subnet.parse().ok(),
                 range_start: start.parse().ok(),
                 range_end: end.parse().ok(),
                 gateway: gateway.parse().ok(),
             }
         };
-        RangeSet::resolve(&text.split(',').map(conf).collect::<Vec<_>>()).unwrap()
+        RangeSet::from_configs(&text.split(',').map(conf).collect::<Vec<_>>()).unwrap()
     }
 
     fn ips(text: &str) -> Vec<IpAddr> {
@@ -272,16 +282,19 @@ mod tests {
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
             allocate_all(&mut store, &sets, &ips(requested), owner(id), None)
                 .map(|all| all.iter().map(|a| a.address.to_string()).collect::<Vec<_>>().join(" "))
-                .map_err(|e| e.msg().to_owned())
+                .map_err(|e| e.message().to_owned())
         }
 
         fn del(&self, id: &str) {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
-            store.release(owner(id)).unwrap();
+            store.release_attachment(owner(id)).unwrap();
         }
 
         fn taken(&self) -> HashSet<IpAddr> {
-            LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap().taken().unwrap()
+            LeaseStore::open(self.dir(), "net", LeaseOptions::default())
+                .unwrap()
+                .taken_addresses()
+                .unwrap()
         }
     }
 
@@ -339,7 +352,8 @@ mod tests {
             let node = Node::new();
             let exhausted = || {
                 is_exhausted(
-                    &Listing::open_writable(node.dir(), "net", LeaseOptions::default()).unwrap(),
+                    &LeaseListing::open_writable(node.dir(), "net", LeaseOptions::default())
+                        .unwrap(),
                     &set(ranges),
                 )
             };

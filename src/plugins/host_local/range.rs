@@ -8,30 +8,30 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::cni::ip;
-use crate::error::{Context, Error, Result};
-use crate::skel::addressing;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::addressing;
 
 /// A range of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct RangeConf {
+pub struct RangeConfig {
     /// The network, required; host bits are kept.
-    #[serde(deserialize_with = "ip::optional_cidr")]
+    #[serde(deserialize_with = "ip::deserialize_optional_cidr")]
     pub subnet: Option<IpNet>,
     /// The first address. Default: the network address plus 1.
-    #[serde(deserialize_with = "ip::optional_ip")]
+    #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub range_start: Option<IpAddr>,
     /// The last address. Default: the last address of the network, for IPv4 the last one before broadcast.
-    #[serde(deserialize_with = "ip::optional_ip")]
+    #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub range_end: Option<IpAddr>,
     /// The gateway, which may be outside of the network. Default: the network address plus 1.
-    #[serde(deserialize_with = "ip::optional_ip")]
+    #[serde(deserialize_with = "ip::deserialize_optional_ip")]
     pub gateway: Option<IpAddr>,
 }
 
 /// A valid range.
 #[derive(Debug, PartialEq)]
-pub struct Range {
+pub struct AddressRange {
     /// The network, whose prefix length the addresses get.
     pub subnet: IpNet,
     /// The first address to allocate.
@@ -44,11 +44,11 @@ pub struct Range {
 
 /// Ranges that together supply one address of a result; never empty.
 #[derive(Debug)]
-pub struct RangeSet(Vec<Range>);
+pub struct RangeSet(Vec<AddressRange>);
 
-impl RangeConf {
+impl RangeConfig {
     /// The addresses of the range, with their key, that no host can have.
-    fn reserved(&self) -> impl Iterator<Item = (&'static str, IpAddr, &'static str)> {
+    fn reserved_addresses(&self) -> impl Iterator<Item = (&'static str, IpAddr, &'static str)> {
         let keys = [
             ("rangeStart", self.range_start),
             ("rangeEnd", self.range_end),
@@ -56,12 +56,12 @@ impl RangeConf {
         ];
         keys.into_iter().filter_map(|(key, ip)| {
             let (ip, subnet) = (ip?, self.subnet?);
-            Some((key, ip, addressing::reserved(ip, subnet)?))
+            Some((key, ip, addressing::reserved_address_kind(ip, subnet)?))
         })
     }
 
     /// Warnings of addresses that no host can have.
-    pub fn warnings(&self) -> Vec<Error> {
+    pub fn address_warnings(&self) -> Vec<Error> {
         let warning = |(key, ip, what)| {
             let msg =
                 format!("{key} {ip} is the {what} address of the subnet, which no host can have");
@@ -71,13 +71,13 @@ impl RangeConf {
             };
             Error::config(msg).with_details(remedy)
         };
-        self.reserved().map(warning).collect()
+        self.reserved_addresses().map(warning).collect()
     }
 }
 
-impl Range {
+impl AddressRange {
     /// Sets the defaults and validates the range.
-    pub fn resolve(conf: &RangeConf) -> Result<Range> {
+    pub fn from_config(conf: &RangeConfig) -> Result<AddressRange> {
         let subnet = conf.subnet.ok_or_else(|| Error::config("IP <nil> not v4 nor v6"))?;
         let (length, network) = (subnet.prefix_len(), subnet.network());
         let longest = subnet.max_prefix_len() - 2;
@@ -93,11 +93,11 @@ impl Range {
                 "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
             )));
         }
-        let first = address(bits(network) + 1, subnet);
+        let first = address_from_bits(address_bits(network) + 1, subnet);
         let start = conf.range_start.unwrap_or(first);
         // IPv6 has no broadcast address.
-        let last = bits(subnet.broadcast()) - u128::from(subnet.addr().is_ipv4());
-        let end = conf.range_end.unwrap_or_else(|| address(last, subnet));
+        let last = address_bits(subnet.broadcast()) - u128::from(subnet.addr().is_ipv4());
+        let end = conf.range_end.unwrap_or_else(|| address_from_bits(last, subnet));
         let outside =
             |what: &str, ip| Error::config(format!("{what} {ip} not in network {subnet}"));
         let remedy = "choose an address of the subnet";
@@ -112,16 +112,21 @@ impl Range {
         if !subnet.contains(&end) || end < start {
             return Err(outside("RangeEnd", end).with_details(remedy));
         }
-        let is_reserved = |ip| addressing::reserved(ip, subnet).is_some();
-        let start = if is_reserved(start) { address(bits(start) + 1, subnet) } else { start };
-        let end = if is_reserved(end) { address(bits(end) - 1, subnet) } else { end };
+        let is_reserved = |ip| addressing::reserved_address_kind(ip, subnet).is_some();
+        let start = if is_reserved(start) {
+            address_from_bits(address_bits(start) + 1, subnet)
+        } else {
+            start
+        };
+        let end =
+            if is_reserved(end) { address_from_bits(address_bits(end) - 1, subnet) } else { end };
         if end < start {
             return Err(Error::config(format!(
                 "the range has no address that a host of {subnet} can have"
             ))
             .with_details(remedy));
         }
-        Ok(Range { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
+        Ok(AddressRange { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
     }
 
     /// Whether the range includes `ip`. All IPv4 addresses are less than all IPv6 addresses.
@@ -130,12 +135,12 @@ impl Range {
     }
 
     /// Whether the two ranges share an address.
-    pub fn overlaps(&self, other: &Range) -> bool {
+    pub fn overlaps(&self, other: &AddressRange) -> bool {
         self.start <= other.end && other.start <= self.end
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.start, self.end)
     }
@@ -143,10 +148,10 @@ impl fmt::Display for Range {
 
 impl RangeSet {
     /// Resolves the ranges, which must be of one family and must not overlap.
-    pub fn resolve(confs: &[RangeConf]) -> Result<RangeSet> {
-        let mut ranges: Vec<Range> = Vec::with_capacity(confs.len());
+    pub fn from_configs(confs: &[RangeConfig]) -> Result<RangeSet> {
+        let mut ranges: Vec<AddressRange> = Vec::with_capacity(confs.len());
         for conf in confs {
-            let range = Range::resolve(conf)?;
+            let range = AddressRange::from_config(conf)?;
             if ranges.first().is_some_and(|first| first.start.is_ipv4() != range.start.is_ipv4()) {
                 return Err(Error::config("mixed address families")
                     .with_details("give each family a range set of its own: [[IPv4], [IPv6]]"));
@@ -163,19 +168,19 @@ impl RangeSet {
     }
 
     /// Resolves the sets. [`check_overlaps`] is separate, because the number of sets is checked before.
-    pub fn resolve_all(sets: &[Vec<RangeConf>]) -> Result<Vec<RangeSet>> {
+    pub fn all_from_configs(sets: &[Vec<RangeConfig>]) -> Result<Vec<RangeSet>> {
         if sets.is_empty() {
             return Err(Error::config("no IP ranges specified")
                 .with_details("add \"ranges\": [[{\"subnet\": \"10.1.0.0/16\"}]] to \"ipam\""));
         }
-        let resolve = |(i, set): (usize, &Vec<RangeConf>)| {
-            RangeSet::resolve(set).context(|| format!("invalid range set {i}"))
+        let resolve = |(i, set): (usize, &Vec<RangeConfig>)| {
+            RangeSet::from_configs(set).context(|| format!("invalid range set {i}"))
         };
         sets.iter().enumerate().map(resolve).collect()
     }
 
     /// The ranges, in configured order.
-    pub fn ranges(&self) -> &[Range] {
+    pub fn ranges(&self) -> &[AddressRange] {
         &self.0
     }
 
@@ -185,13 +190,13 @@ impl RangeSet {
     }
 
     /// The range that includes `ip`.
-    pub fn range_of(&self, ip: IpAddr) -> Option<&Range> {
+    pub fn find_range(&self, ip: IpAddr) -> Option<&AddressRange> {
         self.0.iter().find(|range| range.contains(ip))
     }
 
     /// Whether one of the ranges includes `ip`.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        self.range_of(ip).is_some()
+        self.find_range(ip).is_some()
     }
 
     /// Whether the two sets share an address.
@@ -206,7 +211,10 @@ impl RangeSet {
 
     /// All addresses to allocate, with their ranges: those after `last`, range by range, then from the start up to and
     /// including `last`.
-    pub fn candidates(&self, last: Option<IpAddr>) -> impl Iterator<Item = (IpAddr, &Range)> {
+    pub fn candidate_addresses(
+        &self,
+        last: Option<IpAddr>,
+    ) -> impl Iterator<Item = (IpAddr, &AddressRange)> {
         let ranges = &self.0;
         let found = last.and_then(|ip| Some((ranges.iter().position(|r| r.contains(ip))?, ip)));
         // Without `last` the order begins after the end of the last range.
@@ -219,21 +227,21 @@ impl RangeSet {
             .chain(others.map(|range| (range, range.start, range.end, 0)))
             .chain([(range, range.start, last, 0)])
             .flat_map(|(range, first, last, skip)| {
-                let all = (bits(first)..=bits(last)).skip(skip);
-                all.map(move |bits| (address(bits, range.subnet), range))
+                let all = (address_bits(first)..=address_bits(last)).skip(skip);
+                all.map(move |bits| (address_from_bits(bits, range.subnet), range))
             })
             .filter(|(ip, _)| !self.is_gateway(*ip))
     }
 
     /// Whether all addresses are among `taken`. Ends at the first one that is not.
     pub fn is_full(&self, taken: &HashSet<IpAddr>) -> bool {
-        self.candidates(None).all(|(ip, _)| taken.contains(&ip))
+        self.candidate_addresses(None).all(|(ip, _)| taken.contains(&ip))
     }
 }
 
 impl fmt::Display for RangeSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranges: Vec<String> = self.0.iter().map(Range::to_string).collect();
+        let ranges: Vec<String> = self.0.iter().map(AddressRange::to_string).collect();
         f.write_str(&ranges.join(","))
     }
 }
@@ -249,7 +257,7 @@ pub fn check_overlaps(sets: &[RangeSet]) -> Result<()> {
     Ok(())
 }
 
-fn bits(ip: IpAddr) -> u128 {
+fn address_bits(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
         IpAddr::V6(v6) => v6.to_bits(),
@@ -257,7 +265,7 @@ fn bits(ip: IpAddr) -> u128 {
 }
 
 /// The address in the family of `subnet`.
-fn address(bits: u128, subnet: IpNet) -> IpAddr {
+fn address_from_bits(bits: u128, subnet: IpNet) -> IpAddr {
     match subnet {
         #[expect(clippy::cast_possible_truncation, reason = "made from the 32 bits of an address")]
         IpNet::V4(_) => Ipv4Addr::from_bits(bits as u32).into(),
@@ -274,15 +282,15 @@ mod tests {
     }
 
     /// `subnet`, `start`, `end`, `gateway`; trailing ones may be missing, `-` stands for unset.
-    fn conf(text: &str) -> RangeConf {
+    fn conf(text: &str) -> RangeConfig {
         let mut words = text.split_whitespace().map(|word| (word != "-").then_some(word));
         let subnet = words.next().flatten().map(|net| net.parse().unwrap());
         let mut next = || words.next().flatten().map(ip);
-        RangeConf { subnet, range_start: next(), range_end: next(), gateway: next() }
+        RangeConfig { subnet, range_start: next(), range_end: next(), gateway: next() }
     }
 
     fn set(texts: &[&str]) -> RangeSet {
-        RangeSet::resolve(&texts.iter().map(|text| conf(text)).collect::<Vec<_>>()).unwrap()
+        RangeSet::from_configs(&texts.iter().map(|text| conf(text)).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
@@ -316,7 +324,7 @@ mod tests {
                 "2001:db8:1::1",
             ),
         ] {
-            let range = Range::resolve(&conf(text)).unwrap();
+            let range = AddressRange::from_config(&conf(text)).unwrap();
             let want = (ip(start), ip(end), ip(gateway));
             assert_eq!((range.start, range.end, range.gateway), want, "{text}");
         }
@@ -369,14 +377,14 @@ mod tests {
                 "the range has no address that a host of 192.0.2.0/24 can have".to_owned(),
             ),
         ] {
-            let error = Range::resolve(&conf(text)).unwrap_err();
-            assert_eq!(error.msg(), message, "{text}");
+            let error = AddressRange::from_config(&conf(text)).unwrap_err();
+            assert_eq!(error.message(), message, "{text}");
         }
     }
 
     #[test]
     fn containment_at_both_ends() {
-        let range = Range::resolve(&conf("192.0.2.0/24 192.0.2.40 192.0.2.50")).unwrap();
+        let range = AddressRange::from_config(&conf("192.0.2.0/24 192.0.2.40 192.0.2.50")).unwrap();
         for (address, inside) in [
             ("192.0.2.39", false),
             ("192.0.2.40", true),
@@ -410,7 +418,7 @@ mod tests {
         let resolve = |sets: &[&[&str]]| {
             let confs: Vec<Vec<_>> =
                 sets.iter().map(|set| set.iter().map(|text| conf(text)).collect()).collect();
-            let sets = RangeSet::resolve_all(&confs)?;
+            let sets = RangeSet::all_from_configs(&confs)?;
             check_overlaps(&sets).map(|()| sets)
         };
         for (sets, message) in [
@@ -430,13 +438,13 @@ mod tests {
                 "range set 0 overlaps with 2",
             ),
         ] {
-            assert_eq!(resolve(sets).unwrap_err().msg(), message);
+            assert_eq!(resolve(sets).unwrap_err().message(), message);
         }
         let sets = resolve(&[&["10.0.0.0/30", "10.0.1.0/30"], &["2001:db8::/64"]]).unwrap();
         assert_eq!(sets[0].to_string(), "10.0.0.1-10.0.0.2,10.0.1.1-10.0.1.2");
         assert_eq!((sets[0].is_ipv4(), sets[1].is_ipv4()), (true, false));
-        assert_eq!(sets[0].range_of(ip("10.0.1.2")), Some(&sets[0].ranges()[1]));
-        assert_eq!(sets[0].range_of(ip("10.0.2.1")), None);
+        assert_eq!(sets[0].find_range(ip("10.0.1.2")), Some(&sets[0].ranges()[1]));
+        assert_eq!(sets[0].find_range(ip("10.0.2.1")), None);
     }
 
     #[test]
@@ -463,7 +471,7 @@ mod tests {
         ] {
             let last = (last != "-").then(|| ip(last));
             let got: Vec<String> =
-                set(texts).candidates(last).map(|(ip, _)| ip.to_string()).collect();
+                set(texts).candidate_addresses(last).map(|(ip, _)| ip.to_string()).collect();
             assert_eq!(got.join(" "), want, "{texts:?} after {last:?}");
         }
     }
@@ -481,7 +489,7 @@ mod tests {
             let taken = taken.split_whitespace().map(ip).collect();
             assert_eq!(set.is_full(&taken), full, "{taken:?}");
         }
-        let huge = RangeSet::resolve(&[conf("::/0 :: ")]).unwrap();
+        let huge = RangeSet::from_configs(&[conf("::/0 :: ")]).unwrap();
         assert!(!huge.is_full(&HashSet::from([ip("::2")])));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::cni::Dns;
+use crate::cni::DnsConfig;
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -13,14 +13,14 @@ const MAX_SIZE: usize = 1 << 20;
 const MAX_LINE: usize = 64 * 1024;
 
 /// Reads a file. Its values are not validated.
-pub fn read(path: &Path) -> Result<Dns> {
+pub fn read_file(path: &Path) -> Result<DnsConfig> {
     let failed = |e| Error::io(format_args!("open {}", path.display()), &e);
-    parse(&files::read_text(path, MAX_SIZE).map_err(failed)?)
+    parse_lines(&files::read_text(path, MAX_SIZE).map_err(failed)?)
 }
 
 /// Parses the lines; of several domains the last one counts. Unknown keywords are ignored.
-fn parse(text: &str) -> Result<Dns> {
-    let mut dns = Dns::default();
+fn parse_lines(text: &str) -> Result<DnsConfig> {
+    let mut dns = DnsConfig::default();
     for line in text.lines() {
         if line.len() >= MAX_LINE {
             return Err(Error::internal("parse resolv.conf: line too long"));
@@ -52,7 +52,7 @@ mod tests {
         let text = "# a comment\n; another\n\n  nameserver 192.0.2.1  \nnameserver 2001:db8::1 x\n\
                     domain example.com\r\ndomain example.net\nsearch a b\nsearch c\n\
                     options four\noptions five\tndots:2\nsortlist 10.0.0.0\nnameserver\nsearch\n";
-        let conf = parse(text).unwrap();
+        let conf = parse_lines(text).unwrap();
         assert_eq!(conf.nameservers, strings(&["192.0.2.1", "2001:db8::1"]));
         assert_eq!(conf.domain, "example.net");
         assert_eq!(conf.search, strings(&["a", "b", "c"]));
@@ -61,20 +61,20 @@ mod tests {
 
     #[test]
     fn a_file_without_values_is_valid() {
-        assert_eq!(parse("\n#nameserver 192.0.2.1"), Ok(Dns::default()));
+        assert_eq!(parse_lines("\n#nameserver 192.0.2.1"), Ok(DnsConfig::default()));
     }
 
     #[test]
     fn refusals() {
-        let error = parse(&"x".repeat(MAX_LINE)).unwrap_err();
-        assert_eq!(error.msg(), "parse resolv.conf: line too long");
-        let error = read(Path::new("/nowhere")).unwrap_err();
-        assert_eq!(error.msg(), "open /nowhere: no such file or directory");
-        let error = read(Path::new("/dev/zero")).unwrap_err();
-        assert_eq!(error.msg(), "open /dev/zero: not a regular file");
+        let error = parse_lines(&"x".repeat(MAX_LINE)).unwrap_err();
+        assert_eq!(error.message(), "parse resolv.conf: line too long");
+        let error = read_file(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error.message(), "open /nowhere: no such file or directory");
+        let error = read_file(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(error.message(), "open /dev/zero: not a regular file");
         let huge = tempfile::NamedTempFile::new().unwrap();
         huge.as_file().set_len(MAX_SIZE as u64 + 1).unwrap();
-        let error = read(huge.path()).unwrap_err();
-        assert!(error.msg().ends_with("larger than 1024 KiB"), "{error}");
+        let error = read_file(huge.path()).unwrap_err();
+        assert!(error.message().ends_with("larger than 1024 KiB"), "{error}");
     }
 }

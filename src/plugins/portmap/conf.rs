@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use crate::cni::ip;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 use crate::netfilter::iptables::table;
-use crate::netfilter::ports::conditions::{Conditions, Refusal};
-use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
-use crate::netfilter::{Backend, Family, PacketFilter};
-use crate::netlink::nftables::L4;
+use crate::netfilter::ports::conditions::{ConditionRefusal, MappingConditions};
+use crate::netfilter::ports::{IptablesOptions, ListenAddresses, MappedPort, SourceTranslation};
+use crate::netfilter::{IpFamily, PacketFilter, RuleBackend};
+use crate::netlink::nftables::TransportProtocol;
 
 /// The default bit of packets' marks that requests masquerading.
 const MARK_BIT: u8 = 13;
@@ -21,8 +21,8 @@ const MOST_RULES: usize = 10_000;
 /// The keys of a portmap plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
-    /// `iptables` or `nftables`. Default: [`Backend::choose`].
+pub struct PortmapConfig {
+    /// `iptables` or `nftables`. Default: [`RuleBackend::choose_for_add`].
     backend: String,
     /// Translate the source address where replies would not come back otherwise. Default: true.
     snat: Option<bool>,
@@ -36,19 +36,19 @@ pub struct Conf {
     conditions_v4: Vec<String>,
     /// Additional conditions for IPv6.
     conditions_v6: Vec<String>,
-    runtime_config: RuntimeConfig,
+    runtime_config: PortmapRuntimeConfig,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct RuntimeConfig {
+struct PortmapRuntimeConfig {
     /// The ports (capability `portMappings`).
-    port_mappings: Vec<PortMapping>,
+    port_mappings: Vec<PortMappingConfig>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct PortMapping {
+struct PortMappingConfig {
     host_port: i64,
     container_port: i64,
     /// `tcp`, `udp` or `sctp`.
@@ -58,21 +58,21 @@ struct PortMapping {
     host_ip: String,
 }
 
-impl Conf {
+impl PortmapConfig {
     /// The configured back end, after validation of all keys except the ports.
-    pub(super) fn backend(&self) -> Result<Option<Backend>> {
+    pub(super) fn configured_backend(&self) -> Result<Option<RuleBackend>> {
         if self.external_set_mark_chain.is_some() && self.mark_masq_bit.is_some() {
             return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
         }
         self.mark_bit()?;
-        let backend = Backend::parse(Some(&self.backend), "unrecognized backend")?;
+        let backend = RuleBackend::parse(Some(&self.backend), "unrecognized backend")?;
         backend.map_or(Ok(()), |backend| self.require_keys_of(backend))?;
         Ok(backend)
     }
 
     /// The back end for ADD.
-    pub(super) fn choose_backend(&self, filter: &PacketFilter) -> Result<Backend> {
-        let backend = Backend::choose(self.backend()?, filter);
+    pub(super) fn choose_backend(&self, filter: &PacketFilter) -> Result<RuleBackend> {
+        let backend = RuleBackend::choose_for_add(self.configured_backend()?, filter);
         self.require_keys_of(backend).map(|()| backend)
     }
 
@@ -85,8 +85,8 @@ impl Conf {
     }
 
     /// A key that the back end does not have, and that changes nothing there.
-    pub(super) fn without_effect(&self, backend: Backend) -> Option<Error> {
-        let is_unused = backend == Backend::Nftables && self.mark_masq_bit.is_some();
+    pub(super) fn ineffective_key(&self, backend: RuleBackend) -> Option<Error> {
+        let is_unused = backend == RuleBackend::Nftables && self.mark_masq_bit.is_some();
         is_unused.then(|| {
             Error::config("\"markMasqBit\" has no effect with the back end nftables")
                 .with_details("choose the back end \"iptables\", or remove the key")
@@ -94,8 +94,8 @@ impl Conf {
     }
 
     /// Refuses keys for the other back end only.
-    pub(super) fn require_keys_of(&self, backend: Backend) -> Result<()> {
-        let is_iptables = backend == Backend::Iptables;
+    pub(super) fn require_keys_of(&self, backend: RuleBackend) -> Result<()> {
+        let is_iptables = backend == RuleBackend::Iptables;
         let (name, other) =
             if is_iptables { ("iptables", "nftables") } else { ("nftables", "iptables") };
         let mut foreign = Vec::new();
@@ -116,38 +116,42 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if is_iptables { self.require_words() } else { self.conditions(backend).map(drop) }
+        if is_iptables {
+            self.require_iptables_words()
+        } else {
+            self.nftables_conditions(backend).map(drop)
+        }
     }
 
     /// Validates the words that are passed to iptables.
-    fn require_words(&self) -> Result<()> {
+    fn require_iptables_words(&self) -> Result<()> {
         if let Some(chain) = &self.external_set_mark_chain {
-            table::require_chain("externalSetMarkChain", chain)?;
+            table::require_chain_name("externalSetMarkChain", chain)?;
         }
         table::require_words("conditionsV4", &self.conditions_v4)?;
         table::require_words("conditionsV6", &self.conditions_v6)
     }
 
-    /// The conditions with nftables. With iptables they are [`Options`].
-    pub(super) fn conditions(&self, backend: Backend) -> Result<Conditions> {
-        if backend == Backend::Iptables {
-            return Ok(Conditions::default());
+    /// The conditions with nftables. With iptables they are [`IptablesOptions`].
+    pub(super) fn nftables_conditions(&self, backend: RuleBackend) -> Result<MappingConditions> {
+        if backend == RuleBackend::Iptables {
+            return Ok(MappingConditions::default());
         }
         let ports = self.runtime_config.port_mappings.len().max(1);
         let parsed =
-            Conditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
+            MappingConditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
         parsed.map_err(|(family, why)| {
-            let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
+            let key = if family == IpFamily::V4 { "conditionsV4" } else { "conditionsV6" };
             match why {
-                Refusal::Word(word) => {
+                ConditionRefusal::Word(word) => {
                     let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
-                    Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                    Error::new(ErrorCode::UNSUPPORTED_FIELD, msg).with_details(
                         "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \
                          \"iifname\", \"!=\", and lists in braces; or choose the back end \
                          \"iptables\"",
                     )
                 }
-                Refusal::TooMany => Error::config(format!(
+                ConditionRefusal::TooMany => Error::config(format!(
                     "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
                 ))
                 .with_details("each list in braces multiplies the rules: write larger subnets"),
@@ -156,9 +160,9 @@ impl Conf {
     }
 
     /// The options of iptables.
-    pub(super) fn options(&self) -> Result<Options> {
-        self.require_words()?;
-        Ok(Options {
+    pub(super) fn iptables_options(&self) -> Result<IptablesOptions> {
+        self.require_iptables_words()?;
+        Ok(IptablesOptions {
             mark_bit: self.mark_bit()?,
             set_mark_chain: self.external_set_mark_chain.clone(),
             conditions: [self.conditions_v4.clone(), self.conditions_v6.clone()],
@@ -166,20 +170,20 @@ impl Conf {
     }
 
     /// Which connections' source addresses are translated.
-    pub(super) fn snat(&self) -> Snat {
+    pub(super) fn source_translation(&self) -> SourceTranslation {
         match (self.snat.unwrap_or(true), self.masq_all) {
-            (false, _) => Snat::Never,
-            (true, true) => Snat::Always,
-            (true, false) => Snat::WhereNeeded,
+            (false, _) => SourceTranslation::Never,
+            (true, true) => SourceTranslation::Always,
+            (true, false) => SourceTranslation::WhereNeeded,
         }
     }
 
     /// The ports, each once.
-    pub(super) fn mappings(&self) -> Result<Vec<Mapping>> {
-        let mut all: Vec<Mapping> = Vec::new();
+    pub(super) fn parse_mappings(&self) -> Result<Vec<MappedPort>> {
+        let mut all: Vec<MappedPort> = Vec::new();
         for mapping in &self.runtime_config.port_mappings {
-            let mapping = mapping.parse()?;
-            let shared = |other: &Mapping| other.shares_port_with(&mapping);
+            let mapping = mapping.to_mapped_port()?;
+            let shared = |other: &MappedPort| other.shares_port_with(&mapping);
             if all
                 .iter()
                 .any(|other| shared(other) && other.container_port != mapping.container_port)
@@ -190,9 +194,9 @@ impl Conf {
                     "no hostIP, \"0.0.0.0\" and \"::\" mean all addresses: choose another hostPort for one of them",
                 ));
             }
-            if !all.iter().any(|other| shared(other) && other.includes(&mapping)) {
+            if !all.iter().any(|other| shared(other) && other.includes_addresses_of(&mapping)) {
                 // A mapping for all addresses replaces one for those of a family.
-                all.retain(|other| !(shared(other) && mapping.includes(other)));
+                all.retain(|other| !(shared(other) && mapping.includes_addresses_of(other)));
                 all.push(mapping);
             }
         }
@@ -200,41 +204,41 @@ impl Conf {
     }
 
     /// The valid ports, for DEL, which finds others without the configuration.
-    pub(super) fn valid_mappings(&self) -> Vec<Mapping> {
+    pub(super) fn valid_mappings(&self) -> Vec<MappedPort> {
         let all = self.runtime_config.port_mappings.iter();
-        all.filter_map(|mapping| mapping.parse().ok()).collect()
+        all.filter_map(|mapping| mapping.to_mapped_port().ok()).collect()
     }
 }
 
-impl PortMapping {
-    fn parse(&self) -> Result<Mapping> {
-        let container_port = port("container", self.container_port)?;
-        let host_port = port("host", self.host_port)?;
+impl PortMappingConfig {
+    fn to_mapped_port(&self) -> Result<MappedPort> {
+        let container_port = parse_port("container", self.container_port)?;
+        let host_port = parse_port("host", self.host_port)?;
         let proto = match self.protocol.to_ascii_lowercase().as_str() {
-            "tcp" => L4::Tcp,
-            "udp" => L4::Udp,
-            "sctp" => L4::Sctp,
+            "tcp" => TransportProtocol::Tcp,
+            "udp" => TransportProtocol::Udp,
+            "sctp" => TransportProtocol::Sctp,
             _ => {
                 let msg =
                     format!("invalid protocol \"{}\" of host port {host_port}", self.protocol);
                 return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
             }
         };
-        Ok(Mapping { proto, listen: self.listen()?, host_port, container_port })
+        Ok(MappedPort { proto, listen: self.listen_addresses()?, host_port, container_port })
     }
 
-    fn listen(&self) -> Result<Listen> {
+    fn listen_addresses(&self) -> Result<ListenAddresses> {
         if self.host_ip.is_empty() {
-            return Ok(Listen::Everywhere);
+            return Ok(ListenAddresses::Everywhere);
         }
         let addr: IpAddr = ip::parse_ip(&self.host_ip)
             .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
-        let family = Listen::Family(Family::of(addr));
-        Ok(if addr.is_unspecified() { family } else { Listen::Address(addr) })
+        let family = ListenAddresses::Family(IpFamily::of_address(addr));
+        Ok(if addr.is_unspecified() { family } else { ListenAddresses::Address(addr) })
     }
 }
 
-fn port(side: &str, number: i64) -> Result<u16> {
+fn parse_port(side: &str, number: i64) -> Result<u16> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
         Error::config(format!("Invalid {side} port number: {number}"))
             .with_details("a port is a number from 1 to 65535")

@@ -16,19 +16,23 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
-pub use self::conf::Conf;
+pub use self::conf::PortmapConfig;
 use crate::cni::{CniResult, IpConfig};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+    reclaim, require_prev_result,
+};
 use crate::log;
-use crate::netfilter::ports::conditions::Conditions;
-use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, flows};
+use crate::netfilter::ports::conditions::MappingConditions;
+use crate::netfilter::ports::{
+    self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows,
+};
 use crate::netfilter::{
-    self, Backend, Family, Owner, PacketFilter, Repair, Watch, layout, localhost,
+    self, AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RepairMode, RuleBackend, layout,
+    localhost,
 };
-use crate::repairs::Repairs;
-use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
-};
+use crate::repairs::RepairFindings;
 use crate::sysctl;
 
 /// How long ADD waits for a port of another container.
@@ -43,136 +47,146 @@ impl Plugin for Portmap {
     const ABOUT: &'static str = "maps ports of the host to the container";
     const OUTLIVES_ITS_CONTAINER: bool = true;
     const REPAIRS: bool = true;
-    type Conf = Conf;
+    type Conf = PortmapConfig;
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
-        if !cx.net.wants("portMappings") {
+    fn examine(
+        cx: &CallContext<'_>,
+        conf: &PortmapConfig,
+        remarks: &mut ConfigRemarks,
+    ) -> Result<()> {
+        if !cx.net.wants_capability("portMappings") {
             let msg = "no port is mapped: the capability is not enabled";
             let remedy = "add \"capabilities\": {\"portMappings\": true}";
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         }
-        let backend = conf.backend()?;
-        remarks.warnings.extend(backend.and_then(|backend| conf.without_effect(backend)));
+        let backend = conf.configured_backend()?;
+        remarks.warnings.extend(backend.and_then(|backend| conf.ineffective_key(backend)));
         Ok(())
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let filter = cx.filter();
-        let parse = || conf.backend().and_then(|_| conf.mappings());
+    fn add(cx: &CallContext<'_>, conf: &PortmapConfig, req: &AddRequest) -> Result<CniResult> {
+        let filter = cx.packet_filter();
+        let parse = || conf.configured_backend().and_then(|_| conf.parse_mappings());
         let mappings = parse().context(|| "failed to parse config")?;
-        let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
+        let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             // Mappings of others that are missing are restored nevertheless.
-            if KEPT.is_used() && ports::damage(filter)?.is_some() {
-                netfilter::heal(filter, Repair::Restore)?;
+            if KEPT.is_used() && ports::first_missing_rule(filter)?.is_some() {
+                netfilter::repair_rules(filter, RepairMode::Restore)?;
             }
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
-        conf.without_effect(backend).iter().for_each(log::warn);
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let mut forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
+        conf.ineffective_key(backend).iter().for_each(log::warn);
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let mut forward =
+            build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
         open_localhost(filter, &localnet)?;
-        cx.note(Self::NAME, req, prev, &mut undo);
-        undo.push("remove the record of the mappings", || KEPT.remove(owner));
-        KEPT.keep(owner, &forward);
+        cx.record_attachment(Self::NAME, req, prev, &mut undo);
+        undo.add_step("remove the record of the mappings", || KEPT.remove_part(owner));
+        KEPT.add_part(owner, &forward);
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
-        unmap.push("delete the mappings", || ports::del(filter, owner, None));
-        let taken = map(filter, owner, &forward)?;
+        unmap.add_step("delete the mappings", || ports::delete_mappings(filter, owner, None));
+        let taken = create_mappings(filter, owner, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
         }
-        flows::delete_other_targets(&forward, cx.host()?);
+        flows::delete_flows_to_other_targets(&forward, cx.host_netlink()?);
         undo.commit();
         Ok(prev.clone())
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let filter = cx.filter();
-        let (configured, mappings) = (conf.backend()?, conf.mappings()?);
-        let prev = req.require_prev()?;
+    fn check(cx: &CallContext<'_>, conf: &PortmapConfig, req: &CheckRequest) -> Result<()> {
+        let filter = cx.packet_filter();
+        let (configured, mappings) = (conf.configured_backend()?, conf.parse_mappings()?);
+        let prev = req.require_final_result()?;
         if mappings.is_empty() {
             return Ok(());
         }
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let targets = nets(prev, owner.ifname);
-        Backend::verify(configured, filter, KEPT, owner, &|backend| {
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let targets = first_addresses(prev, owner.ifname);
+        RuleBackend::check_rules(configured, filter, KEPT, owner, &|backend| {
             conf.require_keys_of(backend)?;
-            let forward = forward(conf, backend, mappings.clone(), targets.clone())?;
-            ports::check(filter, owner, &forward)
+            let forward = build_forwarding(conf, backend, mappings.clone(), targets.clone())?;
+            ports::check_mappings(filter, owner, &forward)
         })?;
         for key in localnet_keys(cx, conf, &targets, prev)? {
-            if sysctl::read(&key)? != "1" {
+            if sysctl::read_value(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
                     .with_details(format!("sysctl -w {key}=1")));
             }
         }
-        layout::refuse(localhost::damage(filter)?)
+        layout::require_undamaged(localhost::first_missing_rule(filter)?)
     }
 
-    fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
-        conf.backend()?;
-        if conf.mappings()?.is_empty() {
+    fn repair(
+        cx: &CallContext<'_>,
+        conf: &PortmapConfig,
+        req: &CheckRequest,
+        repairs: &mut RepairFindings,
+    ) -> Result<()> {
+        conf.configured_backend()?;
+        if conf.parse_mappings()?.is_empty() {
             return Ok(());
         }
-        let prev = req.require_prev()?;
+        let prev = req.require_final_result()?;
         // A bridge that was created again has default parameters.
-        for key in localnet_keys(cx, conf, &nets(prev, req.ifname.as_str()), prev)? {
-            if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
+        for key in localnet_keys(cx, conf, &first_addresses(prev, req.ifname.as_str()), prev)? {
+            if repairs.is_first_examination(&key) && sysctl::read_value(&key)? != "1" {
                 let what = format!("sysctl {key}");
-                repairs.restore(what, || open_localhost(cx.filter(), &[key]));
+                repairs.restore_missing(what, || open_localhost(cx.packet_filter(), &[key]));
             }
         }
         Ok(())
     }
 
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let filter = cx.filter();
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname));
-        let forward = Forward {
-            backend: Backend::Iptables,
+    fn del(cx: &CallContext<'_>, conf: &PortmapConfig, req: &DelRequest) -> Result<()> {
+        let filter = cx.packet_filter();
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let targets = req.prev.as_ref().map(|prev| first_addresses(prev, owner.ifname));
+        let forward = PortForwarding {
+            backend: RuleBackend::Iptables,
             mappings: conf.valid_mappings(),
             targets: targets.unwrap_or_default(),
-            snat: conf.snat(),
-            conditions: Conditions::default(),
-            options: conf.options().ok(),
+            snat: conf.source_translation(),
+            conditions: MappingConditions::default(),
+            options: conf.iptables_options().ok(),
             localnet: false,
         };
-        ports::del(filter, owner, Some(&forward))
+        ports::delete_mappings(filter, owner, Some(&forward))
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
-        let valid = Owner::each(&cx.net.name, &req.valid);
-        ports::gc(cx.filter(), cx.net.name.as_str(), &valid)
+    fn gc(cx: &CallContext<'_>, _: &PortmapConfig, req: &GcRequest) -> Result<()> {
+        let valid = AttachmentId::from_attachments(&cx.net.name, &req.valid);
+        ports::remove_stale_mappings(cx.packet_filter(), cx.net.name.as_str(), &valid)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let filter = cx.filter();
+    fn status(cx: &CallContext<'_>, conf: &PortmapConfig) -> Result<()> {
+        let filter = cx.packet_filter();
         conf.choose_backend(filter).or_unavailable()?.require_usable(filter)?;
-        layout::refuse(ports::damage(filter)?).or_unavailable()?;
-        cx.usable_host().map(drop)
+        layout::require_undamaged(ports::first_missing_rule(filter)?).or_unavailable()?;
+        cx.usable_host_netlink().map(drop)
     }
 }
 
-fn forward(
-    conf: &Conf,
-    backend: Backend,
-    mappings: Vec<Mapping>,
+fn build_forwarding(
+    conf: &PortmapConfig,
+    backend: RuleBackend,
+    mappings: Vec<MappedPort>,
     targets: Vec<IpNet>,
-) -> Result<Forward> {
-    Ok(Forward {
+) -> Result<PortForwarding> {
+    Ok(PortForwarding {
         backend,
         mappings,
         targets,
-        snat: conf.snat(),
-        conditions: conf.conditions(backend)?,
-        options: (backend == Backend::Iptables).then(|| conf.options()).transpose()?,
+        snat: conf.source_translation(),
+        conditions: conf.nftables_conditions(backend)?,
+        options: (backend == RuleBackend::Iptables).then(|| conf.iptables_options()).transpose()?,
         localnet: false,
     })
 }
@@ -180,17 +194,21 @@ fn forward(
 /// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
 /// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays another
 /// container's.
-fn map(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
+fn create_mappings(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    forward: &PortForwarding,
+) -> Result<Option<TakenPort>> {
     let until = Instant::now() + TIMEOUT;
-    let mut watch: Option<Watch> = None;
-    while let Some(taken) = ports::add(filter, owner, forward)? {
-        if Instant::now() < until && reclaim::holder(&taken.by)? {
+    let mut watch: Option<PacketFilterWatch> = None;
+    while let Some(taken) = ports::add_mappings(filter, owner, forward)? {
+        if Instant::now() < until && reclaim::remove_port_owner_if_ended(&taken.by)? {
             continue;
         }
         match &watch {
             // Retries once, because the watch does not report earlier changes.
-            None => watch = Some(Watch::open(filter)),
-            Some(watch) if watch.heard(until) => {}
+            None => watch = Some(PacketFilterWatch::open(filter)),
+            Some(watch) if watch.wait_for_change(until) => {}
             Some(_) => return Ok(Some(taken)),
         }
     }
@@ -198,17 +216,18 @@ fn map(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Opt
 }
 
 /// The container's first address of each family.
-fn nets(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
+fn first_addresses(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
     let first = |family| {
-        let mine =
-            |ip: &&IpConfig| Family::of(ip.address.addr()) == family && is_of(ip, prev, ifname);
+        let mine = |ip: &&IpConfig| {
+            IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname)
+        };
         prev.ips.iter().find(mine).map(|ip| ip.address)
     };
-    Family::BOTH.into_iter().filter_map(first).collect()
+    IpFamily::BOTH.into_iter().filter_map(first).collect()
 }
 
 /// Whether the address may be of this interface of the container. An address without an interface index may be of any.
-fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
+fn is_of_interface(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     let index = ip.interface.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| prev.interfaces.get(index)) {
         Some(interface) => interface.name == ifname && !interface.sandbox.is_empty(),
@@ -217,22 +236,22 @@ fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
 }
 
 /// The host's outgoing interface for packets to `addr`.
-fn interface_to(cx: &Cx<'_>, addr: IpAddr) -> Result<Option<String>> {
-    let host = cx.host()?;
-    let Some(index) = host.route_to(addr, None)?.and_then(|route| route.oif) else {
+fn find_outgoing_interface(cx: &CallContext<'_>, addr: IpAddr) -> Result<Option<String>> {
+    let host = cx.host_netlink()?;
+    let Some(index) = host.find_route_to(addr, None)?.and_then(|route| route.oif) else {
         return Ok(None);
     };
-    Ok(host.link_by_index(index)?.map(|link| link.name))
+    Ok(host.find_link_by_index(index)?.map(|link| link.name))
 }
 
 /// Permits connections from 127.0.0.1 of the host to containers, but not from containers to 127.0.0.0/8 of the host. The
 /// parameters are never reset, because other containers of the interface depend on them.
 fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
-        localhost::close(filter)?;
+        localhost::close_to_containers(filter)?;
     }
     for key in keys {
-        sysctl::ensure(key, "1").context(|| "unable to enable route_localnet")?;
+        sysctl::ensure_value(key, "1").context(|| "unable to enable route_localnet")?;
     }
     Ok(())
 }
@@ -240,8 +259,8 @@ fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
 /// The kernel parameters that permit connections from 127.0.0.1 of the host to the container: of the interface towards
 /// the container, if the result lists this interface. Results before 0.3.0 have no interfaces.
 fn localnet_keys(
-    cx: &Cx<'_>,
-    conf: &Conf,
+    cx: &CallContext<'_>,
+    conf: &PortmapConfig,
     targets: &[IpNet],
     prev: &CniResult,
 ) -> Result<Vec<String>> {
@@ -250,7 +269,9 @@ fn localnet_keys(
         prev.interfaces.is_empty() || on_host.any(|i| i.name == *name)
     };
     let v4 = targets.iter().map(IpNet::addr).find(IpAddr::is_ipv4);
-    let Some(addr) = v4.filter(|_| conf.snat() != Snat::Never) else { return Ok(Vec::new()) };
-    let name = interface_to(cx, addr)?.filter(is_listed);
+    let Some(addr) = v4.filter(|_| conf.source_translation() != SourceTranslation::Never) else {
+        return Ok(Vec::new());
+    };
+    let name = find_outgoing_interface(cx, addr)?.filter(is_listed);
     Ok(name.into_iter().map(|name| format!("net/ipv4/conf/{name}/route_localnet")).collect())
 }

@@ -3,18 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::backup::mac_text;
-use crate::cni::IfName;
-use crate::error::{Context, Error, Result};
+use crate::cni::InterfaceName;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::Failures;
 use crate::iface::verify::IN_CONTAINER;
-use crate::netlink::{Link, LinkChange, Mac, Netlink};
-use crate::skel::Failures;
+use crate::netlink::{Link, LinkChange, MacAddress, Netlink};
 
 /// Attributes of an interface; `None` if not configured. As JSON they are the reference's backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Attributes {
+pub(super) struct InterfaceAttributes {
     #[serde(with = "mac_text", skip_serializing_if = "Option::is_none")]
-    pub(super) mac: Option<Mac>,
+    pub(super) mac: Option<MacAddress>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) promisc: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,10 +25,10 @@ pub(super) struct Attributes {
     pub(super) txqlen: Option<u32>,
 }
 
-impl Attributes {
+impl InterfaceAttributes {
     /// The link's values of the attributes that are `configured`.
-    pub(super) fn of(link: &Link, configured: &Attributes) -> Attributes {
-        Attributes {
+    pub(super) fn from_link(link: &Link, configured: &InterfaceAttributes) -> InterfaceAttributes {
+        InterfaceAttributes {
             mac: configured.mac.and(link.mac),
             promisc: configured.promisc.map(|_| link.promisc),
             mtu: configured.mtu.map(|_| link.mtu),
@@ -38,52 +38,67 @@ impl Attributes {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        *self == Attributes::default()
+        *self == InterfaceAttributes::default()
     }
 
     /// Sets the attributes one by one in the order of the reference, as the iterator advances.
-    pub(super) fn set(&self, netlink: &Netlink, link: &Link) -> impl Iterator<Item = Result<()>> {
+    pub(super) fn set_on_link(
+        &self,
+        netlink: &Netlink,
+        link: &Link,
+    ) -> impl Iterator<Item = Result<()>> {
         let (new, on) = (LinkChange::new, |on| if on { "on" } else { "off" });
         let changes = [
-            self.mac.map(|mac| (format!("mac {mac}"), new().mac(mac))),
-            self.promisc.map(|yes| (format!("promisc {}", on(yes)), new().promisc(yes.into()))),
-            self.mtu.map(|mtu| (format!("mtu {mtu}"), new().mtu(mtu))),
-            self.allmulti.map(|yes| (format!("allmulti {}", on(yes)), new().allmulti(yes.into()))),
-            self.txqlen.map(|length| (format!("txQLen {length}"), new().txqlen(length))),
+            self.mac.map(|mac| (format!("mac {mac}"), new().set_mac(mac))),
+            self.promisc.map(|yes| (format!("promisc {}", on(yes)), new().set_promisc(yes.into()))),
+            self.mtu.map(|mtu| (format!("mtu {mtu}"), new().set_mtu(mtu))),
+            self.allmulti
+                .map(|yes| (format!("allmulti {}", on(yes)), new().set_allmulti(yes.into()))),
+            self.txqlen.map(|length| (format!("txQLen {length}"), new().set_txqlen(length))),
         ];
         changes.into_iter().flatten().map(|(what, change)| {
-            netlink.set_link(link.index, change).context(|| format!("set {what}"))
+            netlink.change_link(link.index, change).context(|| format!("set {what}"))
         })
     }
 
     /// Sets all attributes that can be set, then reports the errors.
-    pub(super) fn restore(&self, netlink: &Netlink, link: &Link) -> Result<()> {
+    pub(super) fn restore_on_link(&self, netlink: &Netlink, link: &Link) -> Result<()> {
         let mut failures = Failures::new();
-        for outcome in self.set(netlink, link) {
-            failures.keep(outcome);
+        for outcome in self.set_on_link(netlink, link) {
+            failures.keep_error(outcome);
         }
         failures.into_result()
     }
 
     /// Verifies that the link has all attributes. The mode promiscuous is compared with the kernel's counter, which
     /// includes the requests of other programs, such as tcpdump.
-    pub(super) fn verify(&self, link: &Link, ifname: &IfName) -> Result<()> {
-        let found = Attributes::of(link, self);
+    pub(super) fn verify_link(&self, link: &Link, ifname: &InterfaceName) -> Result<()> {
+        let found = InterfaceAttributes::from_link(link, self);
         if let Some(on) = self.promisc.filter(|on| *on != (link.promiscuity != 0)) {
             let subject = format!("link {ifname} configured promisc");
             let count = link.promiscuity.to_string();
-            return Err(mismatch(ifname, &subject, "promisc", &on.to_string(), &count));
+            return Err(mismatch_error(ifname, &subject, "promisc", &on.to_string(), &count));
         }
-        same(ifname, ("Ethernet", "address"), self.mac, found.mac)?;
-        same(ifname, ("MTU", "mtu"), self.mtu, found.mtu)?;
-        same(ifname, ("all-multicast mode", "allmulticast"), self.allmulti, found.allmulti)?;
-        same(ifname, ("Transmit Queue Length", "txqueuelen"), self.txqlen, found.txqlen)
+        require_same_value(ifname, ("Ethernet", "address"), self.mac, found.mac)?;
+        require_same_value(ifname, ("MTU", "mtu"), self.mtu, found.mtu)?;
+        require_same_value(
+            ifname,
+            ("all-multicast mode", "allmulticast"),
+            self.allmulti,
+            found.allmulti,
+        )?;
+        require_same_value(
+            ifname,
+            ("Transmit Queue Length", "txqueuelen"),
+            self.txqlen,
+            found.txqlen,
+        )
     }
 }
 
 /// `keyword` is the attribute's name in ip-link(8).
-fn same<T: PartialEq + ToString>(
-    ifname: &IfName,
+fn require_same_value<T: PartialEq + ToString>(
+    ifname: &InterfaceName,
     (what, keyword): (&str, &str),
     wanted: Option<T>,
     found: Option<T>,
@@ -93,10 +108,16 @@ fn same<T: PartialEq + ToString>(
     }
     let [wanted, found] = [wanted, found].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
     let subject = format!("configured {what} of {ifname}");
-    Err(mismatch(ifname, &subject, keyword, &wanted, &found))
+    Err(mismatch_error(ifname, &subject, keyword, &wanted, &found))
 }
 
-fn mismatch(ifname: &IfName, subject: &str, keyword: &str, wanted: &str, found: &str) -> Error {
+fn mismatch_error(
+    ifname: &InterfaceName,
+    subject: &str,
+    keyword: &str,
+    wanted: &str,
+    found: &str,
+) -> Error {
     let value = match wanted {
         "true" => "on",
         "false" => "off",

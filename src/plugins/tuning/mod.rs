@@ -17,19 +17,22 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use self::attributes::Attributes;
-use self::backup::Backup;
-use self::sysctls::{Parameter, Sysctls};
+use self::attributes::InterfaceAttributes;
+use self::backup::TuningBackup;
+use self::sysctls::{ConfiguredSysctls, KernelParameter};
 use crate::attachment::backup::{self as files, BackupFile};
-use crate::attachment::{Owner, Record};
-use crate::cni::{CniResult, IfName, Interface};
-use crate::error::{Context, Error, Result};
+use crate::attachment::{AttachmentId, AttachmentRecord};
+use crate::cni::{CniResult, InterfaceName, ResultInterface};
+use crate::error::{Error, ErrorContext, Result};
 use crate::files::trust;
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
+    require_prev_result,
+};
 use crate::iface::mtu;
 use crate::log;
-use crate::netlink::{Mac, Netlink};
+use crate::netlink::{MacAddress, Netlink};
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, require_prev};
 
 #[derive(Debug)]
 pub struct Tuning;
@@ -37,9 +40,9 @@ pub struct Tuning;
 /// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Conf {
+pub struct TuningConfig {
     /// Kernel parameters below `net`, set in this order. `IFNAME` is the interface.
-    sysctl: Sysctls,
+    sysctl: ConfiguredSysctls,
     mac: String,
     /// `true` makes the interface promiscuous; `false` is only verified.
     promisc: Option<bool>,
@@ -54,27 +57,27 @@ pub struct Conf {
     data_dir: String,
     /// `safe` refuses all but a few parameters. Default: the allowlist decides.
     profile: String,
-    runtime_config: RuntimeConfig,
-    args: Args,
+    runtime_config: TuningRuntimeConfig,
+    args: TuningArgs,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RuntimeConfig {
+struct TuningRuntimeConfig {
     mac: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Args {
-    cni: CniArgs,
+struct TuningArgs {
+    cni: TuningCniArgs,
 }
 
 /// Keys for one container, which override those of the configuration, also with 0.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct CniArgs {
-    sysctl: Sysctls,
+struct TuningCniArgs {
+    sysctl: ConfiguredSysctls,
     mac: Option<String>,
     promisc: Option<bool>,
     mtu: Option<i64>,
@@ -83,21 +86,21 @@ struct CniArgs {
     txqlen: Option<i64>,
 }
 
-impl Conf {
+impl TuningConfig {
     /// The folder of backups, as configured.
-    fn dir(&self) -> &Path {
+    fn backup_directory(&self) -> &Path {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
     /// The folder of backups for DEL and GC, which are refused for no key: the backups are ignored if others than root
     /// could have written them.
-    fn dir_if_trusted(&self) -> Option<PathBuf> {
+    fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
         let ignored = |error: &_| log::warn(format_args!("{error}; its backups are ignored"));
-        trust::resolve(self.dir()).inspect_err(ignored).ok()
+        trust::resolve_data_dir(self.backup_directory()).inspect_err(ignored).ok()
     }
 
     /// The attributes: `args` overrides the configuration; the MAC has further sources.
-    fn attributes(&self, cx: &Cx<'_>) -> Result<Attributes> {
+    fn resolve_attributes(&self, cx: &CallContext<'_>) -> Result<InterfaceAttributes> {
         let args = &self.args.cni;
         let from_env = cx.mac_arg()?;
         let mut macs = [&self.runtime_config.mac, &from_env, &self.mac].into_iter();
@@ -106,48 +109,60 @@ impl Conf {
             u32::try_from(length)
                 .map_err(|_| Error::config(format!("txQLen {length} is not a length of a queue")))
         });
-        Ok(Attributes {
+        Ok(InterfaceAttributes {
             mac: mac.filter(|mac| !mac.is_empty()).map(|mac| parse_mac(mac)).transpose()?,
             promisc: args.promisc.or(self.promisc),
-            mtu: Some(mtu::bytes(args.mtu.unwrap_or(self.mtu))?).filter(|mtu| *mtu > 0),
+            mtu: Some(mtu::bytes_from_config(args.mtu.unwrap_or(self.mtu))?).filter(|mtu| *mtu > 0),
             allmulti: args.allmulti.or(self.allmulti),
             txqlen: txqlen.transpose()?,
         })
     }
 }
 
-fn parse_mac(text: &str) -> Result<Mac> {
-    Mac::of_interface(text).context(|| format!("invalid args {text} for MAC addr"))
+fn parse_mac(text: &str) -> Result<MacAddress> {
+    MacAddress::parse_unicast(text).context(|| format!("invalid args {text} for MAC addr"))
 }
 
 impl Plugin for Tuning {
     const NAME: &'static str = "tuning";
     const ABOUT: &'static str = "tunes the container's interface and its kernel parameters";
-    type Conf = Conf;
+    type Conf = TuningConfig;
 
-    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        let plan = Plan::resolve(cx, conf, &IfName::parse("eth0")?)?;
-        if plan.attributes.is_empty() { Ok(()) } else { trust::require_place(conf.dir()) }
+    fn examine(cx: &CallContext<'_>, conf: &TuningConfig, _: &mut ConfigRemarks) -> Result<()> {
+        let plan = TuningPlan::from_config(cx, conf, &InterfaceName::parse("eth0")?)?;
+        if plan.attributes.is_empty() {
+            Ok(())
+        } else {
+            trust::require_data_dir_path(conf.backup_directory())
+        }
     }
 
-    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let plan = Plan::resolve(cx, conf, &req.ifname)?;
+    fn add(cx: &CallContext<'_>, conf: &TuningConfig, req: &AddRequest) -> Result<CniResult> {
+        let plan = TuningPlan::from_config(cx, conf, &req.ifname)?;
         permission::check_allowlist(&plan.parameters)?;
-        let mut result = require_prev(req.prev.as_ref(), "Required prevResult missing")?.clone();
-        plan.require_kept(&result, &req.ifname)?;
-        let netns = req.sandbox.netns()?;
+        let mut result =
+            require_prev_result(req.prev.as_ref(), "Required prevResult missing")?.clone();
+        plan.require_kept_addresses(&result, &req.ifname)?;
+        let netns = req.sandbox.open_netns()?;
         // Parameters that are safe in a container's namespace are not safe in the host's.
-        if plan.is_safe && !plan.parameters.is_empty() && Netns::current()?.same_as(netns)? {
+        if plan.is_safe
+            && !plan.parameters.is_empty()
+            && Netns::open_current()?.is_same_as(netns)?
+        {
             return Err(Error::config(
                 "the profile \"safe\" sets no sysctl in the network namespace of the node",
             ));
         }
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let is_backed_up = !plan.attributes.is_empty();
-        let dir = if is_backed_up { trust::create(conf.dir(), 0o700)? } else { PathBuf::new() };
+        let dir = if is_backed_up {
+            trust::create_data_dir(conf.backup_directory(), 0o700)?
+        } else {
+            PathBuf::new()
+        };
         let (file, ifname) = (BackupFile::new(&dir, &owner), &req.ifname);
-        netns.run(|| plan.apply(ifname, &file, &owner))??;
-        let is_own = |i: &&mut Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
+        netns.run_inside(|| plan.apply_changes(ifname, &file, &owner))??;
+        let is_own = |i: &&mut ResultInterface| i.name == ifname.as_str() && !i.sandbox.is_empty();
         for interface in result.interfaces.iter_mut().filter(is_own) {
             if let Some(mac) = plan.attributes.mac {
                 warn_of_lease(&owner, req, &interface.mac, mac);
@@ -160,21 +175,21 @@ impl Plugin for Tuning {
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let plan = Plan::resolve(cx, conf, &req.ifname)?;
-        req.require_prev()?;
+    fn check(cx: &CallContext<'_>, conf: &TuningConfig, req: &CheckRequest) -> Result<()> {
+        let plan = TuningPlan::from_config(cx, conf, &req.ifname)?;
+        req.require_final_result()?;
         let ifname = &req.ifname;
-        req.sandbox.netns()?.run(|| plan.verify(ifname))?
+        req.sandbox.open_netns()?.run_inside(|| plan.verify_all(ifname))?
     }
 
     /// An attribute that cannot be restored is reported once only: it must not prevent for ever that the DEL of the
     /// interface plugin, which comes later, deletes the interface.
-    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let Some(dir) = conf.dir_if_trusted() else { return Ok(()) };
+    fn del(cx: &CallContext<'_>, conf: &TuningConfig, req: &DelRequest) -> Result<()> {
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let Some(dir) = conf.backup_directory_if_trusted() else { return Ok(()) };
         let file = BackupFile::new(&dir, &owner);
-        let mut backup = match Backup::read(&file) {
-            Ok(Some(backup)) if !backup.may_be_of(&owner) => return Ok(()),
+        let mut backup = match TuningBackup::read_file(&file) {
+            Ok(Some(backup)) if !backup.may_belong_to(&owner) => return Ok(()),
             Ok(backup) => backup,
             Err(error) => {
                 log::warn(format_args!("\"{}\" stays as it is: {error}", req.ifname));
@@ -182,46 +197,50 @@ impl Plugin for Tuning {
             }
         };
         if let (Some(netns), Some(backup)) = (&req.netns, backup.as_mut()) {
-            let restored = netns.run(|| {
+            let restored = netns.run_inside(|| {
                 let netlink = Netlink::open()?;
-                let link = netlink.link(req.ifname.as_str())?;
-                link.map_or(Ok(()), |link| backup.original.restore(&netlink, &link))
+                let link = netlink.find_link(req.ifname.as_str())?;
+                link.map_or(Ok(()), |link| backup.original.restore_on_link(&netlink, &link))
             });
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
             if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
                 if !backup.extra.tried {
                     backup.extra.tried = true;
-                    backup.write(&file)?;
+                    backup.write_file(&file)?;
                     return Err(error.with_details("the next DEL tries once more"));
                 }
                 log::warn(error);
             }
         }
-        Ok(file.remove()?)
+        Ok(file.remove_files()?)
     }
 
-    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let Some(dir) = conf.dir_if_trusted() else { return Ok(()) };
-        let valid = Owner::each(&cx.net.name, &req.valid);
-        Backup::collect(&dir, cx.net.name.as_str(), &valid)
+    fn gc(cx: &CallContext<'_>, conf: &TuningConfig, req: &GcRequest) -> Result<()> {
+        let Some(dir) = conf.backup_directory_if_trusted() else { return Ok(()) };
+        let valid = AttachmentId::from_attachments(&cx.net.name, &req.valid);
+        TuningBackup::remove_stale(&dir, cx.net.name.as_str(), &valid)
     }
 
-    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let plan = Plan::resolve(cx, conf, &IfName::parse("eth0")?).or_unavailable()?;
+    fn status(cx: &CallContext<'_>, conf: &TuningConfig) -> Result<()> {
+        let plan =
+            TuningPlan::from_config(cx, conf, &InterfaceName::parse("eth0")?).or_unavailable()?;
         permission::check_allowlist(&plan.parameters).or_unavailable()?;
         if !plan.attributes.is_empty() {
-            let dir = trust::resolve(conf.dir()).or_unavailable()?;
+            let dir = trust::resolve_data_dir(conf.backup_directory()).or_unavailable()?;
             files::require_writable(&dir).or_unavailable()?;
         }
-        cx.usable_host().map(drop)
+        cx.usable_host_netlink().map(drop)
     }
 }
 
 /// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin reported.
-fn warn_of_lease(owner: &Owner<'_>, req: &AddReq, former: &str, mac: Mac) {
-    let is_leased =
-        |record: Record| record.ipam == "dhcp" && record.netns == req.sandbox.identity();
-    if former.parse() != Ok(mac) && Record::of(*owner).is_some_and(is_leased) {
+fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: MacAddress) {
+    let is_leased = |record: AttachmentRecord| {
+        record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity()
+    };
+    if former.parse() != Ok(mac)
+        && AttachmentRecord::find_by_attachment(*owner).is_some_and(is_leased)
+    {
         log::warn(format_args!(
             "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
              creates the interface, in place of tuning",
@@ -231,28 +250,32 @@ fn warn_of_lease(owner: &Owner<'_>, req: &AddReq, former: &str, mac: Mac) {
 }
 
 /// The parameters and attributes to set.
-struct Plan {
+struct TuningPlan {
     /// Whether the profile is "safe".
     is_safe: bool,
-    parameters: Vec<Parameter>,
-    attributes: Attributes,
+    parameters: Vec<KernelParameter>,
+    attributes: InterfaceAttributes,
 }
 
-impl Plan {
-    fn resolve(cx: &Cx<'_>, conf: &Conf, ifname: &IfName) -> Result<Plan> {
-        let is_safe = permission::is_safe(&conf.profile)?;
-        let mut parameters = conf.sysctl.resolve(&conf.args.cni.sysctl, ifname)?;
+impl TuningPlan {
+    fn from_config(
+        cx: &CallContext<'_>,
+        conf: &TuningConfig,
+        ifname: &InterfaceName,
+    ) -> Result<TuningPlan> {
+        let is_safe = permission::is_safe_profile(&conf.profile)?;
+        let mut parameters = conf.sysctl.merge_parameters(&conf.args.cni.sysctl, ifname)?;
         if is_safe {
             permission::restrict_to_safe(&mut parameters, ifname)?;
         }
-        Ok(Plan { is_safe, parameters, attributes: conf.attributes(cx)? })
+        Ok(TuningPlan { is_safe, parameters, attributes: conf.resolve_attributes(cx)? })
     }
 
     /// Refuses what would take IPv6 addresses of earlier plugins off the interface.
-    fn require_kept(&self, prev: &CniResult, ifname: &IfName) -> Result<()> {
-        let is_own = |i: &Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
+    fn require_kept_addresses(&self, prev: &CniResult, ifname: &InterfaceName) -> Result<()> {
+        let is_own = |i: &ResultInterface| i.name == ifname.as_str() && !i.sandbox.is_empty();
         let index = prev.interfaces.iter().position(is_own);
-        let addresses = index.into_iter().flat_map(|index| prev.ips_of(index));
+        let addresses = index.into_iter().flat_map(|index| prev.ips_of_interface(index));
         let Some(v6) = addresses.map(|ip| ip.address).find(|ip| ip.addr().is_ipv6()) else {
             return Ok(());
         };
@@ -260,7 +283,7 @@ impl Plan {
             let msg = format!("mtu {mtu} takes the address {v6} off \"{ifname}\"");
             return Err(Error::config(msg).with_details(mtu::REMEDY_OF_IPV6));
         }
-        let disables = |parameter: &&Parameter| parameter.disables_ipv6(ifname.as_str());
+        let disables = |parameter: &&KernelParameter| parameter.disables_ipv6(ifname.as_str());
         self.parameters.iter().find(disables).map_or(Ok(()), |parameter| {
             let msg =
                 format!("sysctl {} takes the address {v6} off \"{ifname}\"", parameter.written);
@@ -269,40 +292,51 @@ impl Plan {
     }
 
     /// Sets everything in the calling thread's namespace, or changes nothing.
-    fn apply(&self, ifname: &IfName, file: &BackupFile, owner: &Owner<'_>) -> Result<()> {
+    fn apply_changes(
+        &self,
+        ifname: &InterfaceName,
+        file: &BackupFile,
+        owner: &AttachmentId<'_>,
+    ) -> Result<()> {
         // `false` is only verified.
         let promisc = self.attributes.promisc.filter(|on| *on);
-        let attributes = Attributes { promisc, ..self.attributes.clone() };
-        let parameters: Vec<_> =
-            self.parameters.iter().map(Parameter::find).collect::<Result<_>>()?;
+        let attributes = InterfaceAttributes { promisc, ..self.attributes.clone() };
+        let parameters: Vec<_> = self
+            .parameters
+            .iter()
+            .map(KernelParameter::find_in_namespace)
+            .collect::<Result<_>>()?;
         let mut link = None;
         if !attributes.is_empty() {
             let netlink = Netlink::open()?;
             let missing = || Error::internal(format!("failed to get \"{ifname}\": Link not found"));
-            let found = netlink.link(ifname.as_str())?.ok_or_else(missing)?;
+            let found = netlink.find_link(ifname.as_str())?.ok_or_else(missing)?;
             link = Some((netlink, found));
         }
 
         let mut undo = Rollback::new();
         for parameter in &parameters {
-            undo.push(format!("restore {}", parameter.key), || parameter.restore());
-            parameter.write()?;
+            undo.add_step(format!("restore {}", parameter.key), || parameter.restore_value());
+            parameter.write_value()?;
         }
         if let Some((netlink, link)) = &link {
-            let original = Attributes::of(link, &attributes);
-            let former = file.read()?;
+            let original = InterfaceAttributes::from_link(link, &attributes);
+            let former = file.read_content()?;
             let earlier =
-                former.as_deref().map(Backup::parse).transpose().unwrap_or_else(|error| {
+                former.as_deref().map(TuningBackup::parse).transpose().unwrap_or_else(|error| {
                     log::warn(format_args!("a backup is replaced: {error}"));
                     None
                 });
-            undo.push("restore the backup", move || {
-                Ok(former.map_or_else(|| file.remove(), |content| file.write(&content))?)
+            undo.add_step("restore the backup", move || {
+                Ok(former
+                    .map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
             });
-            let earlier = earlier.filter(|backup| backup.may_be_of(owner));
-            Backup::renewed(earlier, owner, &original, &attributes).write(file)?;
-            undo.push(format!("restore {ifname:?}"), move || original.restore(netlink, link));
-            let set: Result<()> = attributes.set(netlink, link).collect();
+            let earlier = earlier.filter(|backup| backup.may_belong_to(owner));
+            TuningBackup::renew_backup(earlier, owner, &original, &attributes).write_file(file)?;
+            undo.add_step(format!("restore {ifname:?}"), move || {
+                original.restore_on_link(netlink, link)
+            });
+            let set: Result<()> = attributes.set_on_link(netlink, link).collect();
             set.context(|| format!("tune \"{ifname}\""))?;
         }
         undo.commit();
@@ -310,12 +344,12 @@ impl Plan {
     }
 
     /// Compares with the attributes and parameters of the calling thread's namespace.
-    fn verify(&self, ifname: &IfName) -> Result<()> {
+    fn verify_all(&self, ifname: &InterfaceName) -> Result<()> {
         for parameter in &self.parameters {
-            parameter.find()?.verify()?;
+            parameter.find_in_namespace()?.verify_value()?;
         }
-        let link = Netlink::open()?.link(ifname.as_str())?;
+        let link = Netlink::open()?.find_link(ifname.as_str())?;
         let missing = || Error::internal(format!("Cannot find container link {ifname}"));
-        self.attributes.verify(&link.ok_or_else(missing)?, ifname)
+        self.attributes.verify_link(&link.ok_or_else(missing)?, ifname)
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use regex_lite::Regex;
 
-use super::sysctls::Parameter;
-use crate::cni::IfName;
+use super::sysctls::KernelParameter;
+use crate::cni::InterfaceName;
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -62,7 +62,7 @@ const SAFE: [&str; 41] = [
 ];
 
 /// Whether the `profile` of a configuration is "safe"; it is empty by default.
-pub(super) fn is_safe(profile: &str) -> Result<bool> {
+pub(super) fn is_safe_profile(profile: &str) -> Result<bool> {
     match profile {
         "" => Ok(false),
         "safe" => Ok(true),
@@ -72,9 +72,12 @@ pub(super) fn is_safe(profile: &str) -> Result<bool> {
 }
 
 /// Restricts the paths of each parameter to the safe ones; fails if a parameter has none.
-pub(super) fn restrict_to_safe(parameters: &mut [Parameter], ifname: &IfName) -> Result<()> {
+pub(super) fn restrict_to_safe(
+    parameters: &mut [KernelParameter],
+    ifname: &InterfaceName,
+) -> Result<()> {
     let safe = SAFE.map(|key| key.replacen("IFNAME", ifname.as_str(), 1));
-    for Parameter { written, paths, .. } in parameters {
+    for KernelParameter { written, paths, .. } in parameters {
         paths.retain(|path| safe.contains(path));
         if paths.is_empty() {
             return Err(Error::config(format!(
@@ -87,14 +90,15 @@ pub(super) fn restrict_to_safe(parameters: &mut [Parameter], ifname: &IfName) ->
 
 /// Fails unless the node's allowlist, if there is one, matches every parameter: the key as written, or with dots
 /// instead of slashes.
-pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
+pub(super) fn check_allowlist(parameters: &[KernelParameter]) -> Result<()> {
     let text = match files::read_text(Path::new(ALLOWLIST), MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         text => text.map_err(|e| Error::io(format_args!("read {ALLOWLIST}"), &e))?,
     };
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let allowlist: Vec<Regex> = lines.iter().map(|line| compile(line)).collect::<Result<_>>()?;
-    for Parameter { written, paths, .. } in parameters {
+    let allowlist: Vec<Regex> =
+        lines.iter().map(|line| compile_expression(line)).collect::<Result<_>>()?;
+    for KernelParameter { written, paths, .. } in parameters {
         let dotted = paths.first().map(|path| path.replace('/', ".")).unwrap_or_default();
         if !allowlist.iter().any(|line| line.is_match(written) || line.is_match(&dotted)) {
             let list = lines.join(" ");
@@ -109,7 +113,7 @@ pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
     Ok(())
 }
 
-fn compile(line: &str) -> Result<Regex> {
+fn compile_expression(line: &str) -> Result<Regex> {
     Regex::new(line).map_err(|e| {
         Error::config(format!("{ALLOWLIST} has an invalid expression \"{line}\": {e}"))
     })
@@ -117,15 +121,16 @@ fn compile(line: &str) -> Result<Regex> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sysctls::Sysctls;
+    use super::super::sysctls::ConfiguredSysctls;
     use super::*;
     use crate::cni::json::Json;
 
     fn restricted(key: &str, ifname: &str) -> Result<Vec<String>> {
-        let ifname = IfName::parse(ifname).unwrap();
+        let ifname = InterfaceName::parse(ifname).unwrap();
         let json = format!(r#"{{"{key}":"1"}}"#);
-        let sysctls: Sysctls = Json::parse(json.as_bytes()).unwrap().decode().unwrap();
-        let mut parameters = sysctls.resolve(&Sysctls::default(), &ifname).unwrap();
+        let sysctls: ConfiguredSysctls = Json::parse(json.as_bytes()).unwrap().decode().unwrap();
+        let mut parameters =
+            sysctls.merge_parameters(&ConfiguredSysctls::default(), &ifname).unwrap();
         restrict_to_safe(&mut parameters, &ifname)?;
         Ok(parameters.remove(0).paths)
     }
@@ -147,13 +152,17 @@ mod tests {
         ] {
             let error = restricted(key, "eth0").unwrap_err();
             let msg = format!("Sysctl {key} is not allowed by the profile \"safe\"");
-            assert_eq!(error.msg(), msg);
+            assert_eq!(error.message(), msg);
         }
     }
 
     #[test]
     fn profiles() {
-        assert!(!is_safe("").unwrap() && is_safe("safe").unwrap() && is_safe("Safe").is_err());
+        assert!(
+            !is_safe_profile("").unwrap()
+                && is_safe_profile("safe").unwrap()
+                && is_safe_profile("Safe").is_err()
+        );
     }
 
     #[test]
@@ -166,8 +175,10 @@ mod tests {
             (r"conf\.\w+\.(arp|rp)_", "net.ipv4.conf.IFNAME.rp_filter", true),
             ("^net.[[:alpha:]]+$", "net.ab", true),
         ] {
-            assert_eq!(compile(line).unwrap().is_match(key), matches, "{line} {key}");
+            assert_eq!(compile_expression(line).unwrap().is_match(key), matches, "{line} {key}");
         }
-        assert!(compile("(").unwrap_err().msg().contains("invalid expression \"(\""));
+        assert!(
+            compile_expression("(").unwrap_err().message().contains("invalid expression \"(\"")
+        );
     }
 }

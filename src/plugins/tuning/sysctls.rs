@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use crate::cni::IfName;
+use crate::cni::InterfaceName;
 use crate::error::{Error, Result};
 use crate::iface::verify::IN_CONTAINER;
 use crate::sysctl;
@@ -14,43 +14,43 @@ const IFNAME: &str = "IFNAME";
 
 /// The object `sysctl`: keys as written, in the order of the document.
 #[derive(Debug, Default)]
-pub(super) struct Sysctls(Vec<(String, String)>);
+pub(super) struct ConfiguredSysctls(Vec<(String, String)>);
 
-impl<'de> Deserialize<'de> for Sysctls {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Sysctls, D::Error> {
-        d.deserialize_map(InOrder)
+impl<'de> Deserialize<'de> for ConfiguredSysctls {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<ConfiguredSysctls, D::Error> {
+        d.deserialize_map(SysctlsVisitor)
     }
 }
 
-struct InOrder;
+struct SysctlsVisitor;
 
-impl<'de> Visitor<'de> for InOrder {
-    type Value = Sysctls;
+impl<'de> Visitor<'de> for SysctlsVisitor {
+    type Value = ConfiguredSysctls;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of strings")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Sysctls, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ConfiguredSysctls, A::Error> {
         let mut pairs = Vec::new();
         while let Some(pair) = map.next_entry()? {
             pairs.push(pair);
         }
-        Ok(Sysctls(pairs))
+        Ok(ConfiguredSysctls(pairs))
     }
 }
 
 /// A parameter to be set.
 #[derive(Debug)]
-pub(super) struct Parameter {
+pub(super) struct KernelParameter {
     /// The key as written in the configuration.
     pub(super) written: String,
-    /// The candidates for the parameter's path, the most likely first: see [`paths`].
+    /// The candidates for the parameter's path, the most likely first: see [`candidate_paths`].
     pub(super) paths: Vec<String>,
     pub(super) value: String,
 }
 
-impl Parameter {
+impl KernelParameter {
     /// Whether it takes the IPv6 addresses off the interface.
     pub(super) fn disables_ipv6(&self, ifname: &str) -> bool {
         let is_key = |path: &String| {
@@ -60,12 +60,16 @@ impl Parameter {
     }
 }
 
-impl Sysctls {
+impl ConfiguredSysctls {
     /// The parameters in order; parameters of `args` override, or are appended. A key that occurs twice, in whatever
     /// spelling, is an error.
-    pub(super) fn resolve(&self, args: &Sysctls, ifname: &IfName) -> Result<Vec<Parameter>> {
-        let mut all = self.parse(ifname)?;
-        for parameter in args.parse(ifname)? {
+    pub(super) fn merge_parameters(
+        &self,
+        args: &ConfiguredSysctls,
+        ifname: &InterfaceName,
+    ) -> Result<Vec<KernelParameter>> {
+        let mut all = self.parse_parameters(ifname)?;
+        for parameter in args.parse_parameters(ifname)? {
             match all.iter_mut().find(|known| known.paths[0] == parameter.paths[0]) {
                 Some(known) => *known = parameter,
                 None => all.push(parameter),
@@ -74,15 +78,15 @@ impl Sysctls {
         Ok(all)
     }
 
-    fn parse(&self, ifname: &IfName) -> Result<Vec<Parameter>> {
-        let mut all: Vec<Parameter> = Vec::with_capacity(self.0.len());
+    fn parse_parameters(&self, ifname: &InterfaceName) -> Result<Vec<KernelParameter>> {
+        let mut all: Vec<KernelParameter> = Vec::with_capacity(self.0.len());
         for (written, value) in &self.0 {
-            let paths = paths(written, ifname)?;
+            let paths = candidate_paths(written, ifname)?;
             if let Some(twin) = all.iter().find(|known| known.paths[0] == paths[0]) {
                 return Err(Error::config("duplicated sysctl keys are not allowed")
                     .with_details(format!("\"{}\" and \"{written}\"", twin.written)));
             }
-            all.push(Parameter { written: written.clone(), paths, value: value.clone() });
+            all.push(KernelParameter { written: written.clone(), paths, value: value.clone() });
         }
         Ok(all)
     }
@@ -91,7 +95,7 @@ impl Sysctls {
 /// The candidates for a key's path below `/proc/sys`. The reference replaces every dot by a slash. The second candidate
 /// follows sysctl(8), because names of interfaces may contain dots: the first of the two characters is the
 /// separator, and the other one is part of the names.
-fn paths(written: &str, ifname: &IfName) -> Result<Vec<String>> {
+fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>> {
     let swapped = |c| match c {
         '.' => '/',
         '/' => '.',
@@ -117,42 +121,45 @@ fn paths(written: &str, ifname: &IfName) -> Result<Vec<String>> {
 
 /// A parameter of the calling thread's namespace.
 #[derive(Debug)]
-pub(super) struct Found<'a> {
+pub(super) struct PresentParameter<'a> {
     pub(super) key: &'a str,
     value: &'a str,
     /// The present value; `None` if the parameter is write-only.
     former: Option<String>,
 }
 
-impl Parameter {
+impl KernelParameter {
     /// Finds and reads the parameter in the calling thread's namespace.
-    pub(super) fn find(&self) -> Result<Found<'_>> {
-        let existing = self.paths.iter().find(|path| sysctl::exists(path));
+    pub(super) fn find_in_namespace(&self) -> Result<PresentParameter<'_>> {
+        let existing = self.paths.iter().find(|path| sysctl::key_exists(path));
         // The error for a missing parameter is that of reading it.
         let key = existing.or(self.paths.first()).map_or("", String::as_str);
-        Ok(Found { key, value: &self.value, former: sysctl::read_if_readable(key)? })
+        Ok(PresentParameter { key, value: &self.value, former: sysctl::read_if_readable(key)? })
     }
 }
 
-impl Found<'_> {
+impl PresentParameter<'_> {
     /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an earlier
     /// parameter of the list may have changed this one.
-    pub(super) fn write(&self) -> Result<()> {
-        let has_value = || sysctl::read(self.key).is_ok_and(|now| now == self.value);
-        sysctl::write(self.key, self.value).or_else(|e| if has_value() { Ok(()) } else { Err(e) })
+    pub(super) fn write_value(&self) -> Result<()> {
+        let has_value = || sysctl::read_value(self.key).is_ok_and(|now| now == self.value);
+        sysctl::write_value(self.key, self.value)
+            .or_else(|e| if has_value() { Ok(()) } else { Err(e) })
     }
 
     /// Restores the original value, if it is known.
-    pub(super) fn restore(&self) -> Result<()> {
+    pub(super) fn restore_value(&self) -> Result<()> {
         match &self.former {
-            Some(former) if sysctl::read(self.key)? != *former => sysctl::write(self.key, former),
+            Some(former) if sysctl::read_value(self.key)? != *former => {
+                sysctl::write_value(self.key, former)
+            }
             _ => Ok(()),
         }
     }
 
     /// Verifies that the parameter has the configured value.
-    pub(super) fn verify(&self) -> Result<()> {
-        let Found { key, value, former } = self;
+    pub(super) fn verify_value(&self) -> Result<()> {
+        let PresentParameter { key, value, former } = self;
         match former {
             Some(found) if !is_same_value(value, found) => Err(Error::internal(format!(
                 "Error: Tuning configured value of {key} is {value}, current value is {found}"
@@ -168,13 +175,14 @@ impl Found<'_> {
 fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));
-    let is_same =
-        |(l, r): (&&str, &&str)| l == r || number(l).is_some_and(|n| number(r) == Some(n));
+    let is_same = |(l, r): (&&str, &&str)| {
+        l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n))
+    };
     left.len() == right.len() && left.iter().zip(&right).all(is_same)
 }
 
 /// A number as the kernel parses it: hexadecimal with the prefix `0x`, octal with a leading 0.
-fn number(text: &str) -> Option<i128> {
+fn parse_number(text: &str) -> Option<i128> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let (digits, base) = match digits.as_bytes() {
         [b'0', b'x' | b'X', ..] => (&digits[2..], 16),
@@ -192,18 +200,18 @@ mod tests {
     use super::*;
     use crate::cni::json::Json;
 
-    fn eth0() -> IfName {
-        IfName::parse("eth0").unwrap()
+    fn eth0() -> InterfaceName {
+        InterfaceName::parse("eth0").unwrap()
     }
 
-    fn sysctls(text: &str) -> Sysctls {
+    fn sysctls(text: &str) -> ConfiguredSysctls {
         Json::parse(text.as_bytes()).unwrap().decode().unwrap()
     }
 
     #[test]
     fn keys_are_read_as_by_the_reference_and_sysctl() {
-        let dotted = IfName::parse("eth0.100").unwrap();
-        let of = |key: &str, ifname: &IfName| paths(key, ifname).unwrap();
+        let dotted = InterfaceName::parse("eth0.100").unwrap();
+        let of = |key: &str, ifname: &InterfaceName| candidate_paths(key, ifname).unwrap();
         assert_eq!(of("net.ipv4.ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("net/ipv4/ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("/net//ipv4/ip_forward/", &eth0()), ["net/ipv4/ip_forward"]);
@@ -235,16 +243,16 @@ mod tests {
             ("IFNAME.x", "eth0/x"),
             ("../net/x", "///net/x"),
         ] {
-            let result = paths(key, &eth0());
+            let result = candidate_paths(key, &eth0());
             if key == "../net/x" {
                 assert_eq!(result.unwrap(), ["net/x"]);
                 continue;
             }
             let error = result.unwrap_err();
-            assert_eq!(error.msg(), format!("invalid net sysctl key: \"{shown}\""));
+            assert_eq!(error.message(), format!("invalid net sysctl key: \"{shown}\""));
         }
         for key in ["net/../kernel/hostname", "net/ipv4/../../kernel/hostname", "net/./x"] {
-            for path in paths(key, &eth0()).unwrap() {
+            for path in candidate_paths(key, &eth0()).unwrap() {
                 assert!(!path.split('/').any(|part| part.starts_with('.')), "{key}: {path}");
             }
         }
@@ -254,7 +262,7 @@ mod tests {
     fn order_is_kept_and_arguments_override() {
         let conf = sysctls(r#"{"net.b":"1","net.a":"2","net.c":"3"}"#);
         let args = sysctls(r#"{"net.0":"5","net/a":"4"}"#);
-        let all = conf.resolve(&args, &eth0()).unwrap();
+        let all = conf.merge_parameters(&args, &eth0()).unwrap();
         let pairs: Vec<_> = all.iter().map(|p| (p.paths[0].as_str(), p.value.as_str())).collect();
         assert_eq!(pairs, [("net/b", "1"), ("net/a", "4"), ("net/c", "3"), ("net/0", "5")]);
     }
@@ -266,8 +274,9 @@ mod tests {
             r#"{"net.a.b":"1","net/a/b":"1"}"#,
             r#"{"net.IFNAME":"1","net.eth0":"1"}"#,
         ] {
-            let error = sysctls(text).resolve(&Sysctls::default(), &eth0()).unwrap_err();
-            assert_eq!(error.msg(), "duplicated sysctl keys are not allowed", "{text}");
+            let error =
+                sysctls(text).merge_parameters(&ConfiguredSysctls::default(), &eth0()).unwrap_err();
+            assert_eq!(error.message(), "duplicated sysctl keys are not allowed", "{text}");
         }
     }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use super::{Node, answer, attach, list, members};
-use crate::files::atomic::{Durability, Writer};
-use crate::invoke::{Exec, exec};
-use crate::runtime::{Attach, NetworkList};
+use crate::files::atomic::{AtomicWriter, Durability};
+use crate::invoke::{PluginCommand, execute_plugin};
+use crate::runtime::{AttachmentParams, NetworkList};
 
 fn network() -> NetworkList {
     named("net")
@@ -34,7 +34,7 @@ const REFERENCE: &str = concat!(
     r#""result":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/24"}]}}"#
 );
 
-fn reference_attach() -> Attach {
+fn reference_attach() -> AttachmentParams {
     let mut attach = attach();
     attach.args.push(("IgnoreUnknown".to_owned(), "1".to_owned()));
     attach.capability_args = members(r#"{"z":{"b":1},"mac":"02::"}"#);
@@ -47,7 +47,7 @@ fn written_byte_for_byte_as_the_reference() {
     node.runtime.add(&network(), &reference_attach()).unwrap();
     let file = fs::read_to_string(node.path("cache/results/net-c1-eth0")).unwrap();
     assert_eq!(file, REFERENCE);
-    let bare = Attach::new("c1", "", "eth1");
+    let bare = AttachmentParams::new("c1", "", "eth1");
     node.runtime.add(&network(), &bare).unwrap();
     let file = fs::read_to_string(node.path("cache/results/net-c1-eth1")).unwrap();
     assert!(!file.contains("netns") && !file.contains("Args"), "{file}");
@@ -60,7 +60,7 @@ fn the_references_file_is_read() {
     node.cache("net-c1-eth0", REFERENCE);
     let result = node.runtime.cached_result(&network(), &attach()).unwrap().unwrap();
     assert_eq!(result.ips[0].address.to_string(), "10.0.0.1/24");
-    let asked = Attach::new("c1", "/elsewhere", "eth0");
+    let asked = AttachmentParams::new("c1", "/elsewhere", "eth0");
     let (config, attach) = node.runtime.cached_config("net", &asked).unwrap().unwrap();
     assert_eq!(config, network().bytes());
     assert_eq!(attach.netns, "/elsewhere", "the namespace is the caller's");
@@ -78,15 +78,16 @@ fn configurations_that_cannot_be_read() {
     assert_eq!(config().unwrap(), None);
     node.cache("net-c1-eth0", "{");
     let error = config().unwrap_err();
-    assert!(error.msg().starts_with("failed to unmarshal cached network \"net\" config: "));
+    assert!(error.message().starts_with("failed to unmarshal cached network \"net\" config: "));
     node.cache("net-c1-eth0", r#"{"kind":"other"}"#);
     let text = "read cached network \"net\" config has wrong kind: other";
-    assert_eq!(config().unwrap_err().msg(), text);
+    assert_eq!(config().unwrap_err().message(), text);
     node.cache("net-c1-eth0", "");
     assert_eq!(config().unwrap(), None);
-    let error = node.runtime.cached_config("net", &Attach::new("c1", "", "")).unwrap_err();
+    let error =
+        node.runtime.cached_config("net", &AttachmentParams::new("c1", "", "")).unwrap_err();
     assert_eq!(
-        error.msg(),
+        error.message(),
         "cache file path requires network name (\"net\"), container ID (\"c1\"), \
          and interface name (\"\")"
     );
@@ -106,7 +107,7 @@ fn results_in_another_version() {
     assert_eq!(result.ips[0].address.to_string(), "10.0.0.7/8");
     let unknown = list(r#"{"name":"net","cniVersion":"1.2.3","plugins":[{"type":"a"}]}"#);
     assert_eq!(
-        node.runtime.cached_result(&unknown, &attach()).unwrap_err().msg(),
+        node.runtime.cached_result(&unknown, &attach()).unwrap_err().message(),
         "failed to convert cached result to config version \"1.2.3\": \
          no converter for CNI result version 0.2.0 to 1.2.3"
     );
@@ -116,7 +117,7 @@ fn results_in_another_version() {
 fn attachments_are_listed() {
     let node = node();
     for (id, ifname) in [("c2", "eth0"), ("c1", "eth1"), ("c1", "eth0"), ("c1-x", "eth0")] {
-        node.runtime.add(&network(), &Attach::new(id, "/x", ifname)).unwrap();
+        node.runtime.add(&network(), &AttachmentParams::new(id, "/x", ifname)).unwrap();
     }
     node.cache("net-c9-eth0", "garbage");
     node.cache("net-c1-old", r#"{"cniVersion":"0.4.0"}"#);
@@ -136,7 +137,8 @@ fn attachments_are_listed() {
 fn two_attachments_with_one_file_name() {
     let node = node();
     let (first, second) = (named("a-b"), named("a"));
-    let (x, y) = (Attach::new("c", "/x", "eth0"), Attach::new("b-c", "/y", "eth0"));
+    let (x, y) =
+        (AttachmentParams::new("c", "/x", "eth0"), AttachmentParams::new("b-c", "/y", "eth0"));
     node.runtime.add(&first, &x).unwrap();
     assert_eq!(node.runtime.cached_result(&second, &y).unwrap(), None, "it is the other one's");
     node.runtime.del(&second, &y).unwrap();
@@ -155,7 +157,7 @@ fn two_attachments_with_one_file_name() {
 #[test]
 fn names_too_long_for_a_file() {
     let node = node();
-    let attach = Attach::new(&"c".repeat(300), "/x", "eth0");
+    let attach = AttachmentParams::new(&"c".repeat(300), "/x", "eth0");
     node.runtime.add(&network(), &attach).unwrap();
     assert!(node.cached()[0].ends_with(".hashed"), "{:?}", node.cached());
     assert!(node.runtime.cached_result(&network(), &attach).unwrap().is_some());
@@ -164,8 +166,8 @@ fn names_too_long_for_a_file() {
     assert!(node.cached().is_empty());
 }
 
-fn with_long_args(length: usize) -> Attach {
-    Attach { args: vec![("K".to_owned(), "v".repeat(length))], ..attach() }
+fn with_long_args(length: usize) -> AttachmentParams {
+    AttachmentParams { args: vec![("K".to_owned(), "v".repeat(length))], ..attach() }
 }
 
 #[test]
@@ -206,8 +208,8 @@ fn a_killed_writer_leaves_a_whole_file() {
         let long = REFERENCE.replace("10.0.0.9", &"9".repeat(4_000_000));
         for text in [&long, REFERENCE].into_iter().cycle() {
             let path: &Path = path.as_ref();
-            let writer = Writer::unlocked(path, Durability::Synced);
-            writer.replace(path, text.as_bytes(), 0o600).unwrap();
+            let writer = AtomicWriter::with_unique_name(path, Durability::Synced);
+            writer.replace_file(path, text.as_bytes(), 0o600).unwrap();
         }
     }
     let node = node();
@@ -217,13 +219,13 @@ fn a_killed_writer_leaves_a_whole_file() {
     let path = node.path("bin/victim");
     node.runtime.cache_result(&network(), &attach(), None).unwrap();
     for extra in 0..8 {
-        let call = Exec {
+        let call = PluginCommand {
             path: &path,
             env: vec![(VICTIM, node.path("cache/results/net-c1-eth0").display().to_string())],
             stdin: b"",
             deadline: Some(Duration::from_millis(150 + 7 * extra)),
         };
-        assert!(exec(&call).is_err());
+        assert!(execute_plugin(&call).is_err());
         let found = node.runtime.cached_config("net", &attach()).unwrap();
         assert!(found.is_some(), "the file is gone or empty");
         let listed = node.runtime.cached_attachments("").unwrap();

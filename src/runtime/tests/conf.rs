@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use super::{Node, list, members};
-use crate::cni::Attachment;
+use crate::cni::ValidAttachment;
 use crate::cni::json::Json;
-use crate::error::Code;
-use crate::runtime::{Attach, NetworkList, PluginConf, conf_files, ops};
+use crate::error::ErrorCode;
+use crate::runtime::{AttachmentParams, NetworkList, PluginConfig, find_config_files, ops};
 
-fn plugin(text: &str) -> PluginConf {
-    PluginConf::from_bytes(text.as_bytes()).unwrap()
+fn plugin(text: &str) -> PluginConfig {
+    PluginConfig::from_bytes(text.as_bytes()).unwrap()
 }
 
 fn text(bytes: crate::error::Result<Vec<u8>>) -> String {
@@ -30,21 +30,21 @@ fn a_plugins_configuration() {
         [("a".to_owned(), true), ("b".to_owned(), false)]
     );
     for bad in ["{}", "null", r#"{"type":""}"#, r#"{"name":"n","plugins":[{"type":"x"}]}"#] {
-        let error = PluginConf::from_bytes(bad.as_bytes()).unwrap_err();
-        assert_eq!(error.msg(), "error parsing configuration: missing 'type'", "{bad}");
+        let error = PluginConfig::from_bytes(bad.as_bytes()).unwrap_err();
+        assert_eq!(error.message(), "error parsing configuration: missing 'type'", "{bad}");
     }
     for bad in ["", "[]", r#"{"type":7}"#, "{\"type\":\"x\"} x"] {
-        let error = PluginConf::from_bytes(bad.as_bytes()).unwrap_err();
-        assert!(error.msg().starts_with("error parsing configuration: "), "{bad}: {error}");
-        assert_eq!(error.code(), Code::DECODE, "{bad}");
+        let error = PluginConfig::from_bytes(bad.as_bytes()).unwrap_err();
+        assert!(error.message().starts_with("error parsing configuration: "), "{bad}: {error}");
+        assert_eq!(error.code(), ErrorCode::DECODE, "{bad}");
     }
 }
 
 #[test]
 fn an_unreadable_file() {
-    let error = PluginConf::from_file("/none/x.conf".as_ref()).unwrap_err();
+    let error = PluginConfig::from_file("/none/x.conf".as_ref()).unwrap_err();
     assert_eq!(
-        error.msg(),
+        error.message(),
         "error reading /none/x.conf: open /none/x.conf: no such file or directory"
     );
 }
@@ -52,15 +52,15 @@ fn an_unreadable_file() {
 #[test]
 fn injected_keys() {
     let conf = plugin(r#"{"type":"x","b":1.0,"A":"<"}"#);
-    let inject = |key: &str, value| conf.inject(&[(key.to_owned(), value)]);
-    let bytes = |conf: PluginConf| String::from_utf8(conf.bytes().to_vec()).unwrap();
+    let inject = |key: &str, value| conf.inject_members(&[(key.to_owned(), value)]);
+    let bytes = |conf: PluginConfig| String::from_utf8(conf.bytes().to_vec()).unwrap();
     assert_eq!(bytes(inject("c", true.into_json()).unwrap()), {
         r#"{"A":"\u003c","b":1,"c":true,"type":"x"}"#
     });
     assert_eq!(bytes(inject("a", "new".into()).unwrap()), r#"{"a":"new","b":1,"type":"x"}"#);
     assert_eq!(bytes(inject("A", "<".into()).unwrap()), r#"{"A":"\u003c","b":1,"type":"x"}"#);
-    assert_eq!(inject("", "x".into()).unwrap_err().msg(), "keys cannot be empty");
-    assert_eq!(inject("k", Json::Null).unwrap_err().msg(), "key 'k' value must not be nil");
+    assert_eq!(inject("", "x".into()).unwrap_err().message(), "keys cannot be empty");
+    assert_eq!(inject("k", Json::Null).unwrap_err().message(), "key 'k' value must not be nil");
 }
 
 trait IntoJson {
@@ -82,16 +82,16 @@ fn files_by_extension() {
     }
     fs::create_dir(dir.join("dir.conf")).unwrap();
     symlink(dir.join("dir.conf"), dir.join("link.conf")).unwrap();
-    let found = conf_files(&dir, &["conf"]).unwrap();
+    let found = find_config_files(&dir, &["conf"]).unwrap();
     let names: Vec<_> = found.iter().map(|f| f.file_name().unwrap().to_str().unwrap()).collect();
     assert_eq!(names, [".conf", "10-a.conf", "9-a.conf", "b.conf", "link.conf"]);
-    assert!(conf_files(&dir.join("none"), &["conf"]).unwrap().is_empty());
-    assert!(conf_files(&dir.join("e.json"), &["conf"]).is_err());
+    assert!(find_config_files(&dir.join("none"), &["conf"]).unwrap().is_empty());
+    assert!(find_config_files(&dir.join("e.json"), &["conf"]).is_err());
 }
 
 /// The request of the first plugin of `list` for ADD.
-fn request_of(list: &NetworkList, attach: &Attach) -> String {
-    text(ops::encode(ops::for_attachment(list, &list.plugins[0], attach, None)))
+fn request_of(list: &NetworkList, attach: &AttachmentParams) -> String {
+    text(ops::encode_request(ops::attachment_request(list, &list.plugins[0], attach, None)))
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_request_is_compact_sorted_and_exact() {
         r#"{"cniVersion":"0.4.0","html":"\u003c\u0026\u003e","name":"n","twice":2,"type":"x","#,
         r#""zeta":{"a":1000,"b":1,"c":null,"d":0.5,"e":9007199254740993}}"#
     );
-    assert_eq!(request_of(&list, &Attach::default()), expected);
+    assert_eq!(request_of(&list, &AttachmentParams::default()), expected);
 }
 
 #[test]
@@ -115,7 +115,8 @@ fn capabilities_select_arguments() {
             "capabilities":{"mac":true,"ips":true,"dns":false}}]}"#,
     );
     let with = |args: &str| {
-        let attach = Attach { capability_args: members(args), ..Attach::default() };
+        let attach =
+            AttachmentParams { capability_args: members(args), ..AttachmentParams::default() };
         let request = request_of(&list, &attach);
         let (_, rest) = request.split_once("\"runtimeConfig\":").unwrap();
         rest.split_once(",\"type\"").unwrap().0.to_owned()
@@ -123,13 +124,14 @@ fn capabilities_select_arguments() {
     assert_eq!(with(r#"{"dns":{},"other":1,"mac":"m"}"#), r#"{"mac":"m"}"#);
     assert_eq!(with(r#"{"mac":null,"ips":[]}"#), r#"{"ips":[],"mac":null}"#);
     assert_eq!(with(r#"{"dns":{}}"#), r#"{"old":1}"#, "nothing matches: the static one stays");
-    assert!(request_of(&list, &Attach::default()).contains("\"capabilities\":"));
+    assert!(request_of(&list, &AttachmentParams::default()).contains("\"capabilities\":"));
 }
 
 #[test]
 fn attachments_in_a_request() {
     let list = list(r#"{"name":"n","cniVersion":"1.1.0","plugins":[{"type":"x"}]}"#);
-    let request = |valid| text(ops::encode(ops::for_network(&list, &list.plugins[0], valid)));
+    let request =
+        |valid| text(ops::encode_request(ops::network_request(&list, &list.plugins[0], valid)));
     assert_eq!(request(None), r#"{"cniVersion":"1.1.0","name":"n","type":"x"}"#);
     assert_eq!(
         request(Some(&[])),
@@ -138,7 +140,7 @@ fn attachments_in_a_request() {
             r#""cniVersion":"1.1.0","name":"n","type":"x"}"#
         )
     );
-    let one = Attachment { container_id: "c".to_owned(), ifname: "eth0".to_owned() };
+    let one = ValidAttachment { container_id: "c".to_owned(), ifname: "eth0".to_owned() };
     let array = r#"[{"containerID":"c","ifname":"eth0"}]"#;
     assert!(request(Some(&[one])).contains(&format!("\"cni.dev/valid-attachments\":{array}")));
 }

@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::{Node, answer, attach, list};
-use crate::error::Code;
-use crate::runtime::{Attach, Attachment, NetworkList};
+use crate::error::ErrorCode;
+use crate::runtime::{AttachmentParams, NetworkList, ValidAttachment};
 
 fn two(version: &str, keys: &str) -> NetworkList {
     list(&format!(
@@ -20,15 +20,15 @@ fn node() -> Node {
     node
 }
 
-fn valid(id: &str) -> Attachment {
-    Attachment { container_id: id.to_owned(), ifname: "eth0".to_owned() }
+fn valid(id: &str) -> ValidAttachment {
+    ValidAttachment { container_id: id.to_owned(), ifname: "eth0".to_owned() }
 }
 
 #[test]
 fn gc_deletes_what_is_not_valid() {
     let node = node();
     let list = two("1.1.0", "");
-    let other = Attach::new("c2", "/run/netns/y", "eth0");
+    let other = AttachmentParams::new("c2", "/run/netns/y", "eth0");
     node.runtime.add(&list, &attach()).unwrap();
     node.runtime.add(&list, &other).unwrap();
     node.forget_calls();
@@ -79,7 +79,7 @@ fn gc_undoes_what_was_done_and_not_what_is_configured_now() {
             {"type":"a","mark":"then","capabilities":{"mac":true}}]}"#,
     );
     let mac = vec![("mac".to_owned(), "02::".into())];
-    node.runtime.add(&then, &Attach { capability_args: mac, ..attach() }).unwrap();
+    node.runtime.add(&then, &AttachmentParams { capability_args: mac, ..attach() }).unwrap();
     node.forget_calls();
     node.runtime.gc(&two("1.1.0", ""), Some(&[])).unwrap();
     assert_eq!(node.calls(), ["DEL a", "GC a", "GC b"]);
@@ -116,14 +116,14 @@ fn gc_goes_on_and_reports_everything() {
     node.forget_calls();
     let error = node.runtime.gc(&list, Some(&[])).unwrap_err();
     assert_eq!(
-        error.msg().lines().collect::<Vec<_>>(),
+        error.message().lines().collect::<Vec<_>>(),
         [
             "failed to delete stale attachment c1 eth0: plugin type=\"b\" failed (delete): no DEL",
             "failed to GC plugin a: no GC",
             "failed to GC plugin b: no GC"
         ]
     );
-    assert_eq!((error.code(), node.calls().len()), (Code(100), 3));
+    assert_eq!((error.code(), node.calls().len()), (ErrorCode(100), 3));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn gc_reports_an_unreadable_cache_and_still_runs() {
     fs::create_dir(node.path("cache")).unwrap();
     fs::write(node.path("cache/results"), "").unwrap();
     let error = node.runtime.gc(&two("1.1.0", ""), None).unwrap_err();
-    assert!(error.msg().starts_with("read the cached attachments: open "), "{error}");
+    assert!(error.message().starts_with("read the cached attachments: open "), "{error}");
     assert_eq!(node.calls(), ["GC a", "GC b"]);
 }
 
@@ -147,7 +147,7 @@ fn status_returns_the_first_error_as_it_is() {
     node.plugin("a", r#"echo '{"code":50,"msg":"down"}'; exit 1"#);
     node.forget_calls();
     let error = node.runtime.status(&two("1.1.0", "")).unwrap_err();
-    assert_eq!((error.code(), error.to_string().as_str()), (Code::NOT_AVAILABLE, "down"));
+    assert_eq!((error.code(), error.to_string().as_str()), (ErrorCode::NOT_AVAILABLE, "down"));
     assert_eq!(node.calls(), ["STATUS a"]);
 }
 
@@ -161,17 +161,17 @@ fn validation() {
     assert_eq!(node.runtime.validate(&two("1.1.0", "")).unwrap(), ["mac"]);
     assert_eq!(node.runtime.version_info("a").unwrap().supported_versions, ["0.1.0", "1.1.0"]);
     let error = node.runtime.validate(&two("", "")).unwrap_err();
-    assert_eq!(error.msg(), "[plugin b does not support config version \"0.1.0\"]");
+    assert_eq!(error.message(), "[plugin b does not support config version \"0.1.0\"]");
     fs::remove_file(node.path("bin/a")).unwrap();
     let error = node.runtime.validate(&two("0.4.0", "")).unwrap_err();
     let bin = node.path("bin").display().to_string();
     assert_eq!(
-        error.msg(),
+        error.message(),
         format!(
             "[failed to find plugin \"a\" in path [{bin}]; install the plugin there, or correct \"type\" \
              plugin b does not support config version \"0.4.0\"]"
         )
     );
     let error = node.runtime.validate_plugin(&two("", "").plugins[1]).unwrap_err();
-    assert_eq!(error.msg(), "plugin b does not support config version \"0.1.0\"");
+    assert_eq!(error.message(), "plugin b does not support config version \"0.1.0\"");
 }

@@ -1,12 +1,12 @@
 //! Parsing lists, choosing their version, finding them by name.
 
 use super::Node;
-use crate::runtime::{NetworkList, PluginConf};
+use crate::runtime::{NetworkList, PluginConfig};
 
 const PREFIX: &str = "error parsing configuration list: ";
 
 fn parse(text: &str) -> Result<NetworkList, String> {
-    NetworkList::from_bytes(text.as_bytes()).map_err(|e| e.msg().to_owned())
+    NetworkList::from_bytes(text.as_bytes()).map_err(|e| e.message().to_owned())
 }
 
 fn version(keys: &str) -> Result<String, String> {
@@ -131,13 +131,14 @@ fn a_bad_file_in_the_folder_fails_the_list() {
     let file = node.conf("a.conflist", r#"{"name":"net","plugins":[{"type":"i"}]}"#);
     node.conf("net/1.conf", r#"{"name":"x"}"#);
     let error = NetworkList::from_file(&file).unwrap_err();
-    assert_eq!(error.msg(), "error parsing configuration: missing 'type'");
+    assert_eq!(error.message(), "error parsing configuration: missing 'type'");
 }
 
 #[test]
 fn a_single_plugin_becomes_a_list() {
     let raw = r#"{"type":"x","name":"n","cniVersion":"0.3.1","capabilities":{"mac":true}}"#;
-    let list = NetworkList::from_plugin(&PluginConf::from_bytes(raw.as_bytes()).unwrap()).unwrap();
+    let list =
+        NetworkList::from_plugin(&PluginConfig::from_bytes(raw.as_bytes()).unwrap()).unwrap();
     assert_eq!((list.name.as_str(), list.cni_version.as_str()), ("n", "0.3.1"));
     let sorted = r#"{"capabilities":{"mac":true},"cniVersion":"0.3.1","name":"n","type":"x"}"#;
     assert_eq!(list.plugins[0].bytes(), sorted.as_bytes());
@@ -150,7 +151,7 @@ fn by_name() {
     let node = Node::new();
     let load = |name: &str| NetworkList::load(&node.path("net.d"), name);
     let dir = node.path("net.d").display().to_string();
-    assert_eq!(load("n").unwrap_err().msg(), format!("no net configurations found in {dir}"));
+    assert_eq!(load("n").unwrap_err().message(), format!("no net configurations found in {dir}"));
     node.conf("1.conf", r#"{"name":"n","type":"single"}"#);
     node.conf("9.json", r#"{"name":"j","type":"json"}"#);
     node.conf("below/n.conflist", r#"{"name":"deep","plugins":[{"type":"x"}]}"#);
@@ -159,7 +160,7 @@ fn by_name() {
     node.conf("5.conflist", r#"{"name":"n","plugins":[{"type":"listed"}]}"#);
     assert_eq!(load("n").unwrap().plugins[0].plugin_type, "listed");
     let error = load("deep").unwrap_err();
-    assert_eq!(error.msg(), format!("no net configuration with name \"deep\" in {dir}"));
+    assert_eq!(error.message(), format!("no net configuration with name \"deep\" in {dir}"));
     assert_eq!(error.details(), "there are: n, n, j");
 }
 
@@ -173,6 +174,6 @@ fn a_bad_file_is_reported_only_if_nothing_matches() {
     let load = |name: &str| NetworkList::load(&node.path("net.d"), name);
     assert!(load("l").is_ok() && load("s").is_ok());
     let error = load("none").unwrap_err();
-    assert!(error.msg().starts_with(PREFIX), "{error}");
+    assert!(error.message().starts_with(PREFIX), "{error}");
     assert!(error.details().ends_with("0.conflist"), "{error}");
 }

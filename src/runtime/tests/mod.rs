@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{Attach, NetworkList, Runtime};
+use super::{AttachmentParams, NetworkList, Runtime};
 use crate::cni::json::Json;
 
 /// A node: plugin, configuration and cache directories, and what the plugins were called with.
@@ -98,10 +98,10 @@ impl Node {
     }
 }
 
-fn attach() -> Attach {
-    Attach {
+fn attach() -> AttachmentParams {
+    AttachmentParams {
         args: vec![("IP".to_owned(), "10.0.0.9".to_owned())],
-        ..Attach::new("c1", "/run/netns/x", "eth0")
+        ..AttachmentParams::new("c1", "/run/netns/x", "eth0")
     }
 }
 

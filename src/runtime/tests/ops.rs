@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::{Node, answer, attach, list};
 use crate::cni::SpecVersion;
-use crate::error::Code;
-use crate::runtime::{Attach, NetworkList, OnAddError, OnDelError, PluginConf};
+use crate::error::ErrorCode;
+use crate::runtime::{AttachmentParams, NetworkList, OnAddError, OnDelError, PluginConfig};
 
 const FAIL: &str = r#"echo '{"code":105,"msg":"refused","details":"why"}'; exit 1"#;
 
@@ -65,7 +65,7 @@ fn a_failing_add_ends_there() {
     node.plugin("b", FAIL);
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
     let text = "plugin type=\"b\" name=\"own\" failed (add): refused; why";
-    assert_eq!((error.to_string().as_str(), error.code()), (text, Code(105)));
+    assert_eq!((error.to_string().as_str(), error.code()), (text, ErrorCode(105)));
     assert_eq!(node.calls(), ["ADD a", "ADD b"]);
     assert!(node.cached().is_empty());
     fs::remove_file(node.path("bin/b")).unwrap();
@@ -75,7 +75,7 @@ fn a_failing_add_ends_there() {
         "plugin type=\"b\" name=\"own\" failed (add): failed to find plugin \"b\" in path [{}]",
         bin.display()
     );
-    assert_eq!(error.msg(), text);
+    assert_eq!(error.message(), text);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_second_add_does_not_undo_the_first() {
     node.runtime.add(&list, &attach()).unwrap();
     node.plugin("b", FAIL);
     node.forget_calls();
-    assert_eq!(node.runtime.add(&list, &attach()).unwrap_err().code(), Code(105));
+    assert_eq!(node.runtime.add(&list, &attach()).unwrap_err().code(), ErrorCode(105));
     assert_eq!(node.calls(), ["ADD a", "ADD b"]);
 }
 
@@ -98,7 +98,7 @@ fn a_failing_add_can_be_undone() {
     // Not even a failing clean-up keeps the others from theirs.
     node.plugin("b", &format!("[ $CNI_COMMAND = ADD ] || exit 1; {}", answer("1.0.0", "::2/64")));
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
-    assert!(error.msg().ends_with("failed (add): refused"));
+    assert!(error.message().ends_with("failed (add): refused"));
     assert_eq!(node.calls(), ["ADD a", "ADD b", "ADD c", "DEL c", "DEL b", "DEL a"]);
     assert!(node.request("a", "DEL").contains(&prev("::2/64")));
     // A plugin that never ran has nothing to undo.
@@ -114,17 +114,17 @@ fn names_are_checked_by_every_operation() {
     let outside = node.path("net-x-eth0");
     fs::write(&outside, "{}").unwrap();
     for (id, ifname, code) in [
-        ("", "eth0", Code::UNKNOWN_CONTAINER),
-        ("../x", "eth0", Code::INVALID_ENVIRONMENT),
-        ("x", "", Code::INVALID_ENVIRONMENT),
-        ("x", "a/b", Code::INVALID_ENVIRONMENT),
-        ("x", "sixteen-bytes-xx", Code::INVALID_ENVIRONMENT),
+        ("", "eth0", ErrorCode::UNKNOWN_CONTAINER),
+        ("../x", "eth0", ErrorCode::INVALID_ENVIRONMENT),
+        ("x", "", ErrorCode::INVALID_ENVIRONMENT),
+        ("x", "a/b", ErrorCode::INVALID_ENVIRONMENT),
+        ("x", "sixteen-bytes-xx", ErrorCode::INVALID_ENVIRONMENT),
     ] {
-        let attach = Attach::new(id, "/x", ifname);
+        let attach = AttachmentParams::new(id, "/x", ifname);
         let list = three("1.0.0");
         let error = node.runtime.add(&list, &attach).unwrap_err();
         assert_eq!(error.code(), code, "{id} {ifname}");
-        assert!(error.msg().starts_with("plugin type=\"a\" failed (add): "), "{error}");
+        assert!(error.message().starts_with("plugin type=\"a\" failed (add): "), "{error}");
         assert_eq!(node.runtime.del(&list, &attach).unwrap_err().code(), code);
         assert_eq!(node.runtime.check(&list, &attach).unwrap_err().code(), code);
         assert!(node.runtime.cached_result(&list, &attach).is_err());
@@ -136,7 +136,7 @@ fn names_are_checked_by_every_operation() {
         node.runtime.del(&bad, &attach()).unwrap_err(),
         node.runtime.check(&bad, &attach()).unwrap_err(),
     ] {
-        assert!(error.msg().ends_with("invalid characters found in network name"), "{error}");
+        assert!(error.message().ends_with("invalid characters found in network name"), "{error}");
     }
     assert!(node.calls().is_empty() && outside.exists());
 }
@@ -146,7 +146,10 @@ fn a_cache_that_cannot_be_written_fails_the_add() {
     let mut node = node("1.0.0");
     fs::write(node.path("cache"), "").unwrap();
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
-    assert!(error.msg().starts_with("failed to set network \"net\" cached result: "), "{error}");
+    assert!(
+        error.message().starts_with("failed to set network \"net\" cached result: "),
+        "{error}"
+    );
     assert_eq!(node.calls().len(), 3);
     node.runtime.on_add_error = OnAddError::Undo;
     node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
@@ -179,7 +182,10 @@ fn check_where_it_does_not_exist() {
         let error = node.runtime.check(&three(version), &attach()).unwrap_err();
         let text =
             format!("configuration version \"{version}\" does not support the CHECK command");
-        assert_eq!((error.msg(), error.code()), (text.as_str(), Code::INCOMPATIBLE_VERSION));
+        assert_eq!(
+            (error.message(), error.code()),
+            (text.as_str(), ErrorCode::INCOMPATIBLE_VERSION)
+        );
     }
     let list =
         list(r#"{"name":"n","cniVersion":"0.4.0","disableCheck":true,"plugins":[{"type":"a"}]}"#);
@@ -205,7 +211,7 @@ fn check_and_del_with_what_the_cache_holds() {
     ] {
         node.cache(file, content);
         let error = node.runtime.check(&list, &attach()).unwrap_err();
-        assert!(error.msg().starts_with(&format!("{start}{why}")), "{error}");
+        assert!(error.message().starts_with(&format!("{start}{why}")), "{error}");
         node.runtime.del(&list, &attach()).unwrap();
         assert!(!node.request("a", "DEL").contains("prevResult"));
         assert!(node.cached().is_empty(), "a file that is no good is dropped");
@@ -246,7 +252,7 @@ fn del_before_0_4_0_has_no_previous_result() {
     node.runtime.del(&list, &attach()).unwrap();
     assert!(!node.request("a", "DEL").contains("prevResult"));
     assert!(node.cached().is_empty());
-    assert_eq!(node.runtime.del(&three("x"), &attach()).unwrap_err().code(), Code::DECODE);
+    assert_eq!(node.runtime.del(&three("x"), &attach()).unwrap_err().code(), ErrorCode::DECODE);
 }
 
 #[test]
@@ -258,14 +264,17 @@ fn a_failing_del_keeps_the_cache() {
     node.forget_calls();
     let error = node.runtime.del(&list, &attach()).unwrap_err();
     let text = "plugin type=\"b\" name=\"own\" failed (delete): refused; why";
-    assert_eq!((error.to_string().as_str(), error.code()), (text, Code(105)));
+    assert_eq!((error.to_string().as_str(), error.code()), (text, ErrorCode(105)));
     assert_eq!(node.calls(), ["DEL c", "DEL b"]);
     node.runtime.on_del_error = OnDelError::Continue;
     node.plugin("a", FAIL);
     node.forget_calls();
     let error = node.runtime.del(&list, &attach()).unwrap_err();
     assert_eq!(node.calls(), ["DEL c", "DEL b", "DEL a"]);
-    assert!(error.msg().contains("type=\"b\"") && error.msg().contains("type=\"a\""), "{error}");
+    assert!(
+        error.message().contains("type=\"b\"") && error.message().contains("type=\"a\""),
+        "{error}"
+    );
     assert_eq!(node.cached(), ["net-c1-eth0"]);
 }
 
@@ -273,7 +282,7 @@ fn a_failing_del_keeps_the_cache() {
 fn a_single_plugin() {
     let node = node("1.0.0");
     let raw = br#"{ "type": "a", "name": "solo", "cniVersion": "1.0.0", "x": 1.0 }"#;
-    let conf = PluginConf::from_bytes(raw).unwrap();
+    let conf = PluginConfig::from_bytes(raw).unwrap();
     let result = node.runtime.add_plugin(&conf, &attach()).unwrap();
     let expected = r#"{"cniVersion":"1.0.0","name":"solo","type":"a","x":1}"#;
     assert_eq!(node.request("a", "ADD"), expected);
@@ -306,7 +315,7 @@ fn every_operation_has_a_deadline() {
         node.runtime.validate(&list).unwrap_err(),
     ] {
         let text = "netplugin failed with no error message: signal: killed";
-        assert!(error.msg().contains(text), "{error}");
+        assert!(error.message().contains(text), "{error}");
     }
     assert!(started.elapsed() < Duration::from_secs(20));
 }

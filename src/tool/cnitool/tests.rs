@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::applets::TABLE;
-use crate::options::{self, Asked};
+use crate::options::{self, ParsedCommandLine};
 
 /// A node with one network `net` of one plugin, which logs verb, id, namespace and interface.
 fn node() -> TempDir {
@@ -48,7 +48,7 @@ fn tool(dir: &TempDir, line: &str, env: &[(&str, &str)]) -> Result<String> {
         args.push(format!("{flag}={path}{below}"));
     }
     let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-    run(&read(args, env)?, TABLE)
+    run_command(&read(args, env)?, TABLE)
 }
 
 /// The calls since the last question.
@@ -59,14 +59,14 @@ fn calls(dir: &TempDir) -> Vec<String> {
     text.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-fn read(args: Vec<String>, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
-    match options::parse(args, OPTIONS)? {
-        Asked::Work(line) => Options::read(line, env),
+fn read(args: Vec<String>, env: impl Fn(&str) -> Option<String>) -> Result<CnitoolOptions> {
+    match options::parse_args(args, OPTIONS)? {
+        ParsedCommandLine::Work(line) => CnitoolOptions::from_command_line(line, env),
         asked => panic!("{asked:?}"),
     }
 }
 
-fn options(line: &str, env: &[(&str, &str)]) -> Result<Options> {
+fn options(line: &str, env: &[(&str, &str)]) -> Result<CnitoolOptions> {
     let env = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     read(words(line), env)
 }
@@ -78,15 +78,15 @@ fn container_ids() {
         ("/var/run/netns/cnitest", "cnitool-20c433bb2b1d6ede56d6"),
         ("/run/netns/testing", "cnitool-43057b9dcc39fe733071"),
     ] {
-        assert_eq!(container_id(netns), id);
+        assert_eq!(derive_container_id(netns), id);
     }
     for (path, clean) in
         [("/a//b/./c/../d/", "/a/b/d"), ("/../..", "/"), ("/proc/1/ns/net", "/proc/1/ns/net")]
     {
-        assert_eq!(absolute(path).unwrap(), clean);
+        assert_eq!(absolute_path(path).unwrap(), clean);
     }
     let here = std::env::current_dir().unwrap();
-    assert_eq!(absolute("x/../y").unwrap(), here.join("y").display().to_string());
+    assert_eq!(absolute_path("x/../y").unwrap(), here.join("y").display().to_string());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn mistakes_are_explained() {
     }
     assert!(said("add net /x", &[("CAP_ARGS", "[]")]).contains("capability arguments are"));
     let bare = options("version a", &[]).unwrap();
-    let text = run(&bare, TABLE).unwrap_err().to_string();
+    let text = run_command(&bare, TABLE).unwrap_err().to_string();
     assert!(text.starts_with("no paths provided; set CNI_PATH "), "{text}");
     assert!(calls(&dir).is_empty());
 }

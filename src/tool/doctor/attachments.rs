@@ -5,15 +5,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::attachment::Record;
-use crate::cni::{SpecVersion, Version};
+use crate::attachment::AttachmentRecord;
+use crate::cni::{SpecVersion, VersionNumber};
 use crate::error::Result;
 use crate::iface::verify::IN_CONTAINER;
-use crate::leases::{LeaseStatus, Listing};
-use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConf, Runtime};
+use crate::leases::{LeaseListing, LeaseStatus};
+use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConfig, Runtime};
 use crate::tool::finding::Finding;
-use crate::tool::folders::{Folders, Store};
-use crate::tool::life::{Life, doubt, end};
+use crate::tool::folders::{LeaseDirectory, ToolDirectories};
+use crate::tool::life::{ContainerState, doubt_reason, end_reason};
 
 /// The remedy for remains of dead containers.
 const COLLECT: &str = "cnibox gc";
@@ -32,9 +32,9 @@ const COMMANDS: [&str; 6] =
     ["bridge link ", "cnibox repair", "ip addr ", "ip link ", "ip route ", "sysctl -w "];
 
 /// An attachment in the cache.
-pub(super) struct Attached {
+pub(super) struct ExaminedAttachment {
     pub(super) cached: CachedAttachment,
-    life: Life,
+    life: ContainerState,
     /// The network as of ADD, if it is in the cache.
     pub(super) list: Option<NetworkList>,
     pub(super) ips: Vec<IpAddr>,
@@ -43,36 +43,39 @@ pub(super) struct Attached {
 }
 
 /// All attachments in the cache.
-pub(super) fn read(folders: &Folders, runtime: &Runtime) -> Result<Vec<Attached>> {
-    let attached = |(cached, life): (CachedAttachment, Life)| {
-        let list = cached.list();
+pub(super) fn read_cached(
+    folders: &ToolDirectories,
+    runtime: &Runtime,
+) -> Result<Vec<ExaminedAttachment>> {
+    let attached = |(cached, life): (CachedAttachment, ContainerState)| {
+        let list = cached.network_list();
         let result =
             list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
         let result = result.unwrap_or_default();
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        Attached { cached, life, list, ips, has_default }
+        ExaminedAttachment { cached, life, list, ips, has_default }
     };
-    Ok(folders.attachments(runtime)?.into_iter().map(attached).collect())
+    Ok(folders.cached_attachments(runtime)?.into_iter().map(attached).collect())
 }
 
-impl Attached {
+impl ExaminedAttachment {
     /// CHECK, unless the container is gone.
-    pub(super) fn check(&self, runtime: &Runtime) -> Option<Finding> {
-        let (title, attach) = (title(&self.cached), &self.cached.attach);
-        if let Some(why) = end(self.life.liveness) {
+    pub(super) fn run_check(&self, runtime: &Runtime) -> Option<Finding> {
+        let (title, attach) = (attachment_title(&self.cached), &self.cached.attach);
+        if let Some(why) = end_reason(self.life.liveness) {
             let problem = format!("was not detached: {why}");
-            return Some(Finding::warning(title, problem, DETACH));
+            return Some(Finding::new_warning(title, problem, DETACH));
         }
         // CHECK would find, and the remedies would change, the network of another container.
-        if let Some(why) = self.displaced() {
+        if let Some(why) = self.displacement_reason() {
             let remedy = format!("{COLLECT} --container {}, if it has ended", attach.container_id);
-            return Some(Finding::warning(title, format!("is in doubt: {why}"), remedy));
+            return Some(Finding::new_warning(title, format!("is in doubt: {why}"), remedy));
         }
         let list = self.list.as_ref()?;
         // CHECK came with version 0.4.0.
-        let version: Version = list.cni_version.parse().ok()?;
+        let version: VersionNumber = list.cni_version.parse().ok()?;
         if version < SpecVersion::V0_4_0.into() {
             return None;
         }
@@ -80,22 +83,23 @@ impl Attached {
         let enter = format!("nsenter --net={} ", attach.netns);
         let details = error.details().replace(IN_CONTAINER, &enter);
         Some(if COMMANDS.iter().any(|command| details.contains(command)) {
-            Finding::error(title, error.msg(), details)
+            Finding::new_error(title, error.message(), details)
         } else {
-            Finding::error(title, error.to_string(), RECREATE)
+            Finding::new_error(title, error.to_string(), RECREATE)
         })
     }
 
     /// Why the namespace at its path may be that of another container; `None` if nothing suggests it.
-    fn displaced(&self) -> Option<String> {
-        self.life.rival.as_ref().and_then(|_| self.life.doubt(&self.cached.attach.netns))
+    fn displacement_reason(&self) -> Option<String> {
+        self.life.rival.as_ref().and_then(|_| self.life.doubt_reason(&self.cached.attach.netns))
     }
 
     /// Whether the host is the gateway of the container.
     pub(super) fn is_routed(&self) -> bool {
-        let is_set =
-            |plugin: &PluginConf, key| plugin.json().get_present(key) == Some(&Json::Bool(true));
-        let is_gateway = |plugin: &PluginConf| match plugin.plugin_type.as_str() {
+        let is_set = |plugin: &PluginConfig, key| {
+            plugin.json().get_present_member(key) == Some(&Json::Bool(true))
+        };
+        let is_gateway = |plugin: &PluginConfig| match plugin.plugin_type.as_str() {
             "ptp" => true,
             "bridge" => ["isGateway", "isDefaultGateway"].iter().any(|key| is_set(plugin, key)),
             _ => false,
@@ -112,31 +116,33 @@ impl Attached {
     }
 }
 
-impl Attached {
+impl ExaminedAttachment {
     /// The addresses of the container that are not leased to it.
-    fn without_lease(&self, leased: &HashSet<(IpAddr, &str)>) -> Vec<Finding> {
+    fn find_unleased(&self, leased: &HashSet<(IpAddr, &str)>) -> Vec<Finding> {
         let id = self.cached.attach.container_id.as_str();
         let missing = self.ips.iter().filter(|ip| !leased.contains(&(**ip, id)));
         let finding = |ip: &IpAddr| {
             let problem =
                 format!("{ip} is not leased to this container: host-local may allocate it again");
-            Finding::error(title(&self.cached), problem, RECREATE)
+            Finding::new_error(attachment_title(&self.cached), problem, RECREATE)
         };
         missing.map(finding).collect()
     }
 }
 
 /// The attachments whose containers may be alive.
-pub(super) fn living(attached: &[Attached]) -> impl Iterator<Item = &Attached> {
-    attached.iter().filter(|attached| end(attached.life.liveness).is_none())
+pub(super) fn living_attachments(
+    attached: &[ExaminedAttachment],
+) -> impl Iterator<Item = &ExaminedAttachment> {
+    attached.iter().filter(|attached| end_reason(attached.life.liveness).is_none())
 }
 
 /// A network whose gateway is the node, with the addresses of its living containers.
-pub(super) type Routed<'a> = (&'a NetworkList, Vec<IpAddr>);
+pub(super) type RoutedNetwork<'a> = (&'a NetworkList, Vec<IpAddr>);
 
-pub(super) fn routed(attached: &[Attached]) -> Vec<Routed<'_>> {
-    let mut networks: Vec<Routed<'_>> = Vec::new();
-    for attached in living(attached).filter(|attached| attached.is_routed()) {
+pub(super) fn routed_networks(attached: &[ExaminedAttachment]) -> Vec<RoutedNetwork<'_>> {
+    let mut networks: Vec<RoutedNetwork<'_>> = Vec::new();
+    for attached in living_attachments(attached).filter(|attached| attached.is_routed()) {
         let Some(list) = &attached.list else { continue };
         match networks.iter_mut().find(|(known, _)| known.name == list.name) {
             Some((_, ips)) => ips.extend(&attached.ips),
@@ -147,19 +153,22 @@ pub(super) fn routed(attached: &[Attached]) -> Vec<Routed<'_>> {
 }
 
 /// Remains of dead containers that are not in the cache.
-pub(super) fn unknown(attached: &[Attached]) -> Vec<Finding> {
-    let remains = |record: Record| {
-        let why = end(record.liveness())?;
-        let title = title_of(&record.network, &record.id, &record.ifname);
-        let is_known = attached.iter().any(|attached| self::title(&attached.cached) == title);
+pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Finding> {
+    let remains = |record: AttachmentRecord| {
+        let why = end_reason(record.liveness())?;
+        let title = format_title(&record.network, &record.id, &record.ifname);
+        let is_known = attached.iter().any(|attached| attachment_title(&attached.cached) == title);
         let problem = format!("left rules or devices: {why}");
-        (!is_known).then(|| Finding::warning(title, problem, COLLECT))
+        (!is_known).then(|| Finding::new_warning(title, problem, COLLECT))
     };
-    Record::all(None).into_iter().filter_map(remains).collect()
+    AttachmentRecord::read_all(None).into_iter().filter_map(remains).collect()
 }
 
 /// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.
-pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Finding>> {
+pub(super) fn examine_leases(
+    attached: &[ExaminedAttachment],
+    stores: &[LeaseDirectory],
+) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut owners: HashMap<IpAddr, String> = HashMap::new();
     // A network that was configured anew may have leases in several folders.
@@ -167,58 +176,60 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
         let network = &stores[0].network;
         let mut statuses = Vec::new();
         for store in stores {
-            let listing = Listing::open_existing(&store.data_dir, network)?;
-            statuses.extend(listing.iter().flat_map(Listing::statuses));
+            let listing = LeaseListing::open_existing(&store.data_dir, network)?;
+            statuses.extend(listing.iter().flat_map(LeaseListing::lease_statuses));
         }
         let (dead, living_leases): (Vec<_>, Vec<_>) =
-            statuses.iter().partition(|status| end(status.liveness).is_some());
+            statuses.iter().partition(|status| end_reason(status.liveness).is_some());
         for LeaseStatus { lease, .. } in living_leases {
-            let owner = title_of(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
+            let owner = format_title(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {
                 let problem = format!("{} is also leased to {other}", lease.ip);
                 let remedy =
                     "delete one of them, and give the networks subnets that do not overlap";
-                findings.push(Finding::error(owner, problem, remedy));
+                findings.push(Finding::new_error(owner, problem, remedy));
             }
         }
-        findings.extend(in_doubt(network, &statuses));
+        findings.extend(leases_in_doubt(network, &statuses));
         if !dead.is_empty() {
             let problem = format!("addresses leased to dead containers: {}", dead.len());
-            findings.push(Finding::warning(format!("network {network}"), problem, COLLECT));
+            findings.push(Finding::new_warning(format!("network {network}"), problem, COLLECT));
         }
         let leased: HashSet<(IpAddr, &str)> =
             statuses.iter().map(|status| (status.lease.ip, status.lease.id.as_str())).collect();
-        let is_here = |attached: &&Attached| {
-            attached.cached.network == *network && attached.displaced().is_none()
+        let is_here = |attached: &&ExaminedAttachment| {
+            attached.cached.network == *network && attached.displacement_reason().is_none()
         };
-        for attached in living(attached).filter(is_here).filter(|attached| attached.has_leases()) {
-            findings.extend(attached.without_lease(&leased));
+        for attached in
+            living_attachments(attached).filter(is_here).filter(|attached| attached.has_leases())
+        {
+            findings.extend(attached.find_unleased(&leased));
         }
     }
     Ok(findings)
 }
 
 /// For information: leases that stay until DEL or GC because nothing proves whether their attachments exist, by reason.
-fn in_doubt(network: &str, statuses: &[LeaseStatus]) -> Vec<Finding> {
+fn leases_in_doubt(network: &str, statuses: &[LeaseStatus]) -> Vec<Finding> {
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for status in statuses {
-        if let Some(why) = doubt(status.liveness) {
+        if let Some(why) = doubt_reason(status.liveness) {
             *reasons.entry(why).or_default() += 1;
         }
     }
     let note = |(reason, count): (String, usize)| {
         let problem = format!("leases in doubt, which stay until DEL or GC: {count}: {reason}");
-        Finding::note(format!("network {network}"), problem, LIST)
+        Finding::new_note(format!("network {network}"), problem, LIST)
     };
     reasons.into_iter().map(note).collect()
 }
 
 /// The description of an attachment in findings.
-pub(in crate::tool) fn title(cached: &CachedAttachment) -> String {
+pub(in crate::tool) fn attachment_title(cached: &CachedAttachment) -> String {
     let CachedAttachment { network, attach, .. } = cached;
-    title_of(network, &attach.container_id, &attach.ifname)
+    format_title(network, &attach.container_id, &attach.ifname)
 }
 
-fn title_of(network: &str, id: &str, ifname: &str) -> String {
+fn format_title(network: &str, id: &str, ifname: &str) -> String {
     format!("container {id}, interface {ifname} (network {network})")
 }

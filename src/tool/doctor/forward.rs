@@ -2,36 +2,45 @@
 
 use std::net::IpAddr;
 
-use super::attachments::Routed;
+use super::attachments::RoutedNetwork;
 use super::path::ELSEWHERE;
 use crate::cmd;
-use crate::netfilter::ports::{Forward, KEPT};
+use crate::netfilter::ports::{KEPT, PortForwarding};
 use crate::netlink::Netlink;
-use crate::netlink::nftables::{Family, ForwardChain, L4, Nft, Packet, Table};
+use crate::netlink::nftables::{
+    ForwardChain, ForwardedPacket, NftSocket, NftTable, TableFamily, TransportProtocol,
+};
 use crate::tool::finding::Finding;
 
 /// The chain for an administrator's rules on a node with Docker.
 const DOCKER_USER: &str = "DOCKER-USER";
 
 /// The packets of a network that are judged: to other networks, and to published ports.
-struct Ways {
+struct ForwardedPackets {
     /// The host's link to the containers, as a pattern: the links of ptp differ.
     link: String,
     is_shared: bool,
-    out: Vec<Packet>,
-    published: Vec<Packet>,
+    out: Vec<ForwardedPacket>,
+    published: Vec<ForwardedPacket>,
 }
 
 /// The base chains that certainly drop packets of these networks. Our own tables are left out: their administrator
 /// knows them.
-pub(super) fn examine(nft: &Nft, networks: &[Routed<'_>]) -> Vec<Finding> {
-    let mut chains = nft.forward_chains().unwrap_or_default();
+pub(super) fn find_dropping_chains(
+    nft: &NftSocket,
+    networks: &[RoutedNetwork<'_>],
+) -> Vec<Finding> {
+    let mut chains = nft.dump_forward_chains().unwrap_or_default();
     chains.retain(|chain| !chain.table.starts_with("cnibox_"));
     let Ok(host) = Netlink::open() else { return Vec::new() };
-    let ways: Vec<_> =
-        networks.iter().map(|(list, ips)| (&list.name, ways(&host, &list.name, ips))).collect();
+    let ways: Vec<_> = networks
+        .iter()
+        .map(|(list, ips)| (&list.name, forwarded_packets(&host, &list.name, ips)))
+        .collect();
     let dropped = |chain: &ForwardChain| {
-        let drops = |packets: &[Packet]| packets.iter().any(|packet| chain.drops(nft, packet));
+        let drops = |packets: &[ForwardedPacket]| {
+            packets.iter().any(|packet| chain.drops_packet(nft, packet))
+        };
         ways.iter().find_map(|(network, ways)| {
             let ways = ways.as_ref()?;
             let (out, published) = (drops(&ways.out), drops(&ways.published));
@@ -43,36 +52,36 @@ pub(super) fn examine(nft: &Nft, networks: &[Routed<'_>]) -> Vec<Finding> {
             };
             let problem = format!("drops forwarded packets of network {network} {dropped}");
             let subject = format!("chain {} {} {}", chain.family, chain.table, chain.name);
-            Some(Finding::warning(subject, problem, remedy(nft, chain, ways, !out)))
+            Some(Finding::new_warning(subject, problem, accept_commands(nft, chain, ways, !out)))
         })
     };
     chains.iter().filter_map(dropped).collect()
 }
 
 /// The packets of a network whose containers have these addresses; `None` if no route leads to them.
-fn ways(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Ways> {
-    let name = |index| Some(host.link_by_index(index).ok()??.name);
-    let to = |ip: IpAddr| name(host.route_to(ip, None).ok()??.oif?);
+fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<ForwardedPackets> {
+    let name = |index| Some(host.find_link_by_index(index).ok()??.name);
+    let to = |ip: IpAddr| name(host.find_route_to(ip, None).ok()??.oif?);
     let uplink = |is_ipv4: bool| to(*ELSEWHERE.iter().find(|ip| ip.is_ipv4() == is_ipv4)?);
     let link = ips.iter().find_map(|ip| to(*ip))?;
-    let out = |ip: &IpAddr| Packet {
+    let out = |ip: &IpAddr| ForwardedPacket {
         is_ipv4: ip.is_ipv4(),
         iif: to(*ip),
         oif: uplink(ip.is_ipv4()),
         source: Some(*ip),
         destination: None,
-        proto: L4::Tcp,
+        proto: TransportProtocol::Tcp,
         port: None,
         host_port: None,
     };
     let mut published = Vec::new();
-    for kept in KEPT.living::<Forward>() {
-        if kept.owner().network != network {
+    for kept in KEPT.restorable_parts::<PortForwarding>() {
+        if kept.attachment_id().network != network {
             continue;
         }
         for target in kept.content.targets.iter().copied() {
             let addr = target.addr();
-            published.extend(kept.content.mappings_to(target).map(|mapping| Packet {
+            published.extend(kept.content.mappings_to(target).map(|mapping| ForwardedPacket {
                 is_ipv4: addr.is_ipv4(),
                 iif: uplink(addr.is_ipv4()),
                 oif: to(addr),
@@ -87,22 +96,34 @@ fn ways(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Ways> {
     // One container of each family is enough.
     let firsts = [true, false].map(|is_ipv4| ips.iter().find(|ip| ip.is_ipv4() == is_ipv4));
     let is_shared = !link.starts_with("veth");
-    Some(Ways { link, is_shared, out: firsts.into_iter().flatten().map(out).collect(), published })
+    Some(ForwardedPackets {
+        link,
+        is_shared,
+        out: firsts.into_iter().flatten().map(out).collect(),
+        published,
+    })
 }
 
 /// Commands that accept the packets of this network, and of others none. Rules last until the rules of the node are loaded
 /// again.
-fn remedy(nft: &Nft, chain: &ForwardChain, ways: &Ways, is_strict: bool) -> String {
+fn accept_commands(
+    nft: &NftSocket,
+    chain: &ForwardChain,
+    ways: &ForwardedPackets,
+    is_strict: bool,
+) -> String {
     let ForwardChain { family, table, name, .. } = chain;
     let pattern =
         |wildcard: &'static str| if ways.is_shared { ways.link.as_str() } else { wildcard };
-    if *family != Family::Inet && table == "filter" && name == "FORWARD" {
-        let program = if *family == Family::Ip6 { "ip6tables" } else { "iptables" };
-        let has_docker = nft.has(Table::new(*family, table).chain(DOCKER_USER)).unwrap_or_default();
+    if *family != TableFamily::Inet && table == "filter" && name == "FORWARD" {
+        let program = if *family == TableFamily::Ip6 { "ip6tables" } else { "iptables" };
+        let has_docker = nft
+            .has_object(NftTable::new(*family, table).named_chain(DOCKER_USER))
+            .unwrap_or_default();
         let chain = if has_docker { DOCKER_USER } else { "FORWARD" };
         return accept_by_iptables(program, chain, pattern("veth+"));
     }
-    if table == "firewalld" && ways.is_shared && cmd::find("firewall-cmd").is_some() {
+    if table == "firewalld" && ways.is_shared && cmd::find_program("firewall-cmd").is_some() {
         if is_strict {
             return "set StrictForwardPorts=no in /etc/firewalld/firewalld.conf, then: firewall-cmd --reload".to_owned();
         }

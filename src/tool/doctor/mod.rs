@@ -22,20 +22,20 @@ use std::process::ExitCode;
 use std::slice;
 use std::thread::{self, ScopedJoinHandle};
 
-use self::attachments::Attached;
-pub(super) use self::attachments::title;
-use super::finding::{Finding, Severity, Subject, report};
-use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::{JSON, Tool, lint};
+use self::attachments::ExaminedAttachment;
+pub(super) use self::attachments::attachment_title;
+use super::finding::{Finding, FindingSubject, Severity, report_findings};
+use super::folders::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
+use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
+use crate::framework::AppletTable;
 use crate::invoke;
-use crate::netfilter::{self, PacketFilter, Repair};
-use crate::options::{Opt, no_words};
+use crate::netfilter::{self, PacketFilter, RepairMode};
+use crate::options::{CommandOption, require_no_words};
 use crate::runtime::{NetworkList, Runtime};
-use crate::skel::Table;
 use crate::sort::sort_by_key;
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox doctor",
     usage: "\
 doctor: reports defects of this node, with their remedies
@@ -48,7 +48,7 @@ attachment in the cache of the runtimes: CHECK of its plugins, its leases, wheth
 nothing. Run it as root in the network namespace of the host.
 ",
     options: &[
-        Opt { about: "print an array of objects with severity, object, problem and remedy", ..JSON },
+        CommandOption { about: "print an array of objects with severity, object, problem and remedy", ..JSON },
         CONF,
         PLUGIN_PATH,
         CACHE,
@@ -60,97 +60,108 @@ Exit status: 0 healthy; 1 findings; 2 wrong usage.
 };
 
 /// Runs `cnibox doctor` with the arguments that follow.
-pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(
+pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    TOOL.run_command(
         args,
-        |line| no_words(&line).map(|()| line),
+        |line| require_no_words(&line).map(|()| line),
         |line| {
-            let folders = Folders::read(&line);
-            let (findings, count) = examine(&folders, &folders.runtime(table), table)?;
+            let folders = ToolDirectories::from_command_line(&line);
+            let (findings, count) = examine_node(&folders, &folders.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
-            report(&findings, line.has("--json"), &format!("healthy: {count} attachment{s}"))
+            report_findings(
+                &findings,
+                line.has_option("--json"),
+                &format!("healthy: {count} attachment{s}"),
+            )
         },
     )
 }
 
 /// All defects of the node, errors first, and the number of attachments that were examined.
-pub(super) fn examine(
-    folders: &Folders,
+pub(super) fn examine_node(
+    folders: &ToolDirectories,
     runtime: &Runtime,
-    table: Table,
+    table: AppletTable,
 ) -> Result<(Vec<Finding>, usize)> {
-    let attached = attachments::read(folders, runtime)?;
+    let attached = attachments::read_cached(folders, runtime)?;
     // The checks mostly wait for the kernel.
     let (mut findings, configurations, checks) = thread::scope(|scope| {
-        let rules = scope.spawn(rules);
-        let configurations = scope.spawn(|| configurations(folders, table));
+        let rules = scope.spawn(examine_rules);
+        let configurations = scope.spawn(|| lint_configurations(folders, table));
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
-        let check = |part: &'_ [Attached]| part.iter().filter_map(|a| a.check(runtime)).collect();
+        let check = |part: &'_ [ExaminedAttachment]| {
+            part.iter().filter_map(|a| a.run_check(runtime)).collect()
+        };
         let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
-        let checks: Vec<Vec<Finding>> = checks.into_iter().map(join).collect();
-        (join(rules), join(configurations), checks)
+        let checks: Vec<Vec<Finding>> = checks.into_iter().map(join_thread).collect();
+        (join_thread(rules), join_thread(configurations), checks)
     });
     let is_flushed = !findings.is_empty();
-    let mut networks = folders.networks();
+    let mut networks = folders.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
-    let missing = plugins(&networks, runtime, table);
+    let missing = examine_plugins(&networks, runtime, table);
     // STATUS and CHECK report missing plugins and flushed rules as well.
     let is_incomplete = missing.iter().any(|finding| finding.severity == Severity::Error);
     let is_new = |finding: &Finding| {
-        !(is_incomplete && finding.error.msg().contains("failed to find plugin")
+        !(is_incomplete && finding.error.message().contains("failed to find plugin")
             || is_flushed && finding.error.details().contains("cnibox repair"))
     };
     findings.extend(configurations.into_iter().filter(is_new));
     findings.extend(missing);
     findings.extend(checks.into_iter().flatten().filter(is_new));
-    findings.extend(attachments::unknown(&attached));
-    findings.extend(attachments::leases(&attached, &folders.stores(None)?)?);
-    let routed = attachments::routed(&attached);
-    findings.extend(path::forwarding(&routed));
-    findings.extend(nearby::examine(&routed));
-    findings.extend(path::examine(&attached));
+    findings.extend(attachments::find_unknown_remains(&attached));
+    findings
+        .extend(attachments::examine_leases(&attached, &folders.find_lease_directories(None)?)?);
+    let routed = attachments::routed_networks(&attached);
+    findings.extend(path::find_disabled_forwarding(&routed));
+    findings.extend(nearby::examine_networks(&routed));
+    findings.extend(path::examine_paths(&attached));
     sort_by_key(&mut findings, |finding| Reverse(finding.severity));
     Ok((findings, attached.len()))
 }
 
-fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// The missing rules of cnibox.
-fn rules() -> Vec<Finding> {
+fn examine_rules() -> Vec<Finding> {
     let subject = "rules of containers";
-    let missing = |rule| Finding::error(subject, format!("missing: {rule}"), "cnibox repair");
-    match netfilter::heal(&PacketFilter::new(), Repair::Report) {
+    let missing = |rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair");
+    match netfilter::repair_rules(&PacketFilter::new(), RepairMode::Report) {
         Ok(rules) => rules.into_iter().map(missing).collect(),
-        Err(error) => vec![Finding::error(subject, error.msg(), error.details())],
+        Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
 }
 
 /// The findings of `cnibox lint`, but for notes, which are about what nobody may have asked for.
-fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
+fn lint_configurations(folders: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
     let conf = slice::from_ref(&folders.conf);
-    let findings = lint::lint(conf, table, Some(&folders.cni_path)).into_iter();
+    let findings = lint::lint_files(conf, table, Some(&folders.cni_path)).into_iter();
     let named = |finding: Finding| {
-        let subject = Subject::Object(finding.subject.to_string());
+        let subject = FindingSubject::Object(finding.subject.to_string());
         Finding { subject, ..finding }
     };
     findings.filter(|finding| finding.severity != Severity::Note).map(named).collect()
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.
-fn plugins(networks: &[NetworkList], runtime: &Runtime, table: Table) -> Vec<Finding> {
+fn examine_plugins(
+    networks: &[NetworkList],
+    runtime: &Runtime,
+    table: AppletTable,
+) -> Vec<Finding> {
     let plugins = networks.iter().flat_map(|list| &list.plugins);
     let mut names: BTreeSet<&str> =
         plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]).collect();
     names.remove("");
-    names.iter().filter_map(|name| plugin(name, runtime, table)).collect()
+    names.iter().filter_map(|name| examine_plugin(name, runtime, table)).collect()
 }
 
-fn plugin(name: &str, runtime: &Runtime, table: Table) -> Option<Finding> {
+fn examine_plugin(name: &str, runtime: &Runtime, table: AppletTable) -> Option<Finding> {
     let subject = format!("plugin \"{name}\"");
-    let is_ours = table.find(name).is_some();
+    let is_ours = table.find_applet(name).is_some();
     let dirs = &runtime.plugin_dirs;
     let entry = dirs.iter().map(|dir| dir.join(name)).find(|path| path.symlink_metadata().is_ok());
     let remedy = || {
@@ -161,15 +172,15 @@ fn plugin(name: &str, runtime: &Runtime, table: Table) -> Option<Finding> {
         let dir = dir.or(dirs.first().map(PathBuf::as_path)).unwrap_or(Path::new("."));
         format!("cnibox install {}", dir.display())
     };
-    match runtime.executor.find(name, dirs) {
+    match runtime.executor.find_plugin(name, dirs) {
         Err(error) => {
             let problem = match &entry {
                 Some(path) if !path.exists() => {
                     format!("{} is a dangling symbolic link", path.display())
                 }
-                _ => error.msg().to_owned(),
+                _ => error.message().to_owned(),
             };
-            Some(Finding::error(subject, problem, remedy()))
+            Some(Finding::new_error(subject, problem, remedy()))
         }
         Ok(path) => {
             // A copy over the link of one plugin becomes the executable of all of them.
@@ -177,7 +188,7 @@ fn plugin(name: &str, runtime: &Runtime, table: Table) -> Option<Finding> {
             let leads_to_cnibox = target.file_name().is_some_and(|name| name == "cnibox");
             (is_ours && leads_to_cnibox && !invoke::is_own_executable(&path)).then(|| {
                 let problem = format!("{} is not the executable that runs now", path.display());
-                Finding::warning(subject, problem, remedy())
+                Finding::new_warning(subject, problem, remedy())
             })
         }
     }

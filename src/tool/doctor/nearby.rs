@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use super::attachments::Routed;
+use super::attachments::RoutedNetwork;
 use super::forward;
 use crate::files;
 use crate::netfilter::PacketFilter;
-use crate::netlink::nftables::{Family, Nft, Table};
+use crate::netlink::nftables::{NftSocket, NftTable, TableFamily};
 use crate::netlink::{self, Link, Netlink};
-use crate::runtime::{Json, NetworkList, PluginConf};
+use crate::runtime::{Json, NetworkList, PluginConfig};
 use crate::sysctl;
 use crate::tool::finding::Finding;
 
@@ -25,22 +25,26 @@ const SERVICES: &str = "KUBE-SERVICES";
 const BRIDGE_NF: &str = "net/bridge/bridge-nf-call-iptables";
 
 /// Defects of these networks. Data that cannot be read is not a defect.
-pub(super) fn examine(networks: &[Routed<'_>]) -> Vec<Finding> {
+pub(super) fn examine_networks(networks: &[RoutedNetwork<'_>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if networks.is_empty() {
         return findings;
     }
     let filter = PacketFilter::new();
-    if let Ok(nft) = Nft::open() {
-        findings.extend(forward::examine(&nft, networks));
-        let services = Table::new(Family::Ip, "nat").chain(SERVICES);
-        findings.extend(unseen_services(networks, nft.has(services).unwrap_or_default(), &filter));
+    if let Ok(nft) = NftSocket::open() {
+        findings.extend(forward::find_dropping_chains(&nft, networks));
+        let services = NftTable::new(TableFamily::Ip, "nat").named_chain(SERVICES);
+        findings.extend(unseen_services(
+            networks,
+            nft.has_object(services).unwrap_or_default(),
+            &filter,
+        ));
     }
     findings.extend(legacy_forward(networks, &filter));
     if let Ok(host) = Netlink::open() {
-        for name in networks.iter().flat_map(|(list, _)| bridges(list)) {
-            if let Ok(Some(link)) = host.link(name) {
-                findings.extend(managers(&link));
+        for name in networks.iter().flat_map(|(list, _)| bridge_names(list)) {
+            if let Ok(Some(link)) = host.find_link(name) {
+                findings.extend(find_link_managers(&link));
             }
         }
     }
@@ -48,13 +52,13 @@ pub(super) fn examine(networks: &[Routed<'_>]) -> Vec<Finding> {
 }
 
 /// Legacy iptables whose policy drops packets, without a rule that names the network's interfaces.
-fn legacy_forward(networks: &[Routed<'_>], filter: &PacketFilter) -> Vec<Finding> {
-    let chain = |(family, program): (netlink::Family, &str)| {
-        let lines = filter.legacy_chain(family, "filter", "FORWARD")?;
+fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<Finding> {
+    let chain = |(family, program): (netlink::IpFamily, &str)| {
+        let lines = filter.list_legacy_chain(family, "filter", "FORWARD")?;
         let is_dropping = lines.iter().any(|line| line.starts_with("-P FORWARD DROP"));
         let names = |name: &str| lines.iter().any(|line| line.split(' ').any(|word| word == name));
-        let is_hit = |(list, _): &&Routed<'_>| {
-            !list.plugins.iter().any(accepts_in_iptables) && !bridges(list).any(names)
+        let is_hit = |(list, _): &&RoutedNetwork<'_>| {
+            !list.plugins.iter().any(accepts_in_iptables) && !bridge_names(list).any(names)
         };
         let (list, _) = networks.iter().filter(|_| is_dropping).find(is_hit)?;
         let subject = format!("chain FORWARD of {program}");
@@ -62,50 +66,55 @@ fn legacy_forward(networks: &[Routed<'_>], filter: &PacketFilter) -> Vec<Finding
             "drops forwarded packets that no rule accepts (as Docker and UFW configure), and names no interface of network {}",
             list.name
         );
-        let link = bridges(list).next().unwrap_or("veth+");
+        let link = bridge_names(list).next().unwrap_or("veth+");
         let chain = if names("DOCKER-USER") { "DOCKER-USER" } else { "FORWARD" };
-        Some(Finding::warning(subject, problem, forward::accept_by_iptables(program, chain, link)))
+        Some(Finding::new_warning(
+            subject,
+            problem,
+            forward::accept_by_iptables(program, chain, link),
+        ))
     };
     let families =
-        [(netlink::Family::V4, "iptables-legacy"), (netlink::Family::V6, "ip6tables-legacy")];
+        [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];
     families.into_iter().filter_map(chain).collect()
 }
 
 /// Rules of kube-proxy that bridged packets bypass.
 fn unseen_services(
-    networks: &[Routed<'_>],
+    networks: &[RoutedNetwork<'_>],
     on_nft: bool,
     filter: &PacketFilter,
 ) -> Option<Finding> {
-    let is_bridged = networks.iter().any(|(list, _)| bridges(list).next().is_some());
+    let is_bridged = networks.iter().any(|(list, _)| bridge_names(list).next().is_some());
     let in_legacy = || {
-        let lines = filter.legacy_chain(netlink::Family::V4, "nat", "PREROUTING");
+        let lines = filter.list_legacy_chain(netlink::IpFamily::V4, "nat", "PREROUTING");
         lines.is_some_and(|lines| lines.iter().any(|line| line.contains(SERVICES)))
     };
-    let is_seen = || sysctl::read(BRIDGE_NF).is_ok_and(|value| value == "1");
+    let is_seen = || sysctl::read_value(BRIDGE_NF).is_ok_and(|value| value == "1");
     (is_bridged && (on_nft || in_legacy()) && !is_seen()).then(|| {
         let key = BRIDGE_NF.replace('/', ".");
         let problem = format!(
             "{key} is not 1: between containers of a bridge, replies of services bypass the rules of kube-proxy"
         );
-        Finding::error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
+        Finding::new_error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
     })
 }
 
 /// Whether the plugin is firewall with iptables: its rules accept the packets of its containers.
-fn accepts_in_iptables(plugin: &PluginConf) -> bool {
-    let backend = plugin.json().get_present("backend").and_then(Json::as_str);
+fn accepts_in_iptables(plugin: &PluginConfig) -> bool {
+    let backend = plugin.json().get_present_member("backend").and_then(Json::as_str);
     plugin.plugin_type == "firewall" && backend != Some("nftables")
 }
 
-pub(super) fn bridges(list: &NetworkList) -> impl Iterator<Item = &str> {
+pub(super) fn bridge_names(list: &NetworkList) -> impl Iterator<Item = &str> {
     let bridges = list.plugins.iter().filter(|plugin| plugin.plugin_type == "bridge");
-    bridges
-        .map(|plugin| plugin.json().get_present("bridge").and_then(Json::as_str).unwrap_or("cni0"))
+    bridges.map(|plugin| {
+        plugin.json().get_present_member("bridge").and_then(Json::as_str).unwrap_or("cni0")
+    })
 }
 
 /// Managers of the link that remove addresses and routes that are not in their own configuration.
-fn managers(link: &Link) -> Vec<Finding> {
+fn find_link_managers(link: &Link) -> Vec<Finding> {
     let Link { name, index, .. } = link;
     let value = |dir: &str, key: &str| {
         let state = files::read_text(&Path::new(dir).join(index.to_string()), 64 << 10).ok()?;
@@ -114,7 +123,7 @@ fn managers(link: &Link) -> Vec<Finding> {
     let finding = |manager: &str, file: &str, content: &str, reload: &str| {
         let problem = format!("{manager}, and may remove its addresses and routes");
         let remedy = format!("printf '{content}' > {file} && {reload}");
-        Finding::warning(format!("link \"{name}\""), problem, remedy)
+        Finding::new_warning(format!("link \"{name}\""), problem, remedy)
     };
     let networkd = value(NETWORKD, "ADMIN_STATE=").filter(|state| state != "unmanaged");
     let networkd = networkd.map(|state| {

@@ -6,68 +6,71 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::files::{self, During, copy_label, create_folder, identity, keep, remove, sync};
-use super::folder::{OwnedConf, backup, write};
-use super::options::Mode;
-use super::origin::sha256;
-use super::plan::{Action, Conf, Plan, Step};
-use super::{BINARY, Job, STATE};
+use super::files::{
+    self, FileErrorContext, copy_label, create_directory, device_inode, link_or_copy,
+    remove_if_present, sync_directory,
+};
+use super::folder::{InstalledConfig, backup_path, replace_text_file};
+use super::options::InstallMode;
+use super::origin::sha256_hex;
+use super::plan::{FileAction, InstallPlan, InstallStep, PlannedConfig};
+use super::{BINARY, InstallJob, STATE};
 use crate::error::{Error, Result};
-use crate::invoke::{self, System};
-use crate::skel::{Applet, Main, OwnPlugin, Rollback};
+use crate::framework::{Applet, AppletMain, BuiltinPlugin, Rollback};
+use crate::invoke::{self, ProcessExecutor};
 
 /// The timeout of a plugin's VERSION, on a node under load.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executes the whole plan, or undoes what was done. The caller holds the lock.
-pub(super) fn run(job: &Job<'_>, plan: &Plan) -> Result<()> {
+pub(super) fn execute_plan(job: &InstallJob<'_>, plan: &InstallPlan) -> Result<()> {
     let folder = &job.options.folder;
-    let stage = Stage::new(folder)?;
-    stage.fill(job, plan)?;
+    let stage = StagingArea::new(folder)?;
+    stage.stage_files(job, plan)?;
     if job.options.verify {
-        verify(job, plan, &stage.new)?;
+        verify_plugins(job, plan, &stage.new)?;
     }
     back_up(folder, plan)?;
     let mut undo = Rollback::new();
     let mut manifest = plan.manifest.clone();
-    manifest.save(folder)?;
-    undo.push("the manifest", || plan.old.save(folder));
-    for step in plan.steps.iter().filter(|step| step.action.changes()) {
-        stage.switch(folder, step, &mut undo)?;
+    manifest.save_to(folder)?;
+    undo.add_step("the manifest", || plan.old.save_to(folder));
+    for step in plan.steps.iter().filter(|step| step.action.is_change()) {
+        stage.replace_entry(folder, step, &mut undo)?;
     }
-    sync(folder)?;
+    sync_directory(folder)?;
     if job.options.verify {
-        verify(job, plan, folder)?;
+        verify_plugins(job, plan, folder)?;
     }
     if let Some(conf) = &plan.conf {
-        manifest.conflist = Some(install_conf(plan, conf, &mut undo)?);
-        manifest.save(folder)?;
+        manifest.conflist = Some(install_config(plan, conf, &mut undo)?);
+        manifest.save_to(folder)?;
     }
     undo.commit();
     Ok(())
 }
 
 /// Backs up for `uninstall`.
-fn back_up(folder: &Path, plan: &Plan) -> Result<()> {
+fn back_up(folder: &Path, plan: &InstallPlan) -> Result<()> {
     let backups = folder.join(STATE).join("backup");
-    create_folder(&backups)?;
+    create_directory(&backups)?;
     let conf = plan.conf.iter().map(|conf| &conf.step);
     for step in plan.steps.iter().chain(conf).filter(|step| step.backup) {
         // The name of the network configuration is an absolute path.
-        keep(&folder.join(&step.name), &backup(folder, &step.name))?;
+        link_or_copy(&folder.join(&step.name), &backup_path(folder, &step.name))?;
     }
-    sync(&backups)
+    sync_directory(&backups)
 }
 
 /// The folders of one run, on the file system of the plugins. Removed at the end.
-struct Stage {
+struct StagingArea {
     /// The files to be installed.
     new: PathBuf,
     /// The replaced files, for the rollback.
     old: PathBuf,
 }
 
-impl Drop for Stage {
+impl Drop for StagingArea {
     fn drop(&mut self) {
         // What cannot be removed is removed by the next run.
         drop(fs::remove_dir_all(&self.new));
@@ -75,87 +78,95 @@ impl Drop for Stage {
     }
 }
 
-impl Stage {
+impl StagingArea {
     /// Creates the folders, and removes the files of a killed installer.
-    fn new(folder: &Path) -> Result<Stage> {
+    fn new(folder: &Path) -> Result<StagingArea> {
         let own = folder.join(STATE);
-        let stage = Stage { new: own.join("new"), old: own.join("old") };
+        let stage = StagingArea { new: own.join("new"), old: own.join("old") };
         for dir in [&stage.new, &stage.old] {
-            files::if_present(fs::remove_dir_all(dir)).during("empty", dir)?;
-            create_folder(dir)?;
+            files::if_present(fs::remove_dir_all(dir)).file_context("empty", dir)?;
+            create_directory(dir)?;
         }
         Ok(stage)
     }
 
-    fn fill(&self, job: &Job<'_>, plan: &Plan) -> Result<()> {
+    fn stage_files(&self, job: &InstallJob<'_>, plan: &InstallPlan) -> Result<()> {
         let (folder, binary) = (&job.options.folder, self.new.join(BINARY));
-        let mut steps = plan.steps.iter().filter(|step| step.action.writes()).peekable();
+        let mut steps = plan.steps.iter().filter(|step| step.action.writes_file()).peekable();
         if steps.next_if(|step| step.name == BINARY).is_some() {
             files::write_executable(&binary, &job.payload.bytes)?;
             copy_label(folder, &binary);
-        } else if job.options.mode == Mode::Hardlink {
-            keep(&folder.join(BINARY), &binary)?;
+        } else if job.options.mode == InstallMode::Hardlink {
+            link_or_copy(&folder.join(BINARY), &binary)?;
         } else {
             // The target of the staged links; an immutable file cannot have another name.
             let target = Path::new("../..").join(BINARY);
-            symlink(target, &binary).during("create", &binary)?;
+            symlink(target, &binary).file_context("create", &binary)?;
         }
         for step in steps {
             let path = self.new.join(&step.name);
             match job.options.mode {
-                Mode::Symlink => symlink(BINARY, &path).during("create", &path)?,
-                Mode::Hardlink => fs::hard_link(&binary, &path).during("link", &path)?,
-                Mode::Copy => {
-                    let bytes = files::read(&binary).during("read", &binary)?;
+                InstallMode::Symlink => symlink(BINARY, &path).file_context("create", &path)?,
+                InstallMode::Hardlink => {
+                    fs::hard_link(&binary, &path).file_context("link", &path)?
+                }
+                InstallMode::Copy => {
+                    let bytes = files::read_file(&binary).file_context("read", &binary)?;
                     files::write_executable(&path, &bytes)?;
                 }
             }
             copy_label(folder, &path);
         }
-        sync(&self.new)
+        sync_directory(&self.new)
     }
 
     /// Replaces or removes a file of the folder, atomically.
-    fn switch(&self, folder: &Path, step: &Step, undo: &mut Rollback<'_>) -> Result<()> {
+    fn replace_entry(
+        &self,
+        folder: &Path,
+        step: &InstallStep,
+        undo: &mut Rollback<'_>,
+    ) -> Result<()> {
         let (path, old) = (folder.join(&step.name), self.old.join(&step.name));
         let new = match step.action {
-            Action::Restore => backup(folder, &step.name),
+            FileAction::Restore => backup_path(folder, &step.name),
             _ => self.new.join(&step.name),
         };
-        let identity = |path: &Path| path.symlink_metadata().ok().map(|m| identity(&m));
+        let identity = |path: &Path| path.symlink_metadata().ok().map(|m| device_inode(&m));
         let installed = identity(&new);
-        let is_new = step.action == Action::Install;
+        let is_new = step.action == FileAction::Install;
         if !is_new {
-            keep(&path, &old)?;
+            link_or_copy(&path, &old)?;
         }
         let target = path.clone();
-        undo.push(step.name.clone(), move || {
+        undo.add_step(step.name.clone(), move || {
             if identity(&target) != installed {
                 // Another process has replaced the file since.
                 Ok(())
             } else if is_new {
-                remove(&target)
+                remove_if_present(&target)
             } else {
-                fs::rename(&old, &target).during("restore", &target)
+                fs::rename(&old, &target).file_context("restore", &target)
             }
         });
         match step.action {
-            Action::Remove => remove(&path),
-            _ => fs::rename(&new, &path).during("replace", &path),
+            FileAction::Remove => remove_if_present(&path),
+            _ => fs::rename(&new, &path).file_context("replace", &path),
         }
     }
 }
 
 /// Runs every installed plugin of `folder` with VERSION, through the name that runtimes use.
-fn verify(job: &Job<'_>, plan: &Plan, folder: &Path) -> Result<()> {
+fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, folder: &Path) -> Result<()> {
     let is_staged = folder != job.options.folder;
-    let is_in_folder =
-        |step: &&Step| step.action.writes() || step.action == Action::Unchanged && !is_staged;
+    let is_in_folder = |step: &&InstallStep| {
+        step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged
+    };
     for step in plan.steps.iter().filter(is_in_folder) {
         let applet = job.applets.iter().find(|applet| applet.name == step.name);
         let Some(applet) = applet else { continue };
         let path = folder.join(&step.name);
-        verify_one(applet, &path, plan.is_own_binary()).map_err(|cause| {
+        verify_plugin(applet, &path, plan.is_own_binary()).map_err(|cause| {
             let state = if is_staged { "nothing was changed" } else { "all changes were undone" };
             let msg = format!("ask {} for its versions: {cause}; {state}", path.display());
             let remedy = "is the file system mounted noexec? --no-verify skips this test";
@@ -165,33 +176,38 @@ fn verify(job: &Job<'_>, plan: &Plan, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn verify_one(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
-    let Main::Plugin(OwnPlugin { versions, .. }) = applet.main else {
-        return fs::metadata(path).map(drop).during("open", path);
+fn verify_plugin(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
+    let AppletMain::Plugin(BuiltinPlugin { versions, .. }) = applet.main else {
+        return fs::metadata(path).map(drop).file_context("open", path);
     };
-    let info = invoke::version_info(&System, path, Some(VERSION_TIMEOUT))?;
-    match versions.iter().find(|version| is_own_binary && !info.supports(version.as_str())) {
+    let info = invoke::query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
+    match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str()))
+    {
         Some(version) => Err(Error::internal(format!("the plugin does not support {version}"))),
         None => Ok(()),
     }
 }
 
 /// Installs the network configuration and returns its entry of the manifest.
-fn install_conf(plan: &Plan, conf: &Conf, undo: &mut Rollback<'_>) -> Result<OwnedConf> {
-    let Conf { step, path, bytes } = conf;
+fn install_config(
+    plan: &InstallPlan,
+    conf: &PlannedConfig,
+    undo: &mut Rollback<'_>,
+) -> Result<InstalledConfig> {
+    let PlannedConfig { step, path, bytes } = conf;
     let old = plan.old.conflist.as_ref().filter(|old| old.path == *path);
     let backup = match step.action {
-        Action::Replace => step.backup,
+        FileAction::Replace => step.backup,
         _ => old.is_some_and(|old| old.backup),
     };
-    if step.action.writes() {
-        create_folder(path.parent().unwrap_or(path))?;
-        let (target, before) = (path.clone(), files::read(path).ok());
-        undo.push("the network configuration", move || match before {
-            Some(bytes) => write(&target, &bytes),
-            None => remove(&target),
+    if step.action.writes_file() {
+        create_directory(path.parent().unwrap_or(path))?;
+        let (target, before) = (path.clone(), files::read_file(path).ok());
+        undo.add_step("the network configuration", move || match before {
+            Some(bytes) => replace_text_file(&target, &bytes),
+            None => remove_if_present(&target),
         });
-        write(path, bytes)?;
+        replace_text_file(path, bytes)?;
     }
-    Ok(OwnedConf { path: path.clone(), sha256: sha256(bytes), backup })
+    Ok(InstalledConfig { path: path.clone(), sha256: sha256_hex(bytes), backup })
 }

@@ -21,17 +21,17 @@ const LARGEST: usize = 1 << 30;
 const LABEL: &str = "security.selinux";
 
 /// Adds the operation, the path and a remedy to a failed file operation.
-pub(super) trait During<T> {
-    fn during(self, what: &str, path: &Path) -> Result<T>;
+pub(super) trait FileErrorContext<T> {
+    fn file_context(self, what: &str, path: &Path) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
-    fn during(self, what: &str, path: &Path) -> Result<T> {
-        self.map_err(|cause| failure(what, path, &cause.into()))
+impl<T, E: Into<io::Error>> FileErrorContext<T> for std::result::Result<T, E> {
+    fn file_context(self, what: &str, path: &Path) -> Result<T> {
+        self.map_err(|cause| file_error(what, path, &cause.into()))
     }
 }
 
-fn failure(what: &str, path: &Path, cause: &io::Error) -> Error {
+fn file_error(what: &str, path: &Path, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("{what} {}", path.display()), cause);
     match cause.kind() {
         ErrorKind::ReadOnlyFilesystem => error.with_details(
@@ -55,56 +55,56 @@ pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 /// The content of an executable or a configuration.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    crate::files::read(path, LARGEST)
+pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    crate::files::read_regular_file(path, LARGEST)
 }
 
 /// Device and inode of a file.
-pub(super) type Identity = (u64, u64);
+pub(super) type DeviceInode = (u64, u64);
 
-pub(super) fn identity(metadata: &Metadata) -> Identity {
+pub(super) fn device_inode(metadata: &Metadata) -> DeviceInode {
     (metadata.dev(), metadata.ino())
 }
 
 /// Creates a folder and its parents, unless they exist.
-pub(super) fn create_folder(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).during("create", path)
+pub(super) fn create_directory(path: &Path) -> Result<()> {
+    DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).file_context("create", path)
 }
 
 /// Creates an executable and syncs it to the disk.
 pub(super) fn write_executable(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(EXECUTABLE).open(path);
-    let mut file = file.during("create", path)?;
-    file.write_all(bytes).during("write", path)?;
+    let mut file = file.file_context("create", path)?;
+    file.write_all(bytes).file_context("write", path)?;
     // The umask does not apply to chmod(2).
-    file.set_permissions(Permissions::from_mode(EXECUTABLE)).during("change", path)?;
-    file.sync_all().during("write", path)
+    file.set_permissions(Permissions::from_mode(EXECUTABLE)).file_context("change", path)?;
+    file.sync_all().file_context("write", path)
 }
 
 /// Replaces `to` with a hard link to `from` (symbolic links are not followed), or with a copy where
 /// the file system or `fs.protected_hardlinks` forbids the link.
-pub(super) fn keep(from: &Path, to: &Path) -> Result<()> {
-    remove(to)?;
+pub(super) fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
+    remove_if_present(to)?;
     let Err(cause) = fs::hard_link(from, to) else { return Ok(()) };
     if cause.kind() == ErrorKind::NotFound {
-        return Err(failure("keep", from, &cause));
+        return Err(file_error("keep", from, &cause));
     }
     if let Ok(target) = fs::read_link(from) {
-        return symlink(target, to).during("keep", from);
+        return symlink(target, to).file_context("keep", from);
     }
     let copied = fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
-    copied.during("keep", from)
+    copied.file_context("keep", from)
 }
 
 /// Removes a file or link; a missing file is success.
-pub(super) fn remove(path: &Path) -> Result<()> {
-    if_present(fs::remove_file(path)).during("remove", path).map(drop)
+pub(super) fn remove_if_present(path: &Path) -> Result<()> {
+    if_present(fs::remove_file(path)).file_context("remove", path).map(drop)
 }
 
 /// Syncs the entries of a folder to the disk.
-pub(super) fn sync(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|dir| dir.sync_all()).during("sync", folder)
+pub(super) fn sync_directory(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|dir| dir.sync_all()).file_context("sync", folder)
 }
 
 /// Gives a file the SELinux label of `folder`, if the folder has one. Files created in [`super::STATE`]
@@ -130,7 +130,7 @@ pub(super) fn copy_label(folder: &Path, file: &Path) {
 /// networks use, replaces only the link. The flag belongs to the inode, so it is cleared before
 /// the executable is replaced and set on the new one. If the installer is killed in between, the
 /// next run sets the flag.
-pub(super) fn protect(folder: &Path) {
+pub(super) fn protect_executable(folder: &Path) {
     let path = folder.join(BINARY);
     if let Err(cause) = set_immutable(&path, true) {
         let why = match Errno::from_raw(cause.raw_os_error().unwrap_or_default()) {
@@ -145,11 +145,11 @@ pub(super) fn protect(folder: &Path) {
 }
 
 /// Clears the immutable flag of the executable, if it is set.
-pub(super) fn unprotect(folder: &Path) -> Result<()> {
+pub(super) fn unprotect_executable(folder: &Path) -> Result<()> {
     let path = folder.join(BINARY);
     match set_immutable(&path, false) {
         Err(cause) if cause.raw_os_error() == Some(Errno::EPERM as i32) => {
-            Err(cause).during("clear the immutable flag of", &path)
+            Err(cause).file_context("clear the immutable flag of", &path)
         }
         // There is no such file, or the file system has no such flag.
         _ => Ok(()),

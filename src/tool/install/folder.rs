@@ -8,61 +8,62 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{self, During, EXECUTABLE, Identity, identity, if_present};
-use super::options::Mode;
-use super::origin::{Origin, sha256};
+use super::files::{self, DeviceInode, EXECUTABLE, FileErrorContext, device_inode, if_present};
+use super::options::InstallMode;
+use super::origin::{ExecutableOrigin, sha256_hex};
 use super::{BINARY, STATE};
-use crate::cni::json::{Json, pretty};
-use crate::error::{Context, Error, Result};
-use crate::files::atomic::{Durability, Writer};
+use crate::cni::json::{Json, encode_pretty};
+use crate::error::{Error, ErrorContext, Result};
+use crate::files::atomic::{AtomicWriter, Durability};
 
 /// A folder of plugins.
-pub(super) struct Folder {
-    entries: BTreeMap<String, Entry>,
-    pub(super) manifest: Manifest,
+pub(super) struct PluginDirectory {
+    entries: BTreeMap<String, PluginDirectoryEntry>,
+    pub(super) manifest: InstallManifest,
 }
 
 /// An entry of the folder.
-pub(super) struct Entry {
+pub(super) struct PluginDirectoryEntry {
     /// The target, if the entry is a symbolic link.
     link: Option<PathBuf>,
     /// Of the entry itself.
-    id: Identity,
+    id: DeviceInode,
     is_executable: bool,
     /// Of the regular file that the name leads to; `None` for a dangling link, a directory or a
     /// device.
-    pub(super) content: Option<Content>,
+    pub(super) content: Option<EntryContent>,
 }
 
 #[derive(Clone)]
-pub(super) struct Content {
+pub(super) struct EntryContent {
     pub(super) sha256: String,
-    origin: Origin,
+    origin: ExecutableOrigin,
 }
 
-impl Folder {
+impl PluginDirectory {
     /// Reads the manifest, and the entries of the executable, of `names` and of the names in the
     /// manifest.
-    pub(super) fn read(path: &Path, names: &[&str]) -> Result<Folder> {
-        let manifest = Manifest::load(path)?;
+    pub(super) fn read_entries(path: &Path, names: &[&str]) -> Result<PluginDirectory> {
+        let manifest = InstallManifest::load_from(path)?;
         let owned = manifest.files.iter().map(|owned| owned.name.as_str());
         let names: BTreeSet<&str> = owned.chain(names.iter().copied()).chain([BINARY]).collect();
         let (mut entries, mut contents) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
-            if let Some(entry) = Entry::read(&path.join(name), &mut contents)? {
+            if let Some(entry) = PluginDirectoryEntry::read_entry(&path.join(name), &mut contents)?
+            {
                 entries.insert(name.to_owned(), entry);
             }
         }
-        Ok(Folder { entries, manifest })
+        Ok(PluginDirectory { entries, manifest })
     }
 
-    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
+    pub(super) fn find_entry(&self, name: &str) -> Option<&PluginDirectoryEntry> {
         self.entries.get(name)
     }
 
     /// Whether the entry is still as it was installed.
-    pub(super) fn is_unchanged(&self, owned: &Owned) -> bool {
-        self.entry(&owned.name).is_some_and(|entry| match (&owned.link, &owned.sha256) {
+    pub(super) fn is_unchanged(&self, owned: &InstalledFile) -> bool {
+        self.find_entry(&owned.name).is_some_and(|entry| match (&owned.link, &owned.sha256) {
             (Some(link), _) => entry.links_to(link),
             (None, Some(sha256)) => {
                 entry.link.is_none() && entry.content.as_ref().is_some_and(|c| c.sha256 == *sha256)
@@ -72,34 +73,42 @@ impl Folder {
     }
 }
 
-impl Entry {
+impl PluginDirectoryEntry {
     /// Many names lead to one file, so the `contents` are read once for each inode.
-    fn read(path: &Path, contents: &mut BTreeMap<Identity, Content>) -> Result<Option<Entry>> {
-        let metadata = if_present(path.symlink_metadata()).during("read", path)?;
+    fn read_entry(
+        path: &Path,
+        contents: &mut BTreeMap<DeviceInode, EntryContent>,
+    ) -> Result<Option<PluginDirectoryEntry>> {
+        let metadata = if_present(path.symlink_metadata()).file_context("read", path)?;
         let Some(metadata) = metadata else { return Ok(None) };
-        let link =
-            metadata.is_symlink().then(|| fs::read_link(path).during("read", path)).transpose()?;
+        let link = metadata
+            .is_symlink()
+            .then(|| fs::read_link(path).file_context("read", path))
+            .transpose()?;
         let content = match fs::metadata(path) {
-            Ok(file) if file.is_file() => Some(match contents.entry(identity(&file)) {
+            Ok(file) if file.is_file() => Some(match contents.entry(device_inode(&file)) {
                 Slot::Occupied(known) => known.get().clone(),
                 Slot::Vacant(slot) => {
-                    let bytes = files::read(path).during("read", path)?;
-                    let content = Content { sha256: sha256(&bytes), origin: Origin::of(&bytes) };
+                    let bytes = files::read_file(path).file_context("read", path)?;
+                    let content = EntryContent {
+                        sha256: sha256_hex(&bytes),
+                        origin: ExecutableOrigin::from_bytes(&bytes),
+                    };
                     slot.insert(content).clone()
                 }
             }),
             _ => None,
         };
         let is_executable = metadata.permissions().mode() & EXECUTABLE == EXECUTABLE;
-        Ok(Some(Entry { link, id: identity(&metadata), is_executable, content }))
+        Ok(Some(PluginDirectoryEntry { link, id: device_inode(&metadata), is_executable, content }))
     }
 
     /// The origin of the file. A dangling link to [`BINARY`] is ours.
-    pub(super) fn origin(&self) -> Origin {
+    pub(super) fn file_origin(&self) -> ExecutableOrigin {
         match &self.content {
             Some(content) => content.origin.clone(),
-            None if self.links_to(BINARY) => Origin::Own(String::new()),
-            None => Origin::Foreign,
+            None if self.links_to(BINARY) => ExecutableOrigin::Own(String::new()),
+            None => ExecutableOrigin::Foreign,
         }
     }
 
@@ -108,13 +117,13 @@ impl Entry {
     }
 
     /// Whether the entry is an executable file with this content.
-    pub(super) fn is_file_of(&self, sha256: &str) -> bool {
+    pub(super) fn is_file_with_hash(&self, sha256: &str) -> bool {
         let has_content = self.content.as_ref().is_some_and(|content| content.sha256 == sha256);
         self.link.is_none() && self.is_executable && has_content
     }
 
     /// Whether the entry is another name of the same executable file.
-    pub(super) fn is_hard_link_to(&self, other: &Entry) -> bool {
+    pub(super) fn is_hard_link_to(&self, other: &PluginDirectoryEntry) -> bool {
         self.link.is_none() && self.is_executable && self.id == other.id
     }
 
@@ -128,10 +137,10 @@ impl Entry {
         match (&self.link, &self.content) {
             (Some(target), None) => format!("a dangling link to {}", target.display()),
             (Some(target), Some(_)) if !self.links_to(BINARY) => {
-                format!("{}, a link to {}", self.origin(), target.display())
+                format!("{}, a link to {}", self.file_origin(), target.display())
             }
             (None, None) => "not a file".to_owned(),
-            _ => self.origin().to_string(),
+            _ => self.file_origin().to_string(),
         }
     }
 }
@@ -140,22 +149,22 @@ impl Entry {
 /// changed since are ever removed.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Manifest {
+pub(super) struct InstallManifest {
     /// The release that was installed.
     pub(super) version: String,
-    pub(super) mode: Mode,
+    pub(super) mode: InstallMode,
     /// Whether the executable has the immutable flag, if the file system has this flag.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) protect: bool,
-    pub(super) files: Vec<Owned>,
+    pub(super) files: Vec<InstalledFile>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) conflist: Option<OwnedConf>,
+    pub(super) conflist: Option<InstalledConfig>,
 }
 
 /// An installed link with this target, or an installed file with this content.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Owned {
+pub(super) struct InstalledFile {
     pub(super) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<String>,
@@ -169,55 +178,59 @@ pub(super) struct Owned {
 /// The installed network configuration.
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct OwnedConf {
+pub(super) struct InstalledConfig {
     pub(super) path: PathBuf,
     pub(super) sha256: String,
     /// Whether a file was replaced and backed up.
     pub(super) backup: bool,
 }
 
-impl Manifest {
-    pub(super) fn path(folder: &Path) -> PathBuf {
+impl InstallManifest {
+    pub(super) fn file_path(folder: &Path) -> PathBuf {
         folder.join(STATE).join("manifest.json")
     }
 
     /// The manifest of a folder; an empty manifest if nothing is installed.
-    pub(super) fn load(folder: &Path) -> Result<Manifest> {
-        let path = Manifest::path(folder);
-        let Some(bytes) = if_present(files::read(&path)).during("read", &path)? else {
-            return Ok(Manifest::default());
+    pub(super) fn load_from(folder: &Path) -> Result<InstallManifest> {
+        let path = InstallManifest::file_path(folder);
+        let Some(bytes) = if_present(files::read_file(&path)).file_context("read", &path)? else {
+            return Ok(InstallManifest::default());
         };
         let read = || format!("read {}", path.display());
         let json = Json::parse(&bytes).context(read)?;
-        let manifest: Manifest = json.decode().context(read)?;
+        let manifest: InstallManifest = json.decode().context(read)?;
         // Files of these names are removed: a name must not lead out of the folder.
-        let is_path = |owned: &&Owned| owned.name.contains('/') || owned.name.starts_with('.');
+        let is_path =
+            |owned: &&InstalledFile| owned.name.contains('/') || owned.name.starts_with('.');
         match manifest.files.iter().find(is_path) {
-            Some(Owned { name, .. }) => {
+            Some(InstalledFile { name, .. }) => {
                 Err(Error::config(format!("{}: \"{name}\" is not a file name", read())))
             }
             None => Ok(manifest),
         }
     }
 
-    pub(super) fn save(&self, folder: &Path) -> Result<()> {
-        write(&Manifest::path(folder), (pretty(self)? + "\n").as_bytes())
+    pub(super) fn save_to(&self, folder: &Path) -> Result<()> {
+        replace_text_file(
+            &InstallManifest::file_path(folder),
+            (encode_pretty(self)? + "\n").as_bytes(),
+        )
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&Owned> {
+    pub(super) fn find_file(&self, name: &str) -> Option<&InstalledFile> {
         self.files.iter().find(|owned| owned.name == name)
     }
 }
 
 /// The path of the backup of a file, by its name: that of a network configuration has a dot, unlike
 /// that of an applet.
-pub(super) fn backup(folder: &Path, name: &str) -> PathBuf {
+pub(super) fn backup_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(STATE).join("backup").join(Path::new(name).file_name().unwrap_or_default())
 }
 
 /// Replaces a text file atomically.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    Writer::unlocked(path, Durability::Synced).replace(path, bytes, 0o644)?;
+pub(super) fn replace_text_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    AtomicWriter::with_unique_name(path, Durability::Synced).replace_file(path, bytes, 0o644)?;
     files::copy_label(path.parent().unwrap_or(path), path);
     Ok(())
 }

@@ -25,17 +25,17 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-pub(super) use self::renew::Own;
-use super::{Tool, lint, print};
-use crate::cni::json::pretty;
+pub(super) use self::renew::OwnExecutable;
+use super::{ToolCommand, lint, print_text};
+use crate::cni::json::encode_pretty;
 use crate::error::Result;
-use crate::files::lock::Lock;
-use crate::options::{CommandLine, unknown_word};
-use crate::skel::{Applet, Table};
-use folder::Manifest;
-use options::{INSTALL_OPTIONS, Options, Policy, UNINSTALL_OPTIONS};
-use origin::Payload;
-use plan::{Action, Plan, Step};
+use crate::files::lock::FileLock;
+use crate::framework::{Applet, AppletTable};
+use crate::options::{CommandLine, unknown_word_error};
+use folder::InstallManifest;
+use options::{INSTALL_OPTIONS, InstallOptions, ReplacePolicy, UNINSTALL_OPTIONS};
+use origin::InstallPayload;
+use plan::{FileAction, InstallPlan, InstallStep};
 
 /// The name of the executable in the folder.
 const BINARY: &str = "cnibox";
@@ -46,7 +46,7 @@ const STATUS: &str = "
 Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be done; 2 wrong usage.
 ";
 
-pub(super) const INSTALL: Tool = Tool {
+pub(super) const INSTALL: ToolCommand = ToolCommand {
     command: "cnibox install",
     usage: "\
 install: installs this executable, and a link for each applet, into a folder of plugins
@@ -62,7 +62,7 @@ is changed. A second run changes nothing.
     notes: STATUS,
 };
 
-pub(super) const UNINSTALL: Tool = Tool {
+pub(super) const UNINSTALL: ToolCommand = ToolCommand {
     command: "cnibox uninstall",
     usage: "\
 uninstall: undoes cnibox install
@@ -78,24 +78,24 @@ stay.
 };
 
 /// Runs `cnibox install` with the arguments that follow it.
-pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    call(&INSTALL, args, |options| {
+pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    run_tool(&INSTALL, args, |options| {
         if let Some(file) = &options.conflist {
-            lint::require_sound(file, table, &|_| true)?;
+            lint::require_no_errors(file, table, &|_| true)?;
         }
         let applets = table.applets;
         let known: Vec<&str> = applets.iter().map(|applet| applet.name).collect();
         let mut named = options.only.iter().chain(&options.skip);
         if let Some(unknown) = named.find(|name| !known.contains(&name.as_str())) {
-            return Err(unknown_word("applet", unknown, &known));
+            return Err(unknown_word_error("applet", unknown, &known));
         }
-        let job = Job { options, applets, payload: Payload::own()? };
+        let job = InstallJob { options, applets, payload: InstallPayload::read_own()? };
         if options.watch {
-            watch::run(&job).map(|()| ExitCode::SUCCESS)
+            watch::install_and_watch(&job).map(|()| ExitCode::SUCCESS)
         } else {
-            let status = report(options, &job.run()?)?;
+            let status = print_report(options, &job.install_files()?)?;
             if let Some(hint) = path_hint(options) {
-                print(&hint)?;
+                print_text(&hint)?;
             }
             Ok(status)
         }
@@ -103,7 +103,7 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
 }
 
 /// How the commands are reached if the shell does not search the folder.
-fn path_hint(options: &Options) -> Option<String> {
+fn path_hint(options: &InstallOptions) -> Option<String> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let is_searched = env::split_paths(&paths).any(|path| path == options.folder);
     if is_searched || options.json || options.dry_run || options.has_root {
@@ -115,60 +115,71 @@ fn path_hint(options: &Options) -> Option<String> {
 
 /// Keeps the folder as it was installed, with the mode and the applets of that installation, or with all applets if
 /// nothing is installed. Returns at SIGTERM, SIGINT or a failure.
-pub(super) fn keep(folder: &Path, table: Table) -> Result<()> {
+pub(super) fn maintain_installation(folder: &Path, table: AppletTable) -> Result<()> {
     let applets = table.applets;
-    let installed = Manifest::load(folder).unwrap_or_default();
+    let installed = InstallManifest::load_from(folder).unwrap_or_default();
     let names = applets.iter().map(|applet| applet.name);
-    let only = names.filter(|name| installed.get(name).is_some()).map(str::to_owned).collect();
+    let only =
+        names.filter(|name| installed.find_file(name).is_some()).map(str::to_owned).collect();
     let mut line = CommandLine::default();
     line.words.push(folder.display().to_string());
-    let options = Options { mode: installed.mode, only, ..Options::read(&line, |_| None)? };
-    watch::run(&Job { options: &options, applets, payload: Payload::own()? })
+    let options = InstallOptions {
+        mode: installed.mode,
+        only,
+        ..InstallOptions::from_command_line(&line, |_| None)?
+    };
+    watch::install_and_watch(&InstallJob {
+        options: &options,
+        applets,
+        payload: InstallPayload::read_own()?,
+    })
 }
 
 /// Runs `cnibox uninstall` with the arguments that follow it.
-pub(super) fn main_uninstall(args: Vec<String>, _: Table) -> ExitCode {
-    call(&UNINSTALL, args, |options| report(options, &uninstall::run(options)?))
+pub(super) fn main_uninstall(args: Vec<String>, _: AppletTable) -> ExitCode {
+    run_tool(&UNINSTALL, args, |options| {
+        print_report(options, &uninstall::remove_installation(options)?)
+    })
 }
 
-fn call(
-    tool: &Tool,
+fn run_tool(
+    tool: &ToolCommand,
     args: Vec<String>,
-    work: impl FnOnce(&Options) -> Result<ExitCode>,
+    work: impl FnOnce(&InstallOptions) -> Result<ExitCode>,
 ) -> ExitCode {
-    let read = |line| Options::read(&line, |name| env::var_os(name));
-    tool.run(args, read, |options| work(&options))
+    let read = |line| InstallOptions::from_command_line(&line, |name| env::var_os(name));
+    tool.run_command(args, read, |options| work(&options))
 }
 
 /// An installation.
-struct Job<'a> {
-    options: &'a Options,
+struct InstallJob<'a> {
+    options: &'a InstallOptions,
     applets: &'a [Applet],
-    payload: Payload,
+    payload: InstallPayload,
 }
 
-impl Job<'_> {
+impl InstallJob<'_> {
     /// Installs. A folder that is already as planned is not written to, and may be read-only.
-    fn run(&self) -> Result<Vec<Step>> {
+    fn install_files(&self) -> Result<Vec<InstallStep>> {
         let folder = &self.options.folder;
-        let protect = |plan: &Plan| {
-            if plan.manifest.protect && self.options.policy != Policy::Never {
-                files::protect(folder);
+        let protect = |plan: &InstallPlan| {
+            if plan.manifest.protect && self.options.policy != ReplacePolicy::Never {
+                files::protect_executable(folder);
             }
         };
-        let mut plan = Plan::new(self)?;
+        let mut plan = InstallPlan::new(self)?;
         if !self.options.dry_run && plan.is_done() {
             protect(&plan);
         } else if !self.options.dry_run {
-            files::create_folder(&folder.join(STATE))?;
-            let _lock = Lock::exclusive(&folder.join(STATE).join("lock"))?;
+            files::create_directory(&folder.join(STATE))?;
+            let _lock = FileLock::acquire_exclusive(&folder.join(STATE).join("lock"))?;
             // Another process may have changed the folder in the meantime.
-            plan = Plan::new(self)?;
+            plan = InstallPlan::new(self)?;
             // The flag stays while only links are restored.
-            if plan.steps.iter().any(|step| step.name == BINARY && step.action.changes()) {
-                files::unprotect(folder)?;
+            if plan.steps.iter().any(|step| step.name == BINARY && step.action.is_change()) {
+                files::unprotect_executable(folder)?;
             }
-            let done = apply::run(self, &plan);
+            let done = apply::execute_plan(self, &plan);
             protect(&plan);
             done?;
         }
@@ -176,8 +187,8 @@ impl Job<'_> {
     }
 
     /// The names of the applets to be installed.
-    fn names(&self) -> Vec<&'static str> {
-        let Options { only, skip, .. } = self.options;
+    fn applet_names(&self) -> Vec<&'static str> {
+        let InstallOptions { only, skip, .. } = self.options;
         let is_wanted = |name: &&str| {
             let is_listed = |names: &[String]| names.iter().any(|listed| listed == name);
             (only.is_empty() || is_listed(only)) && !is_listed(skip)
@@ -188,49 +199,49 @@ impl Job<'_> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report<'a> {
+struct InstallReport<'a> {
     folder: String,
     version: &'a str,
     dry_run: bool,
     changed: bool,
-    files: &'a [Step],
+    files: &'a [InstallStep],
 }
 
 /// Prints what was done, as text or JSON. The exit status is 1 if a dry run found something to do.
-fn report(options: &Options, steps: &[Step]) -> Result<ExitCode> {
-    let report = Report {
+fn print_report(options: &InstallOptions, steps: &[InstallStep]) -> Result<ExitCode> {
+    let report = InstallReport {
         folder: options.folder.display().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         dry_run: options.dry_run,
-        changed: steps.iter().any(|step| step.action.changes()),
+        changed: steps.iter().any(|step| step.action.is_change()),
         files: steps,
     };
-    let text = if options.json { pretty(&report)? + "\n" } else { report.text() };
-    print(&text)?;
+    let text = if options.json { encode_pretty(&report)? + "\n" } else { report.to_text() };
+    print_text(&text)?;
     let is_found = options.dry_run && report.changed;
     Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-impl Report<'_> {
-    fn text(&self) -> String {
+impl InstallReport<'_> {
+    fn to_text(&self) -> String {
         let dry_run = if self.dry_run { ", dry run" } else { "" };
         let mut lines = vec![format!("{}: cnibox {}{dry_run}", self.folder, self.version)];
         let mut unchanged = 0;
         for step in self.files {
             let was = step.was.as_deref();
             let what = match step.action {
-                Action::Install => "new".to_owned(),
-                Action::Update | Action::Replace => {
+                FileAction::Install => "new".to_owned(),
+                FileAction::Update | FileAction::Replace => {
                     let backup = if step.backup { ", which is backed up" } else { "" };
                     format!("replaces {}{backup}", was.unwrap_or("another file"))
                 }
-                Action::Keep => format!("stays: {}", was.unwrap_or("missing")),
-                Action::Unchanged => {
+                FileAction::Keep => format!("stays: {}", was.unwrap_or("missing")),
+                FileAction::Unchanged => {
                     unchanged += 1;
                     continue;
                 }
-                Action::Remove => "removed".to_owned(),
-                Action::Restore => format!("restored: {}", was.unwrap_or("another file")),
+                FileAction::Remove => "removed".to_owned(),
+                FileAction::Restore => format!("restored: {}", was.unwrap_or("another file")),
             };
             lines.push(format!("  {:<14} {what}", step.name));
         }

@@ -7,46 +7,57 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, Opt, deprecated, opt, unknown_word, usage};
+use crate::options::{
+    CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated,
+};
 use crate::tool::folders::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 
-const ROOT: Opt = opt("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
+const ROOT: CommandOption =
+    long_option("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
 /// Of 0.2, for one minor version.
 const WATCH: &str = "--watch";
 
 /// The options of `cnibox install`.
-pub(super) const INSTALL_OPTIONS: &[Opt] = &[
-    opt("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
-    opt(
+pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
+    long_option("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
+    long_option(
         "--policy",
         "WHEN",
         "when to replace existing plugins: always (the default), if-newer,\nif-not-present, never",
     ),
-    opt("--only", "NAMES", "install only these applets, separated by commas"),
-    opt("--skip", "NAMES", "install all applets except these"),
-    opt("--replace", "", "also replace files that are neither cnibox nor reference plugins"),
-    opt("--backup", "", "back up replaced files for cnibox uninstall (the default)"),
-    opt(NO_BACKUP, "", "do not back up replaced files"),
-    opt("--force", "", "replace a newer release of cnibox with this one"),
-    opt("--no-verify", "", "do not run each plugin with VERSION: for a folder mounted noexec"),
-    opt("--conflist", "FILE", "install this network configuration last"),
+    long_option("--only", "NAMES", "install only these applets, separated by commas"),
+    long_option("--skip", "NAMES", "install all applets except these"),
+    long_option(
+        "--replace",
+        "",
+        "also replace files that are neither cnibox nor reference plugins",
+    ),
+    long_option("--backup", "", "back up replaced files for cnibox uninstall (the default)"),
+    long_option(NO_BACKUP, "", "do not back up replaced files"),
+    long_option("--force", "", "replace a newer release of cnibox with this one"),
+    long_option(
+        "--no-verify",
+        "",
+        "do not run each plugin with VERSION: for a folder mounted noexec",
+    ),
+    long_option("--conflist", "FILE", "install this network configuration last"),
     CONF,
-    opt(
+    long_option(
         "--protect",
         "",
         "make the executable immutable until cnibox uninstall, so that cp to the name of a\nplugin cannot overwrite all plugins",
     ),
-    opt(WATCH, "", "deprecated: use cnibox repair --watch --install DIR"),
+    long_option(WATCH, "", "deprecated: use cnibox repair --watch --install DIR"),
     ROOT,
     DRY_RUN,
     JSON,
 ];
 
 /// The options of `cnibox uninstall`.
-pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
-    opt(
+pub(super) const UNINSTALL_OPTIONS: &[CommandOption] = &[
+    long_option(
         "--no-hand-over",
         "",
         "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins, and our records of them removed",
@@ -59,7 +70,7 @@ pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
 /// How the name of an applet leads to the executable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Mode {
+pub(super) enum InstallMode {
     /// A relative symbolic link.
     #[default]
     Symlink,
@@ -69,12 +80,15 @@ pub(super) enum Mode {
 }
 
 /// The values of `--mode`, the default first.
-pub(super) const MODES: [(&str, Mode); 3] =
-    [("symlink", Mode::Symlink), ("hardlink", Mode::Hardlink), ("copy", Mode::Copy)];
+pub(super) const MODES: [(&str, InstallMode); 3] = [
+    ("symlink", InstallMode::Symlink),
+    ("hardlink", InstallMode::Hardlink),
+    ("copy", InstallMode::Copy),
+];
 
 /// When existing plugins are replaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Policy {
+pub(super) enum ReplacePolicy {
     Always,
     /// If they are of an older release.
     IfNewer,
@@ -84,24 +98,24 @@ pub(super) enum Policy {
 }
 
 /// The values of `--policy`, the default first.
-const POLICIES: [(&str, Policy); 4] = [
-    ("always", Policy::Always),
-    ("if-newer", Policy::IfNewer),
-    ("if-not-present", Policy::IfNotPresent),
-    ("never", Policy::Never),
+const POLICIES: [(&str, ReplacePolicy); 4] = [
+    ("always", ReplacePolicy::Always),
+    ("if-newer", ReplacePolicy::IfNewer),
+    ("if-not-present", ReplacePolicy::IfNotPresent),
+    ("never", ReplacePolicy::Never),
 ];
 
 /// The options of one call.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(super) struct Options {
+pub(super) struct InstallOptions {
     /// The folder of plugins, below the root.
     pub(super) folder: PathBuf,
     /// The folder of network configurations, below the root.
     pub(super) conf_dir: PathBuf,
     pub(super) conflist: Option<PathBuf>,
-    pub(super) mode: Mode,
-    pub(super) policy: Policy,
+    pub(super) mode: InstallMode,
+    pub(super) policy: ReplacePolicy,
     pub(super) only: Vec<String>,
     pub(super) skip: Vec<String>,
     pub(super) replace: bool,
@@ -118,53 +132,54 @@ pub(super) struct Options {
     pub(super) json: bool,
 }
 
-impl Options {
-    pub(super) fn read(
+impl InstallOptions {
+    pub(super) fn from_command_line(
         line: &CommandLine,
         env: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Options> {
-        let root = line.last("--root").map(OsString::from).or_else(|| env("DESTDIR"));
+    ) -> Result<InstallOptions> {
+        let root = line.last_value("--root").map(OsString::from).or_else(|| env("DESTDIR"));
         let root = root.filter(|root| !root.is_empty()).map(PathBuf::from);
         let folder = match line.words.as_slice() {
             [] => PLUGIN_DIR,
             [folder] => folder,
-            [_, extra, ..] => return Err(usage(format!("unexpected argument \"{extra}\""))),
+            [_, extra, ..] => return Err(usage_error(format!("unexpected argument \"{extra}\""))),
         };
-        let conf_dir = line.last(CONF.flag).unwrap_or(CONF_DIR);
-        let backup = line.given().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
+        let conf_dir = line.last_value(CONF.flag).unwrap_or(CONF_DIR);
+        let backup =
+            line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
         let names = |flag: &str| {
-            let names = line.all(flag).flat_map(|names| names.split(','));
+            let names = line.all_values(flag).flat_map(|names| names.split(','));
             names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
         };
-        let options = Options {
-            folder: below(root.as_deref(), folder)?,
-            conf_dir: below(root.as_deref(), conf_dir)?,
-            conflist: line.last("--conflist").map(PathBuf::from),
-            mode: choice("mode", line.last("--mode"), &MODES)?,
-            policy: choice("policy", line.last("--policy"), &POLICIES)?,
+        let options = InstallOptions {
+            folder: path_below_root(root.as_deref(), folder)?,
+            conf_dir: path_below_root(root.as_deref(), conf_dir)?,
+            conflist: line.last_value("--conflist").map(PathBuf::from),
+            mode: parse_choice("mode", line.last_value("--mode"), &MODES)?,
+            policy: parse_choice("policy", line.last_value("--policy"), &POLICIES)?,
             only: names("--only"),
             skip: names("--skip"),
-            replace: line.has("--replace"),
+            replace: line.has_option("--replace"),
             backup: backup != Some(NO_BACKUP),
-            force: line.has("--force"),
-            verify: !line.has("--no-verify"),
-            protect: line.has("--protect"),
-            watch: line.has(WATCH),
+            force: line.has_option("--force"),
+            verify: !line.has_option("--no-verify"),
+            protect: line.has_option("--protect"),
+            watch: line.has_option(WATCH),
             has_root: root.is_some(),
-            hand_over: !line.has("--no-hand-over") && root.is_none(),
-            dry_run: line.has(DRY_RUN.flag),
-            json: line.has(JSON.flag),
+            hand_over: !line.has_option("--no-hand-over") && root.is_none(),
+            dry_run: line.has_option(DRY_RUN.flag),
+            json: line.has_option(JSON.flag),
         };
-        if options.protect && options.mode != Mode::Symlink {
-            return Err(usage(
+        if options.protect && options.mode != InstallMode::Symlink {
+            return Err(usage_error(
                 "--protect requires --mode symlink: copies need no protection, and hard links could not be replaced",
             ));
         }
-        if options.watch && (options.dry_run || options.policy == Policy::Never) {
-            return Err(usage("--watch excludes --dry-run and --policy never"));
+        if options.watch && (options.dry_run || options.policy == ReplacePolicy::Never) {
+            return Err(usage_error("--watch excludes --dry-run and --policy never"));
         }
         if options.watch {
-            deprecated(
+            warn_deprecated(
                 "install --watch",
                 "cnibox repair --watch --install DIR, after cnibox install",
             );
@@ -174,9 +189,9 @@ impl Options {
 }
 
 /// `path` below `root`, absolute.
-fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
+fn path_below_root(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     if path.is_empty() {
-        return Err(usage("the name of a folder is empty"));
+        return Err(usage_error("the name of a folder is empty"));
     }
     let joined = match root {
         Some(root) => root.join(path.trim_start_matches('/')),
@@ -186,27 +201,27 @@ fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
 }
 
 /// The value that `text` names, the first of `known` without a text.
-fn choice<T: Copy>(what: &str, text: Option<&str>, known: &[(&str, T)]) -> Result<T> {
+fn parse_choice<T: Copy>(what: &str, text: Option<&str>, known: &[(&str, T)]) -> Result<T> {
     let found = known.iter().find(|(name, _)| text.is_none_or(|text| text == *name));
     found.map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-        unknown_word(what, text.unwrap_or_default(), &names)
+        unknown_word_error(what, text.unwrap_or_default(), &names)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{self, Asked};
+    use crate::options::{self, ParsedCommandLine};
 
-    fn parse(args: &[&str]) -> Result<Options> {
+    fn parse(args: &[&str]) -> Result<InstallOptions> {
         read(args, |_| None)
     }
 
-    fn read(args: &[&str], env: impl Fn(&str) -> Option<OsString>) -> Result<Options> {
+    fn read(args: &[&str], env: impl Fn(&str) -> Option<OsString>) -> Result<InstallOptions> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        match options::parse(args, INSTALL_OPTIONS)? {
-            Asked::Work(line) => Options::read(&line, env),
+        match options::parse_args(args, INSTALL_OPTIONS)? {
+            ParsedCommandLine::Work(line) => InstallOptions::from_command_line(&line, env),
             asked => panic!("{asked:?}"),
         }
     }
@@ -215,7 +230,7 @@ mod tests {
     fn defaults() {
         let options = parse(&[]).unwrap();
         assert_eq!(options.folder, Path::new(PLUGIN_DIR));
-        assert_eq!((options.mode, options.policy), (Mode::Symlink, Policy::Always));
+        assert_eq!((options.mode, options.policy), (InstallMode::Symlink, ReplacePolicy::Always));
         assert!(options.backup && options.verify && !options.replace && !options.force);
     }
 
@@ -254,7 +269,7 @@ mod tests {
             (vec!["--watch", "--dry-run"], "--watch excludes --dry-run and --policy never"),
         ];
         for (args, message) in wrong {
-            assert_eq!(parse(&args).unwrap_err().msg(), message);
+            assert_eq!(parse(&args).unwrap_err().message(), message);
         }
     }
 }

@@ -12,9 +12,9 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::files;
-use crate::cni::Version;
+use crate::cni::VersionNumber;
 use crate::error::{Error, Result};
-use crate::runtime::cache::hex;
+use crate::runtime::cache::encode_hex;
 
 /// The mark of a release.
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
@@ -34,7 +34,7 @@ const ELF: &[u8] = b"\x7fELF";
 
 /// The origin of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Origin {
+pub(super) enum ExecutableOrigin {
     /// This project, with the release.
     Own(String),
     /// A reference plugin, with the release if the file names it.
@@ -42,53 +42,57 @@ pub(super) enum Origin {
     Foreign,
 }
 
-impl Origin {
-    pub(super) fn of(bytes: &[u8]) -> Origin {
+impl ExecutableOrigin {
+    pub(super) fn from_bytes(bytes: &[u8]) -> ExecutableOrigin {
         if !bytes.starts_with(ELF) {
-            return Origin::Foreign;
+            return ExecutableOrigin::Foreign;
         }
-        let own = after(bytes, MARK_START).find_map(|rest| version(rest, b';'));
+        let own = rest_after_matches(bytes, MARK_START).find_map(|rest| parse_release(rest, b';'));
         if let Some(release) = own {
-            return Origin::Own(release);
+            return ExecutableOrigin::Own(release);
         }
-        if PACKAGES.iter().any(|package| after(bytes, package).next().is_some()) {
-            let found = |key: &&str| after(bytes, key).find_map(|rest| version(rest, b'"'));
-            return Origin::Reference(RELEASES.iter().find_map(found));
+        if PACKAGES.iter().any(|package| rest_after_matches(bytes, package).next().is_some()) {
+            let found = |key: &&str| {
+                rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'))
+            };
+            return ExecutableOrigin::Reference(RELEASES.iter().find_map(found));
         }
-        Origin::Foreign
+        ExecutableOrigin::Foreign
     }
 }
 
 /// Whether a release is newer than another. A text that is not a version is older than any version.
-pub(super) fn is_newer(release: &str, other: &str) -> bool {
-    let parse = |text: &str| text.parse::<Version>().ok();
+pub(super) fn is_newer_release(release: &str, other: &str) -> bool {
+    let parse = |text: &str| text.parse::<VersionNumber>().ok();
     parse(release) > parse(other)
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ExecutableOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Own(release) => write!(f, "cnibox {release}"),
-            Origin::Reference(Some(release)) => write!(f, "the reference plugin {release}"),
-            Origin::Reference(None) => f.write_str("a reference plugin"),
-            Origin::Foreign => f.write_str("a foreign file"),
+            ExecutableOrigin::Own(release) => write!(f, "cnibox {release}"),
+            ExecutableOrigin::Reference(Some(release)) => {
+                write!(f, "the reference plugin {release}")
+            }
+            ExecutableOrigin::Reference(None) => f.write_str("a reference plugin"),
+            ExecutableOrigin::Foreign => f.write_str("a foreign file"),
         }
     }
 }
 
 /// The bytes after each occurrence of `needle`.
-fn after<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
+fn rest_after_matches<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
     let needle = needle.as_bytes().to_vec();
     let mut rest = bytes;
     std::iter::from_fn(move || {
-        rest = &rest[find(rest, &needle)? + needle.len()..];
+        rest = &rest[find_bytes(rest, &needle)? + needle.len()..];
         Some(rest)
     })
 }
 
 /// The first occurrence of `needle`, by Horspool's search, which reads few of the bytes of an
 /// executable.
-fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+fn find_bytes(bytes: &[u8], needle: &[u8]) -> Option<usize> {
     let last = needle.len().checked_sub(1)?;
     let mut skip = [needle.len(); 256];
     for (i, byte) in needle[..last].iter().enumerate() {
@@ -106,70 +110,85 @@ fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// The version at the start of `rest`: digits and dots up to `end` or white space. A suffix after a
 /// dash or plus sign is left out.
-fn version(rest: &[u8], end: u8) -> Option<String> {
+fn parse_release(rest: &[u8], end: u8) -> Option<String> {
     let stop = |byte: &u8| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte);
     let length = rest.iter().take(32).position(stop)?;
     let text = std::str::from_utf8(&rest[..length]).ok().filter(|text| !text.is_empty())?;
-    text.parse::<Version>().is_ok().then(|| text.to_owned())
+    text.parse::<VersionNumber>().is_ok().then(|| text.to_owned())
 }
 
 /// This process's own executable.
-pub(super) struct Payload {
+pub(super) struct InstallPayload {
     pub(super) bytes: Vec<u8>,
     pub(super) sha256: String,
     pub(super) release: String,
 }
 
-impl Payload {
+impl InstallPayload {
     /// Reads `/proc/self/exe`, since the file may have been replaced on disk.
-    pub(super) fn own() -> Result<Payload> {
-        let bytes = files::read(Path::new("/proc/self/exe"))
+    pub(super) fn read_own() -> Result<InstallPayload> {
+        let bytes = files::read_file(Path::new("/proc/self/exe"))
             .map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
         // Without this use the linker would drop the mark.
-        let Origin::Own(release) = Origin::of(&bytes) else {
+        let ExecutableOrigin::Own(release) = ExecutableOrigin::from_bytes(&bytes) else {
             let mark = black_box(MARK);
             return Err(Error::internal(format!("this executable lacks its mark {mark}")));
         };
-        let sha256 = sha256(&bytes);
-        Ok(Payload { bytes, sha256, release })
+        let sha256 = sha256_hex(&bytes);
+        Ok(InstallPayload { bytes, sha256, release })
     }
 }
 
 /// As `sha256sum` prints it.
-pub(super) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+    encode_hex(&Sha256::digest(bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn elf(text: &str) -> Origin {
-        Origin::of(format!("\x7fELF..{text}..").as_bytes())
+    fn elf(text: &str) -> ExecutableOrigin {
+        ExecutableOrigin::from_bytes(format!("\x7fELF..{text}..").as_bytes())
     }
 
     #[test]
     fn origin_by_content() {
-        assert_eq!(elf("cnibox-release=;cnibox-release=1.20.3;"), Origin::Own("1.20.3".into()));
-        assert_eq!(elf("cnibox-release=%s"), Origin::Foreign);
+        assert_eq!(
+            elf("cnibox-release=;cnibox-release=1.20.3;"),
+            ExecutableOrigin::Own("1.20.3".into())
+        );
+        assert_eq!(elf("cnibox-release=%s"), ExecutableOrigin::Foreign);
         let main = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\n";
-        assert_eq!(elf(main), Origin::Reference(None));
+        assert_eq!(elf(main), ExecutableOrigin::Reference(None));
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.5.1\th1:x\n";
-        assert_eq!(elf(&format!("{main}{module}")), Origin::Reference(Some("1.5.1".into())));
+        assert_eq!(
+            elf(&format!("{main}{module}")),
+            ExecutableOrigin::Reference(Some("1.5.1".into()))
+        );
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.6.0-rc1\n";
-        assert_eq!(elf(&format!("{main}{module}")), Origin::Reference(Some("1.6.0".into())));
+        assert_eq!(
+            elf(&format!("{main}{module}")),
+            ExecutableOrigin::Reference(Some("1.6.0".into()))
+        );
         let flag = "build\t-ldflags=\"-X github.com/x/buildversion.BuildVersion=v1.7.1\"\n";
-        assert_eq!(elf(&format!("{main}{flag}")), Origin::Reference(Some("1.7.1".into())));
+        assert_eq!(
+            elf(&format!("{main}{flag}")),
+            ExecutableOrigin::Reference(Some("1.7.1".into()))
+        );
         // A foreign plugin that uses the reference's packages.
         let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
-        assert_eq!(elf(other), Origin::Foreign);
-        assert_eq!(Origin::of(format!("#!/bin/sh\n{main}").as_bytes()), Origin::Foreign);
+        assert_eq!(elf(other), ExecutableOrigin::Foreign);
+        assert_eq!(
+            ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()),
+            ExecutableOrigin::Foreign
+        );
     }
 
     #[test]
     fn every_occurrence_is_found() {
         let ends = |text: &[u8], needle: &str| -> Vec<usize> {
-            after(text, needle).map(|rest| text.len() - rest.len()).collect()
+            rest_after_matches(text, needle).map(|rest| text.len() - rest.len()).collect()
         };
         assert_eq!(ends(b"abcabdababc", "abc"), [3, 11]);
         assert_eq!(ends(b"aaaa", "aa"), [2, 4]);
@@ -179,13 +198,13 @@ mod tests {
 
     #[test]
     fn releases_compare_by_number() {
-        assert!(is_newer("0.10.0", "0.9.0") && !is_newer("0.9.0", "0.10.0"));
-        assert!(!is_newer("1.0.0", "1.0.0") && is_newer("0.0.1", "?"));
+        assert!(is_newer_release("0.10.0", "0.9.0") && !is_newer_release("0.9.0", "0.10.0"));
+        assert!(!is_newer_release("1.0.0", "1.0.0") && is_newer_release("0.0.1", "?"));
     }
 
     #[test]
     fn hashes_match_sha256sum() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(sha256(b""), empty);
+        assert_eq!(sha256_hex(b""), empty);
     }
 }

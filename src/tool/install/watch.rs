@@ -8,12 +8,12 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use super::files::{During, create_folder};
-use super::renew::Own;
-use super::{Job, STATE, report};
+use super::files::{FileErrorContext, create_directory};
+use super::renew::OwnExecutable;
+use super::{InstallJob, STATE, print_report};
 use crate::error::Result;
 use crate::log;
-use crate::tool::pause::{Signals, Woken};
+use crate::tool::pause::{StopSignals, WakeReason};
 
 /// The repair starts after this time without a change: a package manager is left to finish.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -22,17 +22,17 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// Installs, then repairs until SIGTERM or SIGINT. Only the first installation can fail the call;
 /// later errors are logged and retried.
-pub(super) fn run(job: &Job<'_>) -> Result<()> {
+pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
     // Process 1 of a container ignores signals that it does not wait for.
-    let signals = Signals::block()?;
-    create_folder(&job.options.folder)?;
-    let mut watch = Watch::start(job)?;
-    report(job.options, &job.run()?)?;
-    let own = Own::find()?;
+    let signals = StopSignals::block_signals()?;
+    create_directory(&job.options.folder)?;
+    let mut watch = DirectoryWatch::start_watching(job)?;
+    print_report(job.options, &job.install_files()?)?;
+    let own = OwnExecutable::find_current()?;
     let mut failed = false;
-    while watch.wait(&signals, failed.then_some(RETRY))? == Woken::Change {
-        own.renew();
-        let repaired = repair(job, &mut watch);
+    while watch.wait_until_settled(&signals, failed.then_some(RETRY))? == WakeReason::Change {
+        own.restart_if_replaced();
+        let repaired = repair_installation(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
             log::warn(error);
@@ -41,29 +41,29 @@ pub(super) fn run(job: &Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn repair(job: &Job<'_>, watch: &mut Watch) -> Result<()> {
+fn repair_installation(job: &InstallJob<'_>, watch: &mut DirectoryWatch) -> Result<()> {
     if watch.is_lost {
-        create_folder(&job.options.folder)?;
-        *watch = Watch::start(job)?;
+        create_directory(&job.options.folder)?;
+        *watch = DirectoryWatch::start_watching(job)?;
     }
-    let steps = job.run()?;
-    if steps.iter().any(|step| step.action.changes()) {
-        report(job.options, &steps)?;
+    let steps = job.install_files()?;
+    if steps.iter().any(|step| step.action.is_change()) {
+        print_report(job.options, &steps)?;
     }
     Ok(())
 }
 
-struct Watch {
+struct DirectoryWatch {
     inotify: Inotify,
     /// The folder itself was deleted or renamed.
     is_lost: bool,
 }
 
-impl Watch {
-    fn start(job: &Job<'_>) -> Result<Watch> {
+impl DirectoryWatch {
+    fn start_watching(job: &InstallJob<'_>) -> Result<DirectoryWatch> {
         let (folder, conf_dir) = (&job.options.folder, &job.options.conf_dir);
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
-        let inotify = Inotify::init(flags).during("watch", folder)?;
+        let inotify = Inotify::init(flags).file_context("watch", folder)?;
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -71,29 +71,33 @@ impl Watch {
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
-        inotify.add_watch(folder, events).during("watch", folder)?;
+        inotify.add_watch(folder, events).file_context("watch", folder)?;
         if job.options.conflist.is_some() {
-            create_folder(conf_dir)?;
-            inotify.add_watch(conf_dir, events).during("watch", conf_dir)?;
+            create_directory(conf_dir)?;
+            inotify.add_watch(conf_dir, events).file_context("watch", conf_dir)?;
         }
-        Ok(Watch { inotify, is_lost: false })
+        Ok(DirectoryWatch { inotify, is_lost: false })
     }
 
     /// Waits for a change, at most `limit`, and then until [`SETTLE`] passes without an event.
-    fn wait(&mut self, signals: &Signals, limit: Option<Duration>) -> Result<Woken> {
+    fn wait_until_settled(
+        &mut self,
+        signals: &StopSignals,
+        limit: Option<Duration>,
+    ) -> Result<WakeReason> {
         let mut limit = limit;
         loop {
-            match signals.wait(&[self.inotify.as_fd()], limit)? {
-                Some(Woken::End) => return Ok(Woken::End),
-                Some(Woken::Change) if self.drain()? => limit = Some(SETTLE),
-                Some(Woken::Change) => {}
-                None => return Ok(Woken::Change),
+            match signals.wait_for_event(&[self.inotify.as_fd()], limit)? {
+                Some(WakeReason::End) => return Ok(WakeReason::End),
+                Some(WakeReason::Change) if self.drain_events()? => limit = Some(SETTLE),
+                Some(WakeReason::Change) => {}
+                None => return Ok(WakeReason::Change),
             }
         }
     }
 
     /// Reads all events. Returns whether any of them is not about [`STATE`].
-    fn drain(&mut self) -> Result<bool> {
+    fn drain_events(&mut self) -> Result<bool> {
         let gone =
             AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
         let is_own = |name: &OsString| name.as_encoded_bytes().starts_with(STATE.as_bytes());
@@ -103,7 +107,9 @@ impl Watch {
                 Ok(events) => events,
                 Err(Errno::EAGAIN) => return Ok(is_relevant),
                 Err(Errno::EINTR) => continue,
-                Err(errno) => return Err(errno).during("read changes of", Path::new("the folder")),
+                Err(errno) => {
+                    return Err(errno).file_context("read changes of", Path::new("the folder"));
+                }
             };
             self.is_lost |= events.iter().any(|event| event.mask.intersects(gone));
             is_relevant |= !events.iter().all(|event| event.name.as_ref().is_some_and(is_own));

@@ -2,10 +2,10 @@
 
 use crate::cni::json::Json;
 use crate::error::Error;
-use crate::options::nearest;
+use crate::options::nearest_word;
 
 /// A finding, with its remedy.
-pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+pub(super) fn mistake_error(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
     Error::config(problem).with_details(remedy)
 }
 
@@ -17,8 +17,8 @@ pub(super) fn is_comment(key: &str) -> bool {
 }
 
 /// The remedy for a key that is not read, where the keys `known` are.
-pub(super) fn remedy(key: &str, known: &[&str]) -> String {
-    if let Some(near) = nearest(key, known.iter().copied()) {
+pub(super) fn unread_key_remedy(key: &str, known: &[&str]) -> String {
+    if let Some(near) = nearest_word(key, known.iter().copied()) {
         return format!("did you mean \"{near}\"?");
     }
     let denied = key.strip_prefix("no").or_else(|| key.strip_prefix("disable"));
@@ -33,13 +33,13 @@ pub(super) fn capability_remedy(name: &str, used: &[&str], keys: &[&str]) -> Str
     if keys.contains(&name) {
         return format!("\"{name}\" is a key of the plugin: write it beside \"capabilities\"");
     }
-    remedy(name, used)
+    unread_key_remedy(name, used)
 }
 
 /// The keys of `args` that plugins read below `args.cni` only.
-pub(super) fn above_cni(conf: &Json) -> Vec<String> {
+pub(super) fn keys_above_cni(conf: &Json) -> Vec<String> {
     const READ: [&str; 7] = ["allmulti", "ips", "mac", "mtu", "promisc", "sysctl", "txQLen"];
-    let Some(Json::Object(members)) = conf.get_present("args") else { return Vec::new() };
+    let Some(Json::Object(members)) = conf.get_present_member("args") else { return Vec::new() };
     let names = members.iter().map(|(name, _)| name.as_str());
     names.filter(|name| READ.contains(name)).map(str::to_owned).collect()
 }
@@ -64,7 +64,7 @@ mod tests {
             ("disableSnat", "write \"snat\": false"),
             ("colour", "remove it"),
         ] {
-            assert_eq!(remedy(key, &["snat", "backend"]), remedy_of_it);
+            assert_eq!(unread_key_remedy(key, &["snat", "backend"]), remedy_of_it);
         }
     }
 }

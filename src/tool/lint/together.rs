@@ -2,76 +2,78 @@
 
 use ipnet::IpNet;
 
-use super::keys::mistake;
+use super::keys::mistake_error;
 use crate::cni::json::Json;
 use crate::error::Error;
 use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
-use crate::runtime::PluginConf;
+use crate::runtime::PluginConfig;
 use crate::sysctl;
 
 /// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of the
 /// addresses so far.
-pub(super) fn examine(
-    conf: &PluginConf,
-    before: &[PluginConf],
+pub(super) fn find_conflicts(
+    conf: &PluginConfig,
+    before: &[PluginConfig],
     subnets: &[IpNet],
 ) -> Vec<(&'static str, Error)> {
     let mut found = Vec::new();
     let has_v6 = subnets.iter().any(|subnet| subnet.addr().is_ipv6());
-    if let Some(Json::Number(mtu)) = conf.json().get_present("mtu")
+    if let Some(Json::Number(mtu)) = conf.json().get_present_member("mtu")
         && let Some(mtu) = mtu.as_u64().filter(|mtu| (1..LEAST_OF_IPV6.into()).contains(mtu))
         && has_v6
     {
         let msg = format!("with mtu {mtu} the interface has no IPv6 address");
-        found.push(("mtu", mistake(msg, REMEDY_OF_IPV6)));
+        found.push(("mtu", mistake_error(msg, REMEDY_OF_IPV6)));
     }
     if conf.plugin_type == "tuning" {
-        found.extend(mac_of(conf).and_then(|key| Some((key, behind(before)?))));
+        found.extend(mac_key(conf).and_then(|key| Some((key, mac_change_conflict(before)?))));
     }
     found
 }
 
 /// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass iptables, and a
 /// port of a bridge sends nothing back to where it came from unless it is told to.
-pub(super) fn own_ports(conf: &PluginConf, before: &[PluginConf]) -> Option<Error> {
-    let is_on =
-        |conf: &PluginConf, key: &str| conf.json().get_present(key) == Some(&Json::Bool(true));
+pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
+    let is_on = |conf: &PluginConfig, key: &str| {
+        conf.json().get_present_member(key) == Some(&Json::Bool(true))
+    };
     let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
     let maps =
         conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
     let is_promiscuous = is_on(bridge, "promiscMode");
-    let passes = || sysctl::read("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
+    let passes =
+        || sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
     (maps && !is_on(bridge, "hairpinMode") && passes()).then(|| {
         let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
                    iptables (sysctl net.bridge.bridge-nf-call-iptables)";
         let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
-        mistake(msg, format!("if it has to, {how} \"hairpinMode\": true in \"bridge\""))
+        mistake_error(msg, format!("if it has to, {how} \"hairpinMode\": true in \"bridge\""))
     })
 }
 
 /// The key by which tuning may get a MAC.
-fn mac_of(conf: &PluginConf) -> Option<&'static str> {
+fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
     let is_set = |mac: &Json| mac.as_str().is_some_and(|mac| !mac.is_empty());
-    if conf.json().get_present("mac").is_some_and(is_set) {
+    if conf.json().get_present_member("mac").is_some_and(is_set) {
         return Some("mac");
     }
     (conf.capabilities.get("mac") == Some(&true)).then_some("capabilities")
 }
 
 /// What another MAC takes away.
-fn behind(before: &[PluginConf]) -> Option<Error> {
+fn mac_change_conflict(before: &[PluginConfig]) -> Option<Error> {
     let remedy = |plugin: &str| {
         format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"")
     };
     if let Some(first) = before.iter().find(|conf| conf.ipam_type == "dhcp") {
         let msg = "the DHCP lease is for the MAC before tuning changes it";
-        return Some(mistake(msg, remedy(&first.plugin_type)));
+        return Some(mistake_error(msg, remedy(&first.plugin_type)));
     }
-    let checks = |conf: &&PluginConf| {
+    let checks = |conf: &&PluginConfig| {
         conf.plugin_type == "bridge"
-            && conf.json().get_present("macspoofchk") == Some(&Json::Bool(true))
+            && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
     };
     let first = before.iter().find(checks)?;
     let msg = "\"macspoofchk\" drops the frames of a MAC that tuning sets";
-    Some(mistake(msg, remedy(&first.plugin_type)))
+    Some(mistake_error(msg, remedy(&first.plugin_type)))
 }

@@ -21,12 +21,12 @@ const BLOCK: usize = 512;
 
 /// The end of a text that is kept if the text is too long.
 #[derive(Clone, Copy)]
-pub(super) enum Keep {
+pub(super) enum KeptTextEnd {
     Head,
     Tail,
 }
 
-pub(super) struct Archive {
+pub(super) struct SysdumpArchive {
     /// The directory of all files.
     root: String,
     /// The modification time of all files, in seconds since 1970.
@@ -38,20 +38,20 @@ pub(super) struct Archive {
     missing: Vec<String>,
 }
 
-impl Archive {
-    pub(super) fn new(root: &str, time: u64) -> Archive {
+impl SysdumpArchive {
+    pub(super) fn new(root: &str, time: u64) -> SysdumpArchive {
         let (files, missing) = (Vec::new(), Vec::new());
-        Archive { root: root.to_owned(), time, files, used: 2 * BLOCK + RESERVE, missing }
+        SysdumpArchive { root: root.to_owned(), time, files, used: 2 * BLOCK + RESERVE, missing }
     }
 
     /// Lists something as missing.
-    pub(super) fn miss(&mut self, what: &str, why: impl Display) {
-        let why = secrets::without_text(&why.to_string());
+    pub(super) fn add_missing(&mut self, what: &str, why: impl Display) {
+        let why = secrets::redact_text(&why.to_string());
         self.missing.push(format!("  {what}: {why}\n"));
     }
 
     /// The size of the largest file that still fits, in bytes.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_bytes(&self) -> usize {
         ARCHIVE_LIMIT.saturating_sub(self.used + BLOCK) / BLOCK * BLOCK
     }
 
@@ -60,20 +60,20 @@ impl Archive {
         &mut self,
         name: &str,
         text: Result<String, impl Display>,
-        keep: Keep,
+        keep: KeptTextEnd,
     ) {
         match text {
-            Ok(text) => self.add(name, &text, keep),
-            Err(error) => self.miss(name, error),
+            Ok(text) => self.add_text(name, &text, keep),
+            Err(error) => self.add_missing(name, error),
         }
     }
 
     /// Adds a file, cut at a line if it is too long. An empty file is left out.
-    pub(super) fn add(&mut self, name: &str, text: &str, keep: Keep) {
-        let kept = cut(text, self.room().min(FILE_LIMIT), keep);
+    pub(super) fn add_text(&mut self, name: &str, text: &str, keep: KeptTextEnd) {
+        let kept = cut_text(text, self.free_bytes().min(FILE_LIMIT), keep);
         let left = text.len() - kept.len();
         if left > 0 {
-            self.miss(name, format_args!("{left} of {} bytes", text.len()));
+            self.add_missing(name, format_args!("{left} of {} bytes", text.len()));
         }
         if !kept.is_empty() {
             self.used += BLOCK + kept.len().next_multiple_of(BLOCK);
@@ -82,10 +82,10 @@ impl Archive {
     }
 
     /// Writes the archive. Its first file has the text `about` and the list of what is missing.
-    pub(super) fn write(mut self, about: &str, out: impl Write) -> io::Result<()> {
+    pub(super) fn write_tar(mut self, about: &str, out: impl Write) -> io::Result<()> {
         let heading = if self.missing.is_empty() { "" } else { "\nNot in it:\n" };
         let readme = [about, heading, &self.missing.concat()].concat();
-        let readme = cut(&readme, RESERVE - BLOCK, Keep::Head).to_owned();
+        let readme = cut_text(&readme, RESERVE - BLOCK, KeptTextEnd::Head).to_owned();
         self.files.insert(0, ("README.txt".to_owned(), readme));
         let mut tar = Builder::new(out);
         for (name, text) in &self.files {
@@ -100,17 +100,17 @@ impl Archive {
 }
 
 /// At most `limit` bytes of a text: whole lines, or a part of the line if the text has only one.
-fn cut(text: &str, limit: usize, keep: Keep) -> &str {
+fn cut_text(text: &str, limit: usize, keep: KeptTextEnd) -> &str {
     if text.len() <= limit {
         return text;
     }
     let is_boundary = |at: &usize| text.is_char_boundary(*at);
     match keep {
-        Keep::Head => {
+        KeptTextEnd::Head => {
             let head = &text[..(0..=limit).rfind(is_boundary).unwrap_or(0)];
             head.rfind('\n').map_or(head, |end| &head[..=end])
         }
-        Keep::Tail => {
+        KeptTextEnd::Tail => {
             let start = (text.len() - limit..text.len()).find(is_boundary);
             let tail = &text[start.unwrap_or(text.len())..];
             tail.find('\n').map_or(tail, |end| &tail[end + 1..])
@@ -124,21 +124,25 @@ mod tests {
 
     #[test]
     fn whole_lines_of_either_end_are_kept() {
-        assert_eq!(cut("one\ntwo\n", 8, Keep::Head), "one\ntwo\n");
-        assert_eq!(cut("one\ntwo\n", 7, Keep::Head), "one\n");
-        assert_eq!(cut("one\ntwo\n", 7, Keep::Tail), "two\n");
-        assert_eq!(cut("äöü", 3, Keep::Head), "ä");
-        assert_eq!(cut("äöü", 3, Keep::Tail), "ü");
+        assert_eq!(cut_text("one\ntwo\n", 8, KeptTextEnd::Head), "one\ntwo\n");
+        assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Head), "one\n");
+        assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Tail), "two\n");
+        assert_eq!(cut_text("äöü", 3, KeptTextEnd::Head), "ä");
+        assert_eq!(cut_text("äöü", 3, KeptTextEnd::Tail), "ü");
     }
 
     #[test]
     fn the_archive_is_bounded_and_lists_what_is_missing() {
-        let mut archive = Archive::new("dump", 0);
+        let mut archive = SysdumpArchive::new("dump", 0);
         for i in 0..2000 {
-            archive.add(&format!("{i}"), &"line of text\n".repeat(1 + i * 10), Keep::Head);
+            archive.add_text(
+                &format!("{i}"),
+                &"line of text\n".repeat(1 + i * 10),
+                KeptTextEnd::Head,
+            );
         }
         let mut tar = Vec::new();
-        archive.write("about\n", &mut tar).unwrap();
+        archive.write_tar("about\n", &mut tar).unwrap();
         assert!((ARCHIVE_LIMIT - 64 * 1024..=ARCHIVE_LIMIT).contains(&tar.len()), "{}", tar.len());
         let mut read = tar::Archive::new(tar.as_slice());
         let mut first = read.entries().unwrap().next().unwrap().unwrap();

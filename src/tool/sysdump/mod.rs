@@ -11,26 +11,28 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::archive::{Archive, Keep};
+use self::archive::{KeptTextEnd, SysdumpArchive};
 use super::finding::Finding;
-use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::life::{Life, in_words, is_alive};
-use super::{Tool, doctor, ipam, print};
-use crate::attachment::Record;
+use super::folders::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
+use super::life::{ContainerState, alive_and_reason, format_alive};
+use super::{ToolCommand, doctor, ipam, print_text};
+use crate::attachment::AttachmentRecord;
 use crate::cmd;
-use crate::cni::json::{Json, compact, pretty};
-use crate::cni::secrets::{self, Shown};
+use crate::cni::json::{Json, encode_compact, encode_pretty};
+use crate::cni::secrets::{self, VisibleKeys};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::framework::{AppletTable, record};
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
-use crate::options::{self, CommandLine, Opt, no_words, opt};
-use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, conf_files};
-use crate::skel::{Table, record};
-use crate::sort::sort;
+use crate::options::{self, CommandLine, CommandOption, long_option, require_no_words};
+use crate::runtime::{
+    AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files,
+};
+use crate::sort::sort_items;
 use crate::sysctl;
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox sysdump",
     usage: "\
 sysdump: collects the data for a bug report in one file
@@ -44,9 +46,9 @@ listings of the directories of plugins and state. Omits logs, and values of keys
 Contains addresses, names and MACs of containers: review it before you pass it on. Changes nothing else.
 ",
     options: &[
-        Opt {
+        CommandOption {
             short: Some('o'),
-            ..opt("--output", "FILE", "a new file; \"-\" is stdout [cnibox-sysdump-HOST-SECONDS.tar]")
+            ..long_option("--output", "FILE", "a new file; \"-\" is stdout [cnibox-sysdump-HOST-SECONDS.tar]")
         },
         CONF,
         PLUGIN_PATH,
@@ -152,120 +154,148 @@ const CONFIGURATIONS: usize = 128 * 1024;
 const CONTAINERS: usize = 20;
 
 /// Runs `cnibox sysdump` with the arguments that follow.
-pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| no_words(&line).map(|()| line), |line| run(&line, table))
+pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
+    TOOL.run_command(
+        args,
+        |line| require_no_words(&line).map(|()| line),
+        |line| write_sysdump(&line, table),
+    )
 }
 
-fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
+fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let host = sysctl::read("kernel/hostname").unwrap_or_default();
+    let host = sysctl::read_value("kernel/hostname").unwrap_or_default();
     let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
     let root = format!("cnibox-sysdump-{host}-{time}");
-    let archive = collect(&Folders::read(line), Archive::new(&root, time), table);
-    let path = line.last("--output").map_or_else(|| format!("{root}.tar"), str::to_owned);
+    let archive = collect_files(
+        &ToolDirectories::from_command_line(line),
+        SysdumpArchive::new(&root, time),
+        table,
+    );
+    let path = line.last_value("--output").map_or_else(|| format!("{root}.tar"), str::to_owned);
     if path == "-" {
-        let written = archive.write(ABOUT, io::stdout().lock());
+        let written = archive.write_tar(ABOUT, io::stdout().lock());
         written.map_err(|cause| Error::io("write to stdout", &cause))?;
         return Ok(ExitCode::SUCCESS);
     }
     // Never through a link, nor over an existing file.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let written = file.and_then(|file| archive.write(ABOUT, BufWriter::new(file)));
+    let written = file.and_then(|file| archive.write_tar(ABOUT, BufWriter::new(file)));
     written.map_err(|cause| Error::io(format_args!("write {path}"), &cause))?;
-    print(&format!("{path}\n"))
+    print_text(&format!("{path}\n"))
 }
 
 /// The sources of data on attachments.
-struct Sources<'a> {
-    folders: &'a Folders,
+struct AttachmentSources<'a> {
+    folders: &'a ToolDirectories,
     runtime: Runtime,
-    shown: Shown,
+    shown: VisibleKeys,
 }
 
 /// Adds the most important files first: the last ones may have no room.
-fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
-    let sources = Sources { folders, runtime: folders.runtime(table), shown: record::shown(table) };
-    let examined = doctor::examine(folders, &sources.runtime, table);
+fn collect_files(
+    folders: &ToolDirectories,
+    mut archive: SysdumpArchive,
+    table: AppletTable,
+) -> SysdumpArchive {
+    let sources = AttachmentSources {
+        folders,
+        runtime: folders.new_runtime(table),
+        shown: record::shown_keys(table),
+    };
+    let examined = doctor::examine_node(folders, &sources.runtime, table);
     let findings = examined.map(|(findings, _)| findings);
     archive.add_result(
         "doctor.json",
         findings
             .as_ref()
             .map_err(Error::clone)
-            .and_then(|findings| json_file(&secrets::without_texts(Json::encode(findings)))),
-        Keep::Head,
+            .and_then(|findings| json_file(&secrets::redact_texts(Json::encode(findings)))),
+        KeptTextEnd::Head,
     );
     let findings = findings.unwrap_or_default();
-    archive.add("version.txt", &versions(), Keep::Head);
-    sources.configurations(&mut archive);
-    sources.attachments(&findings, &mut archive);
-    let leases = folders.stores(None).and_then(|stores| ipam::list_json(&stores));
-    archive.add_result("leases.json", leases, Keep::Head);
-    for (name, ring) in [("failed.jsonl", record::failed()), ("traces.jsonl", record::traces())] {
-        let lines = ring.read().map(|lines| record::without_secrets(&lines, &sources.shown));
-        archive.add_result(name, lines, Keep::Tail);
+    archive.add_text("version.txt", &versions_text(), KeptTextEnd::Head);
+    sources.add_configurations(&mut archive);
+    sources.add_attachments(&findings, &mut archive);
+    let leases = folders.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
+    archive.add_result("leases.json", leases, KeptTextEnd::Head);
+    for (name, ring) in
+        [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())]
+    {
+        let lines = ring.read_lines().map(|lines| record::without_secrets(&lines, &sources.shown));
+        archive.add_result(name, lines, KeptTextEnd::Tail);
     }
-    archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);
-    archive.add("sysctl.txt", &parameters(), Keep::Head);
-    entries(folders, &mut archive);
-    archive.add("modules.txt", &node_file("/proc/modules"), Keep::Head);
-    programs(&mut archive);
+    archive.add_result(
+        "records.json",
+        json_file(&AttachmentRecord::read_all(None)),
+        KeptTextEnd::Head,
+    );
+    archive.add_text("sysctl.txt", &parameters_text(), KeptTextEnd::Head);
+    add_directory_listing(folders, &mut archive);
+    archive.add_text("modules.txt", &node_file("/proc/modules"), KeptTextEnd::Head);
+    add_program_outputs(&mut archive);
     archive
 }
 
-impl Sources<'_> {
-    fn configurations(&self, archive: &mut Archive) {
+impl AttachmentSources<'_> {
+    fn add_configurations(&self, archive: &mut SysdumpArchive) {
         let dir = &self.folders.conf;
-        let files = match conf_files(dir, &EXTENSIONS) {
+        let files = match find_config_files(dir, &EXTENSIONS) {
             Ok(files) => files,
-            Err(error) => return archive.miss("net.d", error),
+            Err(error) => return archive.add_missing("net.d", error),
         };
-        let rest = archive.room().saturating_sub(CONFIGURATIONS);
+        let rest = archive.free_bytes().saturating_sub(CONFIGURATIONS);
         for file in files {
             let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-            let read =
-                files::read(&file, MAX_CONF_BYTES).map_err(|cause| Error::io("read", &cause));
+            let read = files::read_regular_file(&file, MAX_CONF_BYTES)
+                .map_err(|cause| Error::io("read", &cause));
             match read.and_then(|bytes| Json::parse(&bytes)) {
-                Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
+                Ok(_) if archive.free_bytes() < rest => archive.add_missing(&name, "no room"),
                 Ok(json) => {
-                    archive.add_result(&name, json_file(&self.shown.conf(json)), Keep::Head);
+                    archive.add_result(
+                        &name,
+                        json_file(&self.shown.redact_config(json)),
+                        KeptTextEnd::Head,
+                    );
                 }
                 // Secrets cannot be found in a file that is not JSON.
-                Err(why) => archive.miss(&name, why),
+                Err(why) => archive.add_missing(&name, why),
             }
         }
     }
 
     /// Adds the cached attachments, and the network of those containers with findings.
-    fn attachments(&self, findings: &[Finding], archive: &mut Archive) {
-        let cached = match self.folders.attachments(&self.runtime) {
+    fn add_attachments(&self, findings: &[Finding], archive: &mut SysdumpArchive) {
+        let cached = match self.folders.cached_attachments(&self.runtime) {
             Ok(cached) => cached,
-            Err(error) => return archive.miss("attachments.json", error),
+            Err(error) => return archive.add_missing("attachments.json", error),
         };
-        let has_finding = |(cached, _): &(CachedAttachment, Life)| {
-            let title = doctor::title(cached);
+        let has_finding = |(cached, _): &(CachedAttachment, ContainerState)| {
+            let title = doctor::attachment_title(cached);
             findings.iter().any(|finding| finding.subject.to_string() == title)
         };
         let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
         // One object per line: a cut keeps whole objects.
-        let objects = faulty.iter().chain(&healthy).map(|known| self.attachment(known));
-        let lines = objects.filter_map(|object| compact(&object).ok()).map(|line| line + "\n");
-        archive.add("attachments.json", &lines.collect::<String>(), Keep::Head);
+        let objects = faulty.iter().chain(&healthy).map(|known| self.attachment_object(known));
+        let lines =
+            objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
+        archive.add_text("attachments.json", &lines.collect::<String>(), KeptTextEnd::Head);
         let faulty = faulty.iter().take(CONTAINERS);
-        let texts: String = faulty.map(|(cached, _)| container(cached)).collect();
-        archive.add("containers.txt", &texts, Keep::Head);
+        let texts: String = faulty.map(|(cached, _)| container_text(cached)).collect();
+        archive.add_text("containers.txt", &texts, KeptTextEnd::Head);
     }
 
-    fn attachment(&self, (cached, life): &(CachedAttachment, Life)) -> Json {
-        let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
-        let list = cached.list();
+    fn attachment_object(&self, (cached, life): &(CachedAttachment, ContainerState)) -> Json {
+        let AttachmentParams { container_id, netns, ifname, args, capability_args } =
+            &cached.attach;
+        let list = cached.network_list();
         let result =
             list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
         let pair = |(key, value): &(String, String)| {
-            Json::Array(vec![key.as_str().into(), secrets::without_arg(key, value).as_str().into()])
+            Json::Array(vec![key.as_str().into(), secrets::redact_arg(key, value).as_str().into()])
         };
-        let (alive, reason) = is_alive(life.liveness);
-        let alive = in_words((alive, life.doubt(netns).or(reason)));
+        let (alive, reason) = alive_and_reason(life.liveness);
+        let alive = format_alive((alive, life.doubt_reason(netns).or(reason)));
         let config = Json::parse(&cached.config).unwrap_or(Json::Null);
         let capability_args = Json::Object(capability_args.clone());
         let members = [
@@ -275,23 +305,20 @@ impl Sources<'_> {
             ("netns", netns.as_str().into()),
             ("alive", Json::String(alive)),
             ("args", Json::Array(args.iter().map(pair).collect())),
-            ("capabilityArgs", self.shown.capability_args(capability_args)),
-            ("config", self.shown.conf(config)),
-            (
-                "result",
-                secrets::without_texts(result.map_or(Json::Null, |result| result.to_json())),
-            ),
+            ("capabilityArgs", self.shown.redact_capability_args(capability_args)),
+            ("config", self.shown.redact_config(config)),
+            ("result", secrets::redact_texts(result.map_or(Json::Null, |result| result.to_json()))),
         ];
         Json::Object(members.map(|(key, value)| (key.to_owned(), value)).into())
     }
 }
 
 /// Lists the directories of plugins, configurations and state.
-fn entries(folders: &Folders, archive: &mut Archive) {
-    let Folders { conf, cache, cni_path, .. } = folders;
+fn add_directory_listing(folders: &ToolDirectories, archive: &mut SysdumpArchive) {
+    let ToolDirectories { conf, cache, cni_path, .. } = folders;
     let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
     roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
-    for store in folders.stores(None).unwrap_or_default() {
+    for store in folders.find_lease_directories(None).unwrap_or_default() {
         let dir = store.data_dir.join(store.network);
         if !roots.iter().any(|root| dir.starts_with(root)) {
             roots.push(dir);
@@ -300,43 +327,44 @@ fn entries(folders: &Folders, archive: &mut Archive) {
     let mut text = String::new();
     for root in &roots {
         let mut lines = Vec::new();
-        walk(root, &mut lines);
+        list_tree(root, &mut lines);
         text += &lines.concat();
         if lines.len() == ENTRIES {
             let root = root.display();
-            archive.miss("folders.txt", format_args!("more than {ENTRIES} entries of {root}"));
+            archive
+                .add_missing("folders.txt", format_args!("more than {ENTRIES} entries of {root}"));
         }
     }
-    archive.add("folders.txt", &text, Keep::Head);
+    archive.add_text("folders.txt", &text, KeptTextEnd::Head);
 }
 
 fn json_file(value: &impl serde::Serialize) -> Result<String> {
-    Ok(pretty(value)? + "\n")
+    Ok(encode_pretty(value)? + "\n")
 }
 
 /// The content of a file about the node, or why it cannot be read.
 fn node_file(path: &str) -> String {
-    let content = files::read(Path::new(path), MAX_CONF_BYTES);
+    let content = files::read_regular_file(Path::new(path), MAX_CONF_BYTES);
     content.map_or_else(|e| e.to_string(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn versions() -> String {
+fn versions_text() -> String {
     let own = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default();
     let content = |file: &str| format!("\n{file}:\n{}\n", node_file(file).trim_end());
     let files = ["/proc/version", "/etc/os-release", "/proc/uptime"].map(content);
-    format!("{}executable: {own}\n{}", options::version(), files.concat())
+    format!("{}executable: {own}\n{}", options::version_text(), files.concat())
 }
 
-fn parameters() -> String {
-    let line = |key: &str| match sysctl::read(key) {
+fn parameters_text() -> String {
+    let line = |key: &str| match sysctl::read_value(key) {
         Ok(value) => format!("{} = {value}\n", key.replace('/', ".")),
-        Err(error) => format!("# {}\n", error.msg()),
+        Err(error) => format!("# {}\n", error.message()),
     };
     PARAMETERS.map(line).concat()
 }
 
 /// Adds a line for `path` and each entry below it, up to [`ENTRIES`] lines. Links are not followed.
-fn walk(path: &Path, lines: &mut Vec<String>) {
+fn list_tree(path: &Path, lines: &mut Vec<String>) {
     let name = path.display();
     let Ok(meta) = path.symlink_metadata() else {
         return lines.push(format!("{name}: not there\n"));
@@ -350,55 +378,55 @@ fn walk(path: &Path, lines: &mut Vec<String>) {
     }
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    sort(&mut entries);
+    sort_items(&mut entries);
     for entry in entries {
         if lines.len() < ENTRIES {
-            walk(&entry, lines);
+            list_tree(&entry, lines);
         }
     }
 }
 
-fn programs(archive: &mut Archive) {
+fn add_program_outputs(archive: &mut SysdumpArchive) {
     for (name, program, args) in PROGRAMS {
-        archive.add_result(name, output_of(program, args), Keep::Head);
+        archive.add_result(name, program_output(program, args), KeptTextEnd::Head);
     }
-    if cmd::find("ip").is_none() {
-        archive.add_result("network/all.txt", network(Netlink::open()), Keep::Head);
+    if cmd::find_program("ip").is_none() {
+        archive.add_result("network/all.txt", network_text(Netlink::open()), KeptTextEnd::Head);
     }
-    let kernel_log = output_of("dmesg", &[]).map(|text| {
+    let kernel_log = program_output("dmesg", &[]).map(|text| {
         let is_of_networks = |line: &&str| LOGGED.iter().any(|word| line.contains(word));
         text.split_inclusive('\n').filter(is_of_networks).collect()
     });
-    archive.add_result("kernel.log", kernel_log, Keep::Tail);
+    archive.add_result("kernel.log", kernel_log, KeptTextEnd::Tail);
 }
 
-fn output_of(program: &str, args: &[&str]) -> Result<String> {
-    let path =
-        cmd::find(program).ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
-    cmd::run(&path, args, "")?.require_success()
+fn program_output(program: &str, args: &[&str]) -> Result<String> {
+    let path = cmd::find_program(program)
+        .ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
+    cmd::run_program(&path, args, "")?.require_success()
 }
 
 /// The network of a container, or why it cannot be read.
-fn container(cached: &CachedAttachment) -> String {
+fn container_text(cached: &CachedAttachment) -> String {
     let netns = Netns::open(&cached.attach.netns);
-    let text = netns.map_err(Error::from).and_then(|netns| network(Netlink::open_in(&netns)));
+    let text = netns.map_err(Error::from).and_then(|netns| network_text(Netlink::open_in(&netns)));
     let text = text.unwrap_or_else(|error| format!("{error}\n"));
-    format!("{}:\n{text}\n", doctor::title(cached))
+    format!("{}:\n{text}\n", doctor::attachment_title(cached))
 }
 
 /// Links, addresses, routes and rules of a namespace, one in a line.
-fn network(netlink: netlink::Result<Netlink>) -> Result<String> {
+fn network_text(netlink: netlink::NetlinkResult<Netlink>) -> Result<String> {
     let netlink = netlink?;
     let lines = [
-        lines(&netlink.dump_links()?),
-        lines(&netlink.dump_all_addrs()?),
-        lines(&netlink.dump_routes(&RouteFilter::default())?),
-        lines(&netlink.dump_rules()?),
+        debug_lines(&netlink.dump_links()?),
+        debug_lines(&netlink.dump_all_addresses()?),
+        debug_lines(&netlink.dump_routes(&RouteFilter::default())?),
+        debug_lines(&netlink.dump_rules()?),
     ];
     Ok(lines.concat())
 }
 
-fn lines(objects: &[impl std::fmt::Debug]) -> String {
+fn debug_lines(objects: &[impl std::fmt::Debug]) -> String {
     let line = |object| format!("{object:?}\n");
     objects.iter().map(line).collect()
 }

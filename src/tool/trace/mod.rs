@@ -13,15 +13,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::folders::{CACHE, CONF, Folders, LEASES};
-use super::{JSON, Tool, columns, ipam, print};
-use crate::cni::json::pretty;
+use super::folders::{CACHE, CONF, LEASES, ToolDirectories};
+use super::{JSON, ToolCommand, format_columns, ipam, print_text};
+use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
-use crate::skel::{Table, record};
+use crate::framework::{AppletTable, record};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
 use crate::sort::sort_by_key;
 
-pub(super) const TOOL: Tool = Tool {
+pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox trace",
     usage: "\
 trace: reads the flight recorder
@@ -35,9 +35,9 @@ Failed calls are always recorded, with their configuration; other calls with CNI
 or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a trace, or a prefix of it.
 ",
     options: &[
-        opt("--failed", "", "ls: failed calls only"),
-        opt("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
-        Opt {
+        long_option("--failed", "", "ls: failed calls only"),
+        long_option("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
+        CommandOption {
             about: "print an array of objects: ls: id, trace, call, network, container, interface, start\n\
                     (seconds since 1970), seconds, code and problem; show: the steps, with id, parent, name,\n\
                     start, seconds, attributes and problem; stats: plugin, verb, calls, failed, and the\n\
@@ -60,118 +60,132 @@ Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.
 const SHORT: usize = 12;
 
 #[derive(Debug, PartialEq, Eq)]
-enum Command {
+enum TraceCommand {
     List { failed: bool },
     Show(String),
     Stats { prometheus: bool },
 }
 
 /// Runs `cnibox trace` with the arguments that follow.
-pub(super) fn main(args: Vec<String>, _: Table) -> ExitCode {
-    TOOL.run(
+pub(super) fn main(args: Vec<String>, _: AppletTable) -> ExitCode {
+    TOOL.run_command(
         args,
-        |line| Ok((Command::read(&line)?, Folders::read(&line), line.has(JSON.flag))),
-        |(command, folders, json)| run(&command, &folders, json),
+        |line| {
+            Ok((
+                TraceCommand::from_command_line(&line)?,
+                ToolDirectories::from_command_line(&line),
+                line.has_option(JSON.flag),
+            ))
+        },
+        |(command, folders, json)| run_command(&command, &folders, json),
     )
 }
 
-impl Command {
-    fn read(line: &CommandLine) -> Result<Command> {
+impl TraceCommand {
+    fn from_command_line(line: &CommandLine) -> Result<TraceCommand> {
         let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
         Ok(match words.as_slice() {
-            [] => return Err(usage("a command is missing: ls, show or stats")),
-            ["ls" | "list"] => Command::List { failed: line.has("--failed") },
-            ["show", id] => Command::Show((*id).to_owned()),
-            ["stats"] => match line.last("--format") {
-                None | Some("text") => Command::Stats { prometheus: false },
-                Some("prometheus") if line.has(JSON.flag) => {
-                    return Err(usage("--json excludes --format prometheus"));
+            [] => return Err(usage_error("a command is missing: ls, show or stats")),
+            ["ls" | "list"] => TraceCommand::List { failed: line.has_option("--failed") },
+            ["show", id] => TraceCommand::Show((*id).to_owned()),
+            ["stats"] => match line.last_value("--format") {
+                None | Some("text") => TraceCommand::Stats { prometheus: false },
+                Some("prometheus") if line.has_option(JSON.flag) => {
+                    return Err(usage_error("--json excludes --format prometheus"));
                 }
-                Some("prometheus") => Command::Stats { prometheus: true },
-                Some(other) => return Err(unknown_word("format", other, &["text", "prometheus"])),
+                Some("prometheus") => TraceCommand::Stats { prometheus: true },
+                Some(other) => {
+                    return Err(unknown_word_error("format", other, &["text", "prometheus"]));
+                }
             },
-            ["show"] => return Err(usage("the ID of a call is missing: see cnibox trace ls")),
-            ["ls" | "list" | "show" | "stats", .., extra] => {
-                return Err(usage(format!("unexpected argument \"{extra}\"")));
+            ["show"] => {
+                return Err(usage_error("the ID of a call is missing: see cnibox trace ls"));
             }
-            [other, ..] => return Err(unknown_word("command", other, &["ls", "show", "stats"])),
+            ["ls" | "list" | "show" | "stats", .., extra] => {
+                return Err(usage_error(format!("unexpected argument \"{extra}\"")));
+            }
+            [other, ..] => {
+                return Err(unknown_word_error("command", other, &["ls", "show", "stats"]));
+            }
         })
     }
 }
 
-fn run(command: &Command, folders: &Folders, json: bool) -> Result<ExitCode> {
-    let mut calls = Recording::all(&record::failed().read()?);
-    if *command != (Command::List { failed: true }) {
-        calls.extend(Recording::all(&record::traces().read()?));
-        sort_by_key(&mut calls, |recording| recording.call().start);
+fn run_command(command: &TraceCommand, folders: &ToolDirectories, json: bool) -> Result<ExitCode> {
+    let mut calls = RecordedCall::parse_lines(&record::failed_call_log().read_lines()?);
+    if *command != (TraceCommand::List { failed: true }) {
+        calls.extend(RecordedCall::parse_lines(&record::trace_log().read_lines()?));
+        sort_by_key(&mut calls, |recording| recording.call_span().start);
     }
-    print(&match command {
-        Command::List { .. } if json => {
-            array(&calls.iter().map(Recording::json).collect::<Vec<_>>())?
+    print_text(&match command {
+        TraceCommand::List { .. } if json => {
+            array_text(&calls.iter().map(RecordedCall::to_json).collect::<Vec<_>>())?
         }
-        Command::List { .. } => list(&calls),
-        Command::Show(id) => {
-            let trace = &find(&calls, id)?.call().trace;
-            let of_trace = calls.iter().filter(|recording| recording.call().trace == *trace);
+        TraceCommand::List { .. } => list_calls(&calls),
+        TraceCommand::Show(id) => {
+            let trace = &find_call(&calls, id)?.call_span().trace;
+            let of_trace = calls.iter().filter(|recording| recording.call_span().trace == *trace);
             let steps = of_trace.flat_map(|recording| &recording.spans);
             if json {
-                array(&steps.map(Span::json).collect::<Vec<_>>())?
+                array_text(&steps.map(ParsedSpan::to_json).collect::<Vec<_>>())?
             } else {
-                waterfall::show(&calls, trace)
+                waterfall::show_trace(&calls, trace)
             }
         }
-        Command::Stats { prometheus: true } => stats::prometheus(&calls, folders)?,
-        Command::Stats { prometheus: false } if json => array(&stats::json(&calls))?,
-        Command::Stats { prometheus: false } => stats::text(&calls),
+        TraceCommand::Stats { prometheus: true } => stats::prometheus_text(&calls, folders)?,
+        TraceCommand::Stats { prometheus: false } if json => {
+            array_text(&stats::json_objects(&calls))?
+        }
+        TraceCommand::Stats { prometheus: false } => stats::text_table(&calls),
     })
 }
 
-fn array(objects: &[Value]) -> Result<String> {
-    Ok(pretty(&objects)? + "\n")
+fn array_text(objects: &[Value]) -> Result<String> {
+    Ok(encode_pretty(&objects)? + "\n")
 }
 
 /// The newest call whose identifier, or whose trace's identifier, has this prefix.
-fn find<'a>(calls: &'a [Recording], id: &str) -> Result<&'a Recording> {
-    let matches = |recording: &&Recording| {
-        let call = recording.call();
+fn find_call<'a>(calls: &'a [RecordedCall], id: &str) -> Result<&'a RecordedCall> {
+    let matches = |recording: &&RecordedCall| {
+        let call = recording.call_span();
         !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
     };
     let msg = || format!("no call \"{id}\" is recorded: see cnibox trace ls");
     calls.iter().rfind(matches).ok_or_else(|| Error::config(msg()))
 }
 
-fn list(recordings: &[Recording]) -> String {
+fn list_calls(recordings: &[RecordedCall]) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let line = |recording: &Recording| {
-        let call = recording.call();
+    let line = |recording: &RecordedCall| {
+        let call = recording.call_span();
         let age = now.as_secs().saturating_sub(call.start / 1_000_000_000);
-        let outcome = match recording.get("cni.error.code") {
+        let outcome = match recording.call_attribute("cni.error.code") {
             "" if call.error.is_none() => "ok".to_owned(),
             "" => "failed".to_owned(),
             code => format!("code {code}"),
         };
-        let word = |key: &str| match recording.get(key) {
+        let word = |key: &str| match recording.call_attribute(key) {
             "" => "-".to_owned(),
             text => text.to_owned(),
         };
         [
             call.id.chars().take(SHORT).collect(),
-            ipam::short(age),
+            ipam::short_duration(age),
             call.name.clone(),
             word("cni.network"),
             word("cni.container_id").chars().take(SHORT).collect(),
             word("cni.ifname"),
-            duration(call.duration()),
+            milliseconds_text(call.duration_nanos()),
             outcome,
         ]
     };
     let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"];
     let lines = [heading.map(str::to_owned)].into_iter().chain(recordings.iter().map(line));
-    columns(lines.collect())
+    format_columns(lines.collect())
 }
 
 /// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.
-fn duration(nanos: u64) -> String {
+fn milliseconds_text(nanos: u64) -> String {
     match nanos {
         0..5_000 => "-".to_owned(),
         _ => format!("{}.{:03} ms", nanos / 1_000_000, nanos / 1_000 % 1_000),
@@ -180,18 +194,18 @@ fn duration(nanos: u64) -> String {
 
 /// Nanoseconds as seconds.
 #[expect(clippy::cast_precision_loss, reason = "microseconds are precise enough")]
-fn seconds(nanos: u64) -> f64 {
+fn nanos_to_seconds(nanos: u64) -> f64 {
     (nanos / 1_000) as f64 / 1e6
 }
 
 /// A call with its steps.
-struct Recording {
+struct RecordedCall {
     /// The first span is the call.
-    spans: Vec<Span>,
+    spans: Vec<ParsedSpan>,
 }
 
 /// A call, or a step of one.
-struct Span {
+struct ParsedSpan {
     trace: String,
     id: String,
     /// The identifier of the parent; empty for the first span of a trace.
@@ -205,46 +219,46 @@ struct Span {
     error: Option<String>,
 }
 
-impl Recording {
+impl RecordedCall {
     /// All recordings of a ring. Lines that are not recordings are skipped.
-    fn all(lines: &str) -> Vec<Recording> {
+    fn parse_lines(lines: &str) -> Vec<RecordedCall> {
         let parse = |line| {
             let line: Value = serde_json::from_str(line).ok()?;
             let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
-            let spans = spans.iter().map(Span::parse).collect::<Option<Vec<_>>>()?;
-            (!spans.is_empty()).then_some(Recording { spans })
+            let spans = spans.iter().map(ParsedSpan::from_json).collect::<Option<Vec<_>>>()?;
+            (!spans.is_empty()).then_some(RecordedCall { spans })
         };
         lines.lines().filter_map(parse).collect()
     }
 
-    fn call(&self) -> &Span {
+    fn call_span(&self) -> &ParsedSpan {
         &self.spans[0]
     }
 
-    fn json(&self) -> Value {
-        let call = self.call();
+    fn to_json(&self) -> Value {
+        let call = self.call_span();
         json!({
             "id": call.id,
             "trace": call.trace,
             "call": call.name,
-            "network": self.get("cni.network"),
-            "container": self.get("cni.container_id"),
-            "interface": self.get("cni.ifname"),
-            "start": seconds(call.start),
-            "seconds": seconds(call.duration()),
-            "code": self.get("cni.error.code").parse().unwrap_or(0_u32),
+            "network": self.call_attribute("cni.network"),
+            "container": self.call_attribute("cni.container_id"),
+            "interface": self.call_attribute("cni.ifname"),
+            "start": nanos_to_seconds(call.start),
+            "seconds": nanos_to_seconds(call.duration_nanos()),
+            "code": self.call_attribute("cni.error.code").parse().unwrap_or(0_u32),
             "problem": call.error.as_deref().unwrap_or_default(),
         })
     }
 
     /// An attribute of the call; empty if absent.
-    fn get(&self, key: &str) -> &str {
-        self.call().get(key)
+    fn call_attribute(&self, key: &str) -> &str {
+        self.call_span().attribute_value(key)
     }
 }
 
-impl Span {
-    fn parse(json: &Value) -> Option<Span> {
+impl ParsedSpan {
+    fn from_json(json: &Value) -> Option<ParsedSpan> {
         let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
         let attribute = |json: &Value| {
             let value = &json["value"];
@@ -252,7 +266,7 @@ impl Span {
             Some((json["key"].as_str()?.to_owned(), value.to_owned()))
         };
         let attributes = json["attributes"].as_array()?.iter().filter_map(attribute).collect();
-        Some(Span {
+        Some(ParsedSpan {
             trace: text("traceId"),
             id: text("spanId"),
             parent: text("parentSpanId"),
@@ -265,26 +279,26 @@ impl Span {
     }
 
     /// An attribute; empty if absent.
-    fn get(&self, key: &str) -> &str {
+    fn attribute_value(&self, key: &str) -> &str {
         let found = self.attributes.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.as_str()).unwrap_or_default()
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let attributes = self.attributes.iter().map(|(key, value)| (key.clone(), json!(value)));
         json!({
             "id": self.id,
             "parent": self.parent,
             "name": self.name,
-            "start": seconds(self.start),
-            "seconds": seconds(self.duration()),
+            "start": nanos_to_seconds(self.start),
+            "seconds": nanos_to_seconds(self.duration_nanos()),
             "attributes": attributes.collect::<serde_json::Map<_, _>>(),
             "problem": self.error.as_deref().unwrap_or_default(),
         })
     }
 
     /// The duration in nanoseconds.
-    fn duration(&self) -> u64 {
+    fn duration_nanos(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 }
@@ -292,21 +306,27 @@ impl Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{self, Asked};
+    use crate::options::{self, ParsedCommandLine};
 
-    fn parsed(line: &str) -> Result<Command> {
-        match options::parse(line.split_whitespace().map(str::to_owned).collect(), TOOL.options)? {
-            Asked::Work(line) => Command::read(&line),
+    fn parsed(line: &str) -> Result<TraceCommand> {
+        match options::parse_args(
+            line.split_whitespace().map(str::to_owned).collect(),
+            TOOL.options,
+        )? {
+            ParsedCommandLine::Work(line) => TraceCommand::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }
     }
 
     #[test]
     fn command_lines() {
-        assert_eq!(parsed("ls"), Ok(Command::List { failed: false }));
-        assert_eq!(parsed("ls --failed"), Ok(Command::List { failed: true }));
-        assert_eq!(parsed("show 12ab"), Ok(Command::Show("12ab".to_owned())));
-        assert_eq!(parsed("stats --format=prometheus"), Ok(Command::Stats { prometheus: true }));
+        assert_eq!(parsed("ls"), Ok(TraceCommand::List { failed: false }));
+        assert_eq!(parsed("ls --failed"), Ok(TraceCommand::List { failed: true }));
+        assert_eq!(parsed("show 12ab"), Ok(TraceCommand::Show("12ab".to_owned())));
+        assert_eq!(
+            parsed("stats --format=prometheus"),
+            Ok(TraceCommand::Stats { prometheus: true })
+        );
         for wrong in
             ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"]
         {
@@ -316,6 +336,6 @@ mod tests {
 
     #[test]
     fn lines_that_are_not_recordings_are_skipped() {
-        assert!(Recording::all("{\"resourceSpans\":[]}\nnot JSON\n[]\n").is_empty());
+        assert!(RecordedCall::parse_lines("{\"resourceSpans\":[]}\nnot JSON\n[]\n").is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! `show`: the spans of a trace as a tree, with duration and position in time.
 
-use super::{Recording, Span, duration};
+use super::{ParsedSpan, RecordedCall, milliseconds_text};
 use crate::sort::sort_by_key;
-use crate::tool::columns;
+use crate::tool::format_columns;
 
 /// The width of the time axis in characters.
 const WIDTH: u64 = 40;
@@ -11,45 +11,49 @@ const WIDTH: u64 = 40;
 const MAX_DEPTH: usize = 64;
 
 /// The spans of a trace, children below their parents in the order of their starts, and the details of its calls.
-pub(super) fn show(recordings: &[Recording], trace: &str) -> String {
-    let calls = || recordings.iter().filter(|recording| recording.call().trace == trace);
-    let mut spans: Vec<&Span> = calls().flat_map(|call| &call.spans).collect();
+pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
+    let calls = || recordings.iter().filter(|recording| recording.call_span().trace == trace);
+    let mut spans: Vec<&ParsedSpan> = calls().flat_map(|call| &call.spans).collect();
     let start = spans.iter().map(|span| span.start).min().unwrap_or_default();
     let end = spans.iter().map(|span| span.end).max().unwrap_or_default();
-    let bar = |span: &Span| {
+    let bar = |span: &ParsedSpan| {
         let column = |time: u64| (time - start) * WIDTH / (end - start).max(1);
         let (from, to) = (column(span.start).min(WIDTH - 1), column(span.end));
         let mark = |at: u64| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' };
         (0..WIDTH).map(mark).collect()
     };
     // The parent of a root is a span of the runtime.
-    let is_root = |span: &&&Span| !spans.iter().any(|parent| parent.id == span.parent);
-    let mut stack: Vec<(&Span, usize)> =
+    let is_root = |span: &&&ParsedSpan| !spans.iter().any(|parent| parent.id == span.parent);
+    let mut stack: Vec<(&ParsedSpan, usize)> =
         spans.iter().filter(is_root).map(|s| (*s, 0)).rev().collect();
     sort_by_key(&mut spans, |span| span.start);
     let mut lines = Vec::new();
     while let Some((span, depth)) = stack.pop() {
-        let name = format!("{}{} {}", "  ".repeat(depth), span.name, detail(span));
+        let name = format!("{}{} {}", "  ".repeat(depth), span.name, span_detail(span));
         let failed = if span.error.is_some() { "failed" } else { "" };
         let name = name.trim_end().to_owned();
-        lines.push([bar(span), duration(span.duration()), name, failed.to_owned()]);
+        lines.push([bar(span), milliseconds_text(span.duration_nanos()), name, failed.to_owned()]);
         if depth < MAX_DEPTH {
             let children = spans.iter().filter(|child| child.parent == span.id).rev();
             stack.extend(children.map(|child| (*child, depth + 1)));
         }
     }
-    format!("trace {trace}\n\n{}{}", columns(lines), calls().map(about).collect::<String>())
+    format!(
+        "trace {trace}\n\n{}{}",
+        format_columns(lines),
+        calls().map(call_details).collect::<String>()
+    )
 }
 
 /// What distinguishes a span from others of its name.
-fn detail(span: &Span) -> String {
+fn span_detail(span: &ParsedSpan) -> String {
     let keys =
         ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
     let mut words: Vec<String> = match span.name.as_str() {
-        "netlink" => vec![message_type(span.get("netlink.type"))],
-        _ => keys.map(|key| span.get(key).to_owned()).to_vec(),
+        "netlink" => vec![message_type_name(span.attribute_value("netlink.type"))],
+        _ => keys.map(|key| span.attribute_value(key).to_owned()).to_vec(),
     };
-    match span.get("nf_tables.changes") {
+    match span.attribute_value("nf_tables.changes") {
         "" => {}
         changes => words.push(format!("{changes} changes")),
     }
@@ -59,7 +63,7 @@ fn detail(span: &Span) -> String {
 }
 
 /// The name of a netlink message's type (`linux/rtnetlink.h`, `linux/netfilter/nfnetlink.h`).
-fn message_type(number: &str) -> String {
+fn message_type_name(number: &str) -> String {
     let objects = ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
     let Ok(number) = number.parse::<usize>() else { return String::new() };
     let verb = ["NEW", "DEL", "GET", "SET"][number % 4];
@@ -76,20 +80,20 @@ fn message_type(number: &str) -> String {
 }
 
 /// The variables, the configuration and the error of a call.
-fn about(call: &Recording) -> String {
+fn call_details(call: &RecordedCall) -> String {
     let keys = ["network", "container_id", "ifname", "netns", "args", "path", "config"];
-    let value = |key| (key, call.get(&format!("cni.{key}")));
+    let value = |key| (key, call.call_attribute(&format!("cni.{key}")));
     let known = keys.map(value).into_iter().filter(|(_, value)| !value.is_empty());
     // Further lines of a value are indented, so that they are no lines of their own.
     let line = |key: &str, value: &str| format!("  {key}: {}\n", value.replace('\n', "\n    "));
     let mut lines: Vec<String> = known.map(|(key, value)| line(key, value)).collect();
-    if let Some(error) = &call.call().error {
-        lines.push(line(&format!("error {}", call.get("cni.error.code")), error));
+    if let Some(error) = &call.call_span().error {
+        lines.push(line(&format!("error {}", call.call_attribute("cni.error.code")), error));
     }
     if lines.is_empty() {
         return String::new();
     }
-    format!("\n{}\n{}", call.call().name, lines.concat())
+    format!("\n{}\n{}", call.call_span().name, lines.concat())
 }
 
 #[cfg(test)]
@@ -99,7 +103,7 @@ mod tests {
     #[test]
     fn message_types_have_names() {
         let names =
-            ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type);
+            ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type_name);
         let expected = [
             "RTM_NEWLINK",
             "RTM_GETLINK",

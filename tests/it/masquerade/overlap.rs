@@ -3,8 +3,10 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use cnibox::testing::attachment::Record;
-use cnibox::testing::netfilter::{Backend, Owner, PacketFilter, masquerade, to_reference};
+use cnibox::testing::attachment::AttachmentRecord;
+use cnibox::testing::netfilter::{
+    AttachmentId, PacketFilter, RuleBackend, hand_over_to_reference, masquerade,
+};
 use serde_json::{Value, json};
 
 use super::{BACKENDS, HOST, Masq, OUTSIDE, each_back_end, lines_of, outside, rules, seen};
@@ -133,7 +135,7 @@ fn the_reference_gets_a_rule_for_each_owner_of_an_address() {
     let (one, two) = (Container::new(), Container::new());
     masq.add("c1", &one);
     second.add("c2", &two);
-    let done = to_reference(&PacketFilter::new()).unwrap();
+    let done = hand_over_to_reference(&PacketFilter::new()).unwrap();
     assert_eq!(done, ["masqueraded addresses: 4 handed over"]);
     assert_eq!([lines_of(&node, "c1"), lines_of(&node, "c2")], [2, 2], "{}", rules(&node));
 }
@@ -144,15 +146,19 @@ fn concurrent_changes_of_one_address_lose_nothing() {
     const ROUNDS: u64 = 50;
     let node = Node::new();
     let addrs: [ipnet::IpNet; 1] = ["10.1.2.2/24".parse().unwrap()];
-    let owners = ["c1", "c2"].map(|id| Owner { network: "net", ifname: "eth0", id });
-    let add = |owner: Owner<'_>| {
-        let record = Record { ips: vec![addrs[0].addr()], ..Record::new(owner, "bridge", "") };
-        record.write().unwrap();
-        masquerade::add(&PacketFilter::new(), Backend::Nftables, owner, &addrs).unwrap();
+    let owners = ["c1", "c2"].map(|id| AttachmentId { network: "net", ifname: "eth0", id });
+    let add = |owner: AttachmentId<'_>| {
+        let record = AttachmentRecord {
+            ips: vec![addrs[0].addr()],
+            ..AttachmentRecord::new(owner, "bridge", "")
+        };
+        record.save_with_addresses().unwrap();
+        masquerade::add_addresses(&PacketFilter::new(), RuleBackend::Nftables, owner, &addrs)
+            .unwrap();
     };
-    let del = |owner: Owner<'_>| {
-        masquerade::del(&PacketFilter::new(), owner, &addrs).unwrap();
-        Record::of(owner).unwrap().remove().unwrap();
+    let del = |owner: AttachmentId<'_>| {
+        masquerade::delete_addresses(&PacketFilter::new(), owner, &addrs).unwrap();
+        AttachmentRecord::find_by_attachment(owner).unwrap().remove_with_addresses().unwrap();
     };
     let together = |first: &(dyn Fn() + Sync), second: &(dyn Fn() + Sync)| {
         let barrier = Barrier::new(2);

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cnibox::testing::attachment::{Liveness, Record};
+use cnibox::testing::attachment::{AttachmentRecord, Liveness};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -122,8 +122,8 @@ fn a_port_of_a_container_that_is_gone_is_taken_over() {
         let list = json!([mapping(8080, 80, "tcp"), mapping(53, 53, "udp")]);
         ports.add(&old, &list);
         drop(old);
-        let gone = |record: &Record| matches!(record.liveness(), Liveness::Gone(_));
-        eventually("it is gone", || Record::all(None).iter().all(gone));
+        let gone = |record: &AttachmentRecord| matches!(record.liveness(), Liveness::Gone(_));
+        eventually("it is gone", || AttachmentRecord::read_all(None).iter().all(gone));
         let start = Instant::now();
         ports.add(&new, &list);
         assert!(start.elapsed() < Duration::from_secs(2), "{rules:?}");

@@ -4,14 +4,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::super::family;
-use super::super::timing::{Exchange, Random, Timers, Timing};
-use super::super::v4::frame::{self, BROADCAST, Ends};
-use super::super::v4::lease::{Binding, Lease};
-use super::super::v4::message::{Kind, Message};
-use super::super::v4::option::{self, Options};
+use super::super::timing::{ClientTiming, LeaseTimers, MessageExchange, RandomGenerator};
+use super::super::v4::frame::{self, BROADCAST, FrameAddresses};
+use super::super::v4::lease::{Dhcp4Binding, Dhcp4Lease};
+use super::super::v4::message::{Dhcp4Message, Dhcp4MessageKind};
+use super::super::v4::option::{self, Dhcp4Options};
 use super::protocol::AT_ONCE;
-use super::{Action, Answer, Listening, Protocol, Release, Source};
-use crate::netlink::Mac;
+use super::{ClientAction, DhcpProtocol, NeededSockets, PacketSource, ReleaseMessage, ServerReply};
+use crate::netlink::MacAddress;
 
 /// The shortest timeout of a renewal, except for short leases.
 const BETWEEN_RENEWALS: Duration = Duration::from_secs(60);
@@ -22,23 +22,28 @@ const MAX_SIZE: u16 = 1472;
 
 /// The client of one interface.
 #[derive(Debug)]
-pub struct Client {
+pub struct Dhcp4Client {
     /// The Ethernet address of the interface.
-    pub mac: Mac,
+    pub mac: MacAddress,
     /// Whether servers must broadcast their replies.
     pub broadcast: bool,
     /// The options of every message: the client identifier (61) and the configured options.
-    pub options: Options,
+    pub options: Dhcp4Options,
     /// The configured timeouts.
-    pub timing: Timing,
+    pub timing: ClientTiming,
 }
 
-type Step<'a> = super::Step<'a, Client>;
+type Dhcp4Step<'a> = super::ExchangeStep<'a, Dhcp4Client>;
 
-impl Client {
+impl Dhcp4Client {
     /// A message with the client identifier as its only option, for DHCPDECLINE and DHCPRELEASE.
-    fn bare(&self, kind: Kind, xid: u32, binding: &Binding) -> Message {
-        let mut message = Message::new(kind, xid, self.mac);
+    fn minimal_message(
+        &self,
+        kind: Dhcp4MessageKind,
+        xid: u32,
+        binding: &Dhcp4Binding,
+    ) -> Dhcp4Message {
+        let mut message = Dhcp4Message::new(kind, xid, self.mac);
         let id = self.options.get_key_value(&option::CLIENT_ID);
         message.options.extend(id.map(|(code, value)| (*code, value.clone())));
         message.options.insert(option::SERVER, binding.server.octets().to_vec());
@@ -46,131 +51,153 @@ impl Client {
     }
 }
 
-impl Protocol for Client {
-    type Message = Message;
-    type Lease = Lease;
-    type Binding = Binding;
+impl DhcpProtocol for Dhcp4Client {
+    type Message = Dhcp4Message;
+    type Lease = Dhcp4Lease;
+    type Binding = Dhcp4Binding;
 
-    const LEASE: fn(Lease) -> family::Lease = family::Lease::V4;
+    const LEASE: fn(Dhcp4Lease) -> family::DhcpLease = family::DhcpLease::V4;
     const XID_BITS: u32 = 32;
     const REQUEST_KEEPS_XID: bool = true;
     const REQUESTS: u32 = 4;
     const DECLINES: u32 = 1;
-    const LISTENING: Listening = Listening::Frames;
+    const LISTENING: NeededSockets = NeededSockets::Frames;
 
-    fn mac(&mut self) -> &mut Mac {
+    fn mac_mut(&mut self) -> &mut MacAddress {
         &mut self.mac
     }
 
-    fn timing(&self) -> &Timing {
+    fn client_timing(&self) -> &ClientTiming {
         &self.timing
     }
 
-    fn address(lease: &Lease) -> IpAddr {
-        lease.address().into()
+    fn leased_address(lease: &Dhcp4Lease) -> IpAddr {
+        lease.ip_address().into()
     }
 
-    fn timers(lease: &Lease) -> Timers {
-        Timers { renew: lease.renew, rebind: lease.rebind, expires: lease.expires }
+    fn lease_timers(lease: &Dhcp4Lease) -> LeaseTimers {
+        LeaseTimers { renew: lease.renew, rebind: lease.rebind, expires: lease.expires }
     }
 
-    fn message(&self, step: &Step<'_>, exchange: &Exchange) -> Action {
-        if let Step::Decline(binding) = step {
-            let mut message = self.bare(Kind::Decline, exchange.xid, binding);
+    fn build_message(&self, step: &Dhcp4Step<'_>, exchange: &MessageExchange) -> ClientAction {
+        if let Dhcp4Step::Decline(binding) = step {
+            let mut message =
+                self.minimal_message(Dhcp4MessageKind::Decline, exchange.xid, binding);
             message.options.insert(option::REQUESTED, binding.address.octets().to_vec());
             message.options.insert(option::MESSAGE, b"the address is in use".to_vec());
-            return Action::Broadcast(message);
+            return ClientAction::Broadcast(message);
         }
-        let kind = if let Step::Discover = step { Kind::Discover } else { Kind::Request };
-        let mut message = Message::new(kind, exchange.xid, self.mac);
-        message.secs = u16::try_from(exchange.elapsed().as_secs()).unwrap_or(u16::MAX);
+        let kind = if let Dhcp4Step::Discover = step {
+            Dhcp4MessageKind::Discover
+        } else {
+            Dhcp4MessageKind::Request
+        };
+        let mut message = Dhcp4Message::new(kind, exchange.xid, self.mac);
+        message.secs = u16::try_from(exchange.elapsed_time().as_secs()).unwrap_or(u16::MAX);
         message.broadcast = self.broadcast;
         message.options.clone_from(&self.options);
         message.options.insert(option::MAX_SIZE, MAX_SIZE.to_be_bytes().to_vec());
         match step {
-            Step::Request(binding) => {
+            Dhcp4Step::Request(binding) => {
                 message.options.insert(option::REQUESTED, binding.address.octets().to_vec());
                 message.options.insert(option::SERVER, binding.server.octets().to_vec());
             }
-            Step::Renew(lease) => {
-                (message.ciaddr, message.broadcast) = (lease.address(), false);
-                return Action::Unicast(message, lease.server);
+            Dhcp4Step::Renew(lease) => {
+                (message.ciaddr, message.broadcast) = (lease.ip_address(), false);
+                return ClientAction::Unicast(message, lease.server);
             }
-            Step::Rebind(lease) => message.ciaddr = lease.address(),
-            Step::Discover | Step::Decline(_) => {}
+            Dhcp4Step::Rebind(lease) => message.ciaddr = lease.ip_address(),
+            Dhcp4Step::Discover | Dhcp4Step::Decline(_) => {}
         }
-        Action::Broadcast(message)
+        ClientAction::Broadcast(message)
     }
 
     /// Renewals are repeated after half of the remaining time, but not within a minute (RFC 2131, section 4.4.5), which
     /// is less for leases of less than a quarter of an hour.
-    fn wait(&self, step: &Step<'_>, exchange: &Exchange, random: &mut Random) -> Duration {
+    fn message_timeout(
+        &self,
+        step: &Dhcp4Step<'_>,
+        exchange: &MessageExchange,
+        random: &mut RandomGenerator,
+    ) -> Duration {
         let (lease, end) = match step {
-            Step::Renew(lease) => (lease, lease.rebind),
-            Step::Rebind(lease) => (lease, lease.expires),
-            _ => return self.timing.wait(exchange.sent, random),
+            Dhcp4Step::Renew(lease) => (lease, lease.rebind),
+            Dhcp4Step::Rebind(lease) => (lease, lease.expires),
+            _ => return self.timing.message_timeout(exchange.sent, random),
         };
         let whole = lease.expires.saturating_sub(lease.renew).saturating_mul(2);
         let floor = (whole / 16).clamp(SHORTEST_RENEWAL, BETWEEN_RENEWALS);
         (end.saturating_sub(exchange.asked) / 2).max(floor)
     }
 
-    fn release(&self, binding: &Binding, xid: u32) -> Release {
-        let Binding { address, server, server_mac } = *binding;
-        let mut message = self.bare(Kind::Release, xid, binding);
+    fn build_release(&self, binding: &Dhcp4Binding, xid: u32) -> ReleaseMessage {
+        let Dhcp4Binding { address, server, server_mac } = *binding;
+        let mut message = self.minimal_message(Dhcp4MessageKind::Release, xid, binding);
         message.ciaddr = address;
-        let ends = Ends { src_mac: self.mac, dst_mac: server_mac, src: address, dst: server };
-        Release::V4(message, ends)
+        let ends =
+            FrameAddresses { src_mac: self.mac, dst_mac: server_mac, src: address, dst: server };
+        ReleaseMessage::V4(message, ends)
     }
 
-    fn decode(source: Source, bytes: &[u8]) -> Option<(Message, Option<Mac>)> {
+    fn decode_message(
+        source: PacketSource,
+        bytes: &[u8],
+    ) -> Option<(Dhcp4Message, Option<MacAddress>)> {
         let (from, payload) = match source {
-            Source::Frames => {
-                frame::read_udp(bytes).map(|(from, payload)| (Some(from), payload))?
+            PacketSource::Frames => {
+                frame::decode_udp(bytes).map(|(from, payload)| (Some(from), payload))?
             }
             _ => (None, bytes),
         };
-        Some((Message::decode(payload)?, from))
+        Some((Dhcp4Message::decode(payload)?, from))
     }
 
-    fn judge(
+    fn interpret_reply(
         &mut self,
-        step: &Step<'_>,
-        exchange: &Exchange,
-        message: &Message,
-        from: Option<Mac>,
-        random: &mut Random,
-    ) -> Option<Answer<Client>> {
+        step: &Dhcp4Step<'_>,
+        exchange: &MessageExchange,
+        message: &Dhcp4Message,
+        from: Option<MacAddress>,
+        random: &mut RandomGenerator,
+    ) -> Option<ServerReply<Dhcp4Client>> {
         if message.chaddr != self.mac || message.xid != exchange.xid {
             return None;
         }
-        let server = option::address(&message.options, option::SERVER);
+        let server = option::first_address(&message.options, option::SERVER);
         let server_mac = match (step, message.kind) {
-            (Step::Discover, Kind::Offer) => {
+            (Dhcp4Step::Discover, Dhcp4MessageKind::Offer) => {
                 let (address, server_mac) = (message.yiaddr, from.unwrap_or(BROADCAST));
                 let unusable =
                     address.is_unspecified() || address.is_broadcast() || address.is_multicast();
-                let binding = Binding { address, server: server?, server_mac };
-                return (!unusable).then_some(Answer::Offer(binding, AT_ONCE));
+                let binding = Dhcp4Binding { address, server: server?, server_mac };
+                return (!unusable).then_some(ServerReply::Offer(binding, AT_ONCE));
             }
-            (Step::Request(offer), Kind::Ack)
+            (Dhcp4Step::Request(offer), Dhcp4MessageKind::Ack)
                 if server == Some(offer.server) && message.yiaddr == offer.address =>
             {
                 BROADCAST
             }
-            (Step::Renew(lease) | Step::Rebind(lease), Kind::Ack) => lease.server_mac,
-            (Step::Request(offer), Kind::Nak) if server != Some(offer.server) => return None,
-            (Step::Request(_) | Step::Renew(_) | Step::Rebind(_), Kind::Nak) => {
-                return Some(Answer::Refused(option::sentence(&message.options)));
+            (Dhcp4Step::Renew(lease) | Dhcp4Step::Rebind(lease), Dhcp4MessageKind::Ack) => {
+                lease.server_mac
+            }
+            (Dhcp4Step::Request(offer), Dhcp4MessageKind::Nak) if server != Some(offer.server) => {
+                return None;
+            }
+            (
+                Dhcp4Step::Request(_) | Dhcp4Step::Renew(_) | Dhcp4Step::Rebind(_),
+                Dhcp4MessageKind::Nak,
+            ) => {
+                return Some(ServerReply::Refused(option::server_message(&message.options)));
             }
             _ => return None,
         };
-        let lease = Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
-        Some(lease.map_or_else(Answer::Flawed, Answer::Lease))
+        let lease =
+            Dhcp4Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
+        Some(lease.map_or_else(ServerReply::Flawed, ServerReply::Lease))
     }
 
-    fn conflicts(&self, frame: &[u8], lease: &Lease) -> bool {
-        frame::arp_conflict(frame, self.mac, lease.address())
+    fn is_conflict(&self, frame: &[u8], lease: &Dhcp4Lease) -> bool {
+        frame::is_arp_conflict(frame, self.mac, lease.ip_address())
     }
 }
 

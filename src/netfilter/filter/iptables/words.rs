@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::super::Policy;
+use super::super::IngressPolicy;
 use crate::cni::ip::host_net;
-use crate::netfilter::iptables::Rule;
+use crate::netfilter::iptables::IptablesRule;
 
 pub(super) const FORWARD: &str = "FORWARD";
 pub(super) const CNI_FORWARD: &str = "CNI-FORWARD";
@@ -30,72 +30,78 @@ const ANSWERS: [&str; 4] = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED
 /// The match for connections whose destination the host translates.
 const TRANSLATED: [&str; 4] = ["-m", "conntrack", "--ctstate", "DNAT"];
 
-fn jump(chain: &str, comment: &str, target: &str) -> Rule {
-    Rule::new(chain).comment(comment).target(target)
+fn jump_rule(chain: &str, comment: &str, target: &str) -> IptablesRule {
+    IptablesRule::new(chain).with_comment(comment).with_target(target)
 }
 
-pub(super) fn to_cni_forward() -> Rule {
-    jump(FORWARD, RULES, CNI_FORWARD)
+pub(super) fn cni_forward_jump() -> IptablesRule {
+    jump_rule(FORWARD, RULES, CNI_FORWARD)
 }
 
-pub(super) fn to_chains(admin: &str) -> [Rule; 2] {
-    [to_cni_forward(), jump(CNI_FORWARD, OVERRIDES, admin)]
+pub(super) fn shared_jumps(admin: &str) -> [IptablesRule; 2] {
+    [cni_forward_jump(), jump_rule(CNI_FORWARD, OVERRIDES, admin)]
 }
 
-pub(super) fn address_rules(ip: IpAddr) -> [Rule; 2] {
+pub(super) fn address_rules(ip: IpAddr) -> [IptablesRule; 2] {
     let cidr = host_net(ip).to_string();
     [
-        Rule::new(CNI_FORWARD).with(&["-d", &cidr]).with(&ANSWERS).target("ACCEPT"),
-        Rule::new(CNI_FORWARD).with(&["-s", &cidr]).target("ACCEPT"),
+        IptablesRule::new(CNI_FORWARD)
+            .with_words(&["-d", &cidr])
+            .with_words(&ANSWERS)
+            .with_target("ACCEPT"),
+        IptablesRule::new(CNI_FORWARD).with_words(&["-s", &cidr]).with_target("ACCEPT"),
     ]
 }
 
 /// Accepts what the host translates to the address: its published ports. The reference has no such rule.
-pub(super) fn published_rule(ip: IpAddr) -> Rule {
-    let rule = Rule::new(CNI_FORWARD).with(&["-d", &host_net(ip).to_string()]);
-    rule.with(&TRANSLATED).comment(PUBLISHED).target("ACCEPT")
+pub(super) fn published_ports_rule(ip: IpAddr) -> IptablesRule {
+    let rule = IptablesRule::new(CNI_FORWARD).with_words(&["-d", &host_net(ip).to_string()]);
+    rule.with_words(&TRANSLATED).with_comment(PUBLISHED).with_target("ACCEPT")
 }
 
 /// The rules for a bridge that are inserted at the beginning of their chains, in this order.
-pub(super) fn bridge_rules(bridge: &str, policy: Policy) -> Vec<Rule> {
-    if policy == Policy::Open {
+pub(super) fn bridge_rules(bridge: &str, policy: IngressPolicy) -> Vec<IptablesRule> {
+    if policy == IngressPolicy::Open {
         return Vec::new();
     }
     let comment = format!("{RULES} (ingressPolicy: {})", policy.as_str());
-    let out = Rule::new(STAGE_1).with(&["-i", bridge, "!", "-o", bridge]);
+    let out = IptablesRule::new(STAGE_1).with_words(&["-i", bridge, "!", "-o", bridge]);
     let mut rules = vec![
-        out.comment(&comment).target(STAGE_2),
-        Rule::new(STAGE_2).with(&["-o", bridge]).comment(ANY_POLICY).target("DROP"),
+        out.with_comment(&comment).with_target(STAGE_2),
+        IptablesRule::new(STAGE_2)
+            .with_words(&["-o", bridge])
+            .with_comment(ANY_POLICY)
+            .with_target("DROP"),
     ];
-    if policy == Policy::Isolated {
-        let within = Rule::new(STAGE_1).with(&["-i", bridge, "-o", bridge]);
-        rules.push(within.comment(&comment).target("DROP"));
+    if policy == IngressPolicy::Isolated {
+        let within = IptablesRule::new(STAGE_1).with_words(&["-i", bridge, "-o", bridge]);
+        rules.push(within.with_comment(&comment).with_target("DROP"));
     }
     rules
 }
 
 /// The rule that lets translated traffic pass to a bridge: connections with the policy `same-bridge`, only answers with
 /// `isolated`. The reference has no such rule.
-pub(super) fn translated_rule(bridge: &str, policy: Policy) -> Option<Rule> {
-    let rule = Rule::new(STAGE_2).with(&["-o", bridge]);
+pub(super) fn translated_rule(bridge: &str, policy: IngressPolicy) -> Option<IptablesRule> {
+    let rule = IptablesRule::new(STAGE_2).with_words(&["-o", bridge]);
     let rule = match policy {
-        Policy::Open => return None,
-        Policy::SameBridge => rule.with(&TRANSLATED),
-        Policy::Isolated => rule.with(&ANSWERS),
+        IngressPolicy::Open => return None,
+        IngressPolicy::SameBridge => rule.with_words(&TRANSLATED),
+        IngressPolicy::Isolated => rule.with_words(&ANSWERS),
     };
-    Some(rule.comment(PUBLISHED).target("RETURN"))
+    Some(rule.with_comment(PUBLISHED).with_target("RETURN"))
 }
 
-pub(super) fn to_stage_1() -> Rule {
-    jump(FORWARD, ANY_POLICY, STAGE_1)
+pub(super) fn isolation_jump() -> IptablesRule {
+    jump_rule(FORWARD, ANY_POLICY, STAGE_1)
 }
 
-pub(super) fn stage_ends() -> [Rule; 2] {
-    [STAGE_1, STAGE_2].map(|stage| jump(stage, ANY_POLICY, "RETURN"))
+pub(super) fn stage_return_rules() -> [IptablesRule; 2] {
+    [STAGE_1, STAGE_2].map(|stage| jump_rule(stage, ANY_POLICY, "RETURN"))
 }
 
 /// Whether a rule is part of a bridge's policy.
-pub(super) fn is_about(rule: &Rule, bridge: &str) -> bool {
-    let names = [rule.value("-i"), rule.value("-o")];
+pub(super) fn is_policy_rule(rule: &IptablesRule, bridge: &str) -> bool {
+    let names = [rule.option_value("-i"), rule.option_value("-o")];
     [STAGE_1, STAGE_2].contains(&rule.chain.as_str()) && names.contains(&Some(bridge))
 }

@@ -9,11 +9,11 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::super::{Forward, Mapping, Snat};
+use super::super::{MappedPort, PortForwarding, SourceTranslation};
 use crate::cni::ip::host_net;
-use crate::netfilter::iptables::Rule;
+use crate::netfilter::iptables::IptablesRule;
 use crate::netfilter::names::RULE_COMMENT;
-use crate::netfilter::{Family, Owner};
+use crate::netfilter::{AttachmentId, IpFamily};
 use crate::sort::sort_by_key;
 
 /// The chain that jumps to the chains of containers.
@@ -27,7 +27,7 @@ const MULTIPORT: usize = 15;
 
 /// Options of the back end iptables.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Options {
+pub struct IptablesOptions {
     /// The bit of a packet's mark that requests masquerading.
     pub mark_bit: u8,
     /// A chain of another program that sets the mark.
@@ -38,64 +38,70 @@ pub struct Options {
 
 /// The required rules of an attachment in the table of one family.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
-    pub(super) owner: Owner<'a>,
-    pub(super) forward: &'a Forward,
+pub(super) struct RequiredRules<'a> {
+    pub(super) owner: AttachmentId<'a>,
+    pub(super) forward: &'a PortForwarding,
     /// The address of the family.
     pub(super) target: IpNet,
-    pub(super) options: &'a Options,
+    pub(super) options: &'a IptablesOptions,
 }
 
-impl<'a> Wanted<'a> {
-    /// The rules of each family; none without [`Forward::options`].
-    pub(super) fn each(owner: Owner<'a>, forward: &'a Forward) -> Vec<Wanted<'a>> {
+impl<'a> RequiredRules<'a> {
+    /// The rules of each family; none without [`PortForwarding::options`].
+    pub(super) fn for_families(
+        owner: AttachmentId<'a>,
+        forward: &'a PortForwarding,
+    ) -> Vec<RequiredRules<'a>> {
         let Some(options) = &forward.options else { return Vec::new() };
-        let wanted = |target| Wanted { owner, forward, target, options };
+        let wanted = |target| RequiredRules { owner, forward, target, options };
         forward.targets.iter().copied().map(wanted).collect()
     }
 
-    pub(super) fn family(self) -> Family {
-        Family::of(self.target.addr())
+    pub(super) fn ip_family(self) -> IpFamily {
+        IpFamily::of_address(self.target.addr())
     }
 
-    pub(super) fn mappings(self) -> impl Iterator<Item = &'a Mapping> {
+    pub(super) fn family_mappings(self) -> impl Iterator<Item = &'a MappedPort> {
         self.forward.mappings_to(self.target)
     }
 
-    pub(super) fn conditions(self) -> &'a [String] {
-        &self.options.conditions[usize::from(self.family() == Family::V6)]
+    pub(super) fn condition_words(self) -> &'a [String] {
+        &self.options.conditions[usize::from(self.ip_family() == IpFamily::V6)]
     }
 
     /// Whether our own chains that mark and masquerade are required.
-    pub(super) fn masquerades(self) -> bool {
-        self.options.set_mark_chain.is_none() && self.forward.snat != Snat::Never
+    pub(super) fn needs_mark_chains(self) -> bool {
+        self.options.set_mark_chain.is_none() && self.forward.snat != SourceTranslation::Never
     }
 }
 
 /// The rules that all attachments share: two entries, and three that masquerade.
-pub(super) fn shared_rules(wanted: Wanted<'_>) -> Vec<Rule> {
-    let mut rules = entries().to_vec();
-    if wanted.masquerades() {
+pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
+    let mut rules = top_chain_jumps().to_vec();
+    if wanted.needs_mark_chains() {
         let mark = 1_u32 << wanted.options.mark_bit;
         let mark = format!("{mark:#x}/{mark:#x}");
-        let set_mark = Rule::new(SETMARK).comment("CNI portfwd masquerade mark").target("MARK");
-        rules.push(set_mark.with(&["--set-xmark", &mark]));
-        let is_marked = Rule::new(MASQ).with(&["-m", "mark", "--mark", &mark]);
-        rules.push(is_marked.target("MASQUERADE"));
-        let entry = Rule::new(POSTROUTING).comment("CNI portfwd requiring masquerade");
-        rules.push(entry.target(MASQ));
+        let set_mark = IptablesRule::new(SETMARK)
+            .with_comment("CNI portfwd masquerade mark")
+            .with_target("MARK");
+        rules.push(set_mark.with_words(&["--set-xmark", &mark]));
+        let is_marked = IptablesRule::new(MASQ).with_words(&["-m", "mark", "--mark", &mark]);
+        rules.push(is_marked.with_target("MASQUERADE"));
+        let entry = IptablesRule::new(POSTROUTING).with_comment("CNI portfwd requiring masquerade");
+        rules.push(entry.with_target(MASQ));
     }
     rules
 }
 
 /// The rules that jump to [`TOP`].
-pub(super) fn entries() -> [Rule; 2] {
+pub(super) fn top_chain_jumps() -> [IptablesRule; 2] {
     let is_local = ["-m", "addrtype", "--dst-type", "LOCAL"];
-    ["PREROUTING", "OUTPUT"].map(|chain| Rule::new(chain).with(&is_local).target(TOP))
+    ["PREROUTING", "OUTPUT"]
+        .map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(TOP))
 }
 
 /// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
-pub(super) fn entry_comment(owner: Owner<'_>) -> String {
+pub(super) fn entry_comment(owner: AttachmentId<'_>) -> String {
     let mut text = format!("dnat {}", owner.rule_name());
     if text.len() > RULE_COMMENT {
         text.truncate(RULE_COMMENT - 3);
@@ -105,86 +111,100 @@ pub(super) fn entry_comment(owner: Owner<'_>) -> String {
 }
 
 /// The entries and the rules of the chain, in the reference's words.
-pub(super) fn rules(wanted: Wanted<'_>, chain: &str) -> Vec<Rule> {
+pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     // As the reference, includes mappings that are for the other family only.
     let entries =
-        entries_to(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
-    let conditional = |entry: Rule| entry.with(wanted.conditions()).target(chain);
-    let mut mappings: Vec<&Mapping> = wanted.mappings().collect();
+        multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
+    let conditional =
+        |entry: IptablesRule| entry.with_words(wanted.condition_words()).with_target(chain);
+    let mut mappings: Vec<&MappedPort> = wanted.family_mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
     sort_by_key(&mut mappings, |mapping| {
-        let is_narrower = |m: &Mapping| {
-            m.address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
+        let is_narrower = |m: &MappedPort| {
+            m.single_address().is_some()
+                && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
         };
-        mapping.address().is_none() && wanted.mappings().any(is_narrower)
+        mapping.single_address().is_none() && wanted.family_mappings().any(is_narrower)
     });
-    let of_mappings = mappings.into_iter().flat_map(|mapping| rules_of(wanted, mapping, chain));
+    let of_mappings =
+        mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
     entries.into_iter().map(conditional).chain(of_mappings).collect()
 }
 
 /// The entries for mappings of a single address of the host. With conditions there are none: the order of the
 /// containers decides.
-pub(super) fn entries_ahead(wanted: Wanted<'_>, chain: &str) -> Vec<Rule> {
-    if !wanted.conditions().is_empty() {
+pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
+    if !wanted.condition_words().is_empty() {
         return Vec::new();
     }
-    let addrs: BTreeSet<IpAddr> = wanted.mappings().filter_map(Mapping::address).collect();
+    let addrs: BTreeSet<IpAddr> =
+        wanted.family_mappings().filter_map(MappedPort::single_address).collect();
     let of = |addr: IpAddr| {
-        let mappings = wanted.mappings().filter(|m| m.address() == Some(addr));
-        entries_to(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
+        let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
+        multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
     };
-    addrs.into_iter().flat_map(of).map(|entry| entry.target(chain)).collect()
+    addrs.into_iter().flat_map(of).map(|entry| entry.with_target(chain)).collect()
 }
 
 /// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
-fn entries_to(owner: Owner<'_>, addr: Option<IpAddr>, mappings: &[&Mapping]) -> Vec<Rule> {
+fn multiport_entries(
+    owner: AttachmentId<'_>,
+    addr: Option<IpAddr>,
+    mappings: &[&MappedPort],
+) -> Vec<IptablesRule> {
     let protocols: BTreeSet<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
     let mut all = Vec::new();
     for proto in protocols {
         let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
         let ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
         for ports in ports.chunks(MULTIPORT) {
-            let rule = to(Rule::new(TOP), addr).with(&["-p", &proto]);
-            let rule = rule.comment(&entry_comment(owner));
-            all.push(rule.with(&["-m", "multiport", "--dports", &ports.join(",")]));
+            let rule = with_destination(IptablesRule::new(TOP), addr).with_words(&["-p", &proto]);
+            let rule = rule.with_comment(&entry_comment(owner));
+            all.push(rule.with_words(&["-m", "multiport", "--dports", &ports.join(",")]));
         }
     }
     all
 }
 
 /// Adds the address of the host, if any.
-fn to(rule: Rule, addr: Option<IpAddr>) -> Rule {
-    addr.into_iter().fold(rule, |rule, addr| rule.with(&["-d", &host_net(addr).to_string()]))
+fn with_destination(rule: IptablesRule, addr: Option<IpAddr>) -> IptablesRule {
+    addr.into_iter().fold(rule, |rule, addr| rule.with_words(&["-d", &host_net(addr).to_string()]))
 }
 
 /// The rules of one mapping.
-fn rules_of(wanted: Wanted<'_>, mapping: &Mapping, chain: &str) -> Vec<Rule> {
-    let Wanted { forward, target, options, .. } = wanted;
+fn mapping_rules(
+    wanted: RequiredRules<'_>,
+    mapping: &MappedPort,
+    chain: &str,
+) -> Vec<IptablesRule> {
+    let RequiredRules { forward, target, options, .. } = wanted;
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
-    let rule = |rule: Rule| {
+    let rule = |rule: IptablesRule| {
         let words = ["-p", &proto, "-m", &proto, "--dport", &port];
-        to(rule, mapping.address()).with(&words)
+        with_destination(rule, mapping.single_address()).with_words(&words)
     };
-    let from = |source: &str| rule(Rule::new(chain).with(&["-s", source]));
+    let from = |source: &str| rule(IptablesRule::new(chain).with_words(&["-s", source]));
     let set_mark = options.set_mark_chain.as_deref().unwrap_or(SETMARK);
     let mut all = Vec::new();
     match forward.snat {
-        Snat::Never => {}
-        Snat::Always => all.push(rule(Rule::new(chain)).target(set_mark)),
-        Snat::WhereNeeded => {
-            all.push(from(&target.trunc().to_string()).target(set_mark));
+        SourceTranslation::Never => {}
+        SourceTranslation::Always => all.push(rule(IptablesRule::new(chain)).with_target(set_mark)),
+        SourceTranslation::WhereNeeded => {
+            all.push(from(&target.trunc().to_string()).with_target(set_mark));
             if target.addr().is_ipv4() {
-                all.push(from("127.0.0.1/32").target(set_mark));
+                all.push(from("127.0.0.1/32").with_target(set_mark));
             }
         }
     }
     let to = SocketAddr::new(target.addr(), mapping.container_port).to_string();
-    all.push(rule(Rule::new(chain)).target("DNAT").with(&["--to-destination", &to]));
+    all.push(
+        rule(IptablesRule::new(chain)).with_target("DNAT").with_words(&["--to-destination", &to]),
+    );
     all
 }
 
 /// The network and container in the comment of an entry.
-pub(super) fn parse_comment(text: &str) -> Option<(&str, &str)> {
+pub(super) fn parse_entry_comment(text: &str) -> Option<(&str, &str)> {
     let (network, id) = text.strip_prefix("dnat name: \"")?.split_once("\" id: \"")?;
     Some((network, id.strip_suffix('"')?))
 }

@@ -9,12 +9,16 @@ fn objects_are_listed_as_if_created_by_nft() {
     let nft = sandbox();
     commit_base(&nft);
     let elements = one(|batch| {
-        let web = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
-        batch.add_element(&web.comment("net: pods, id: c1"));
-        batch.add_element(&NAMES.element("eth0").verdict(Verdict::jump("regular")));
-        batch.add_element(&NETS.element(ip("192.0.2.1")).comment("one"));
+        let web = DNAT4
+            .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+            .with_values((ip("10.1.0.1"), 8080));
+        batch.add_element(&web.with_comment("net: pods, id: c1"));
+        batch.add_element(
+            &NAMES.element_with_key("eth0").with_verdict(PacketVerdict::jump_to("regular")),
+        );
+        batch.add_element(&NETS.element_with_key(ip("192.0.2.1")).with_comment("one"));
     });
-    nft.commit(elements).unwrap();
+    nft.commit_batch(elements).unwrap();
     let expected = "\
 table inet t {
 	comment \"the table\"
@@ -51,7 +55,9 @@ table inet t {
 }
 ";
     assert_eq!(ruleset(), expected);
-    assert!(nft.has(T).unwrap() && nft.has(PRE).unwrap() && nft.has(NETS).unwrap());
+    assert!(
+        nft.has_object(T).unwrap() && nft.has_object(PRE).unwrap() && nft.has_object(NETS).unwrap()
+    );
     let chains = nft.dump_chains(T).unwrap();
     let names: Vec<_> = chains.iter().map(|c| (c.name.as_str(), c.base.as_deref())).collect();
     assert_eq!(names, [("pre", Some("nat")), ("post", Some("nat")), ("regular", None)]);
@@ -61,16 +67,19 @@ table inet t {
 #[test]
 fn every_family_and_type() {
     let nft = sandbox();
-    let bridge = Table::new(Family::Bridge, "b");
-    let (four, six) = (Table::new(Family::Ip, "four"), Table::new(Family::Ip6, "six"));
+    let bridge = NftTable::new(TableFamily::Bridge, "b");
+    let (four, six) =
+        (NftTable::new(TableFamily::Ip, "four"), NftTable::new(TableFamily::Ip6, "six"));
     let batch = one(|batch| {
-        batch.ensure(bridge).ensure(four).ensure(six);
-        batch.ensure(bridge.chain("PREROUTING").filter(Hook::Prerouting, -300));
-        batch.ensure(four.chain("c").filter(Hook::Forward, FILTER));
-        batch.ensure(six.chain("c").nat(Hook::Output, DSTNAT));
-        batch.ensure(six.set("macs", &[Type::EtherAddr, Type::Mark]));
+        batch.ensure_object(bridge).ensure_object(four).ensure_object(six);
+        batch.ensure_object(
+            bridge.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, -300),
+        );
+        batch.ensure_object(four.named_chain("c").at_filter_hook(NetfilterHook::Forward, FILTER));
+        batch.ensure_object(six.named_chain("c").at_nat_hook(NetfilterHook::Output, DSTNAT));
+        batch.ensure_object(six.named_set("macs", &[ValueType::EtherAddr, ValueType::Mark]));
     });
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     let text = ruleset();
     for part in [
         "table bridge b {\n\tchain PREROUTING {\n\t\ttype filter hook prerouting priority dstnat; policy accept;",
@@ -92,24 +101,24 @@ fn ensuring_again_changes_nothing_and_adding_again_fails() {
     for (batch, text) in [
         (
             one(|b| {
-                b.add(T);
+                b.add_object(T);
             }),
             "add table inet t: file exists",
         ),
         (
             one(|b| {
-                b.add(PRE);
+                b.add_object(PRE);
             }),
             "add chain inet t pre: file exists",
         ),
         (
             one(|b| {
-                b.add(DNAT4);
+                b.add_object(DNAT4);
             }),
             "add map inet t dnat4: file exists",
         ),
     ] {
-        let error = nft.commit(batch).unwrap_err();
+        let error = nft.commit_batch(batch).unwrap_err();
         assert!(error.is_exists());
         assert_eq!(error.to_string(), text);
     }
@@ -134,11 +143,11 @@ fn a_refused_message_type_is_not_used_again() {
     let nft = sandbox();
     commit_base(&nft);
     let mut batch = one(|b| {
-        b.del(PODS);
+        b.delete_object(PODS);
     });
-    batch.changes[0].destroy = Some(kind(250));
-    nft.commit(batch).unwrap();
-    assert!(!nft.destroys.get() && !nft.has(PODS).unwrap());
+    batch.changes[0].destroy = Some(message_type(250));
+    nft.commit_batch(batch).unwrap();
+    assert!(!nft.destroys.get() && !nft.has_object(PODS).unwrap());
 }
 
 #[test]
@@ -149,44 +158,44 @@ fn thousands_of_refusals_do_not_hide_the_first() {
         one(|batch| {
             for n in 0..20_000_u16 {
                 let [high, low] = n.to_be_bytes();
-                batch.add_element(&PODS.element(IpAddr::from([10, 1, high, low])));
+                batch.add_element(&PODS.element_with_key(IpAddr::from([10, 1, high, low])));
             }
         })
     };
-    nft.commit(batch()).unwrap();
-    let error = nft.commit(batch()).unwrap_err();
+    nft.commit_batch(batch()).unwrap();
+    let error = nft.commit_batch(batch()).unwrap_err();
     assert_eq!(error.to_string(), "add element 10.1.0.0 to set inet t pods: file exists");
-    nft.commit(one(|b| {
+    nft.commit_batch(one(|b| {
         b.flush_set(PODS);
     }))
     .unwrap();
     assert!(nft.dump_elements(PODS).unwrap().is_empty());
 }
 
-fn delete_twice(nft: &Nft) {
+fn delete_twice(nft: &NftSocket) {
     commit_base(nft);
-    let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80));
+    let element = DNAT4.element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80));
     let batch = || {
         one(|batch| {
-            batch.ensure_element(&PODS.element(ip("10.0.0.1")));
-            batch.del_element(&element).del_rule(PRE, 4711).del(REGULAR);
-            batch.del(NETS).del(Table::inet("none"));
+            batch.ensure_element(&PODS.element_with_key(ip("10.0.0.1")));
+            batch.delete_element(&element).delete_rule(PRE, 4711).delete_object(REGULAR);
+            batch.delete_object(NETS).delete_object(NftTable::new_inet("none"));
         })
     };
-    nft.commit(batch()).unwrap();
-    nft.commit(batch()).unwrap();
-    assert!(!nft.has(NETS).unwrap() && !nft.has(REGULAR).unwrap());
+    nft.commit_batch(batch()).unwrap();
+    nft.commit_batch(batch()).unwrap();
+    assert!(!nft.has_object(NETS).unwrap() && !nft.has_object(REGULAR).unwrap());
     assert_eq!(nft.dump_elements(PODS).unwrap().len(), 1);
-    nft.commit(one(|b| {
-        b.del(T);
+    nft.commit_batch(one(|b| {
+        b.delete_object(T);
     }))
     .unwrap();
-    nft.commit(one(|b| {
-        b.del(T).del_element(&element);
+    nft.commit_batch(one(|b| {
+        b.delete_object(T).delete_element(&element);
     }))
     .unwrap();
     assert_eq!(ruleset(), "");
-    assert!(!nft.has(T).unwrap() && nft.dump_rules(PRE).unwrap().is_empty());
+    assert!(!nft.has_object(T).unwrap() && nft.dump_rules(PRE).unwrap().is_empty());
     assert!(nft.dump_elements(DNAT4).unwrap().is_empty() && nft.dump_chains(T).unwrap().is_empty());
 }
 
@@ -194,15 +203,17 @@ fn delete_twice(nft: &Nft) {
 fn one_refused_change_cancels_all_and_is_reported() {
     let nft = sandbox();
     commit_base(&nft);
-    let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
-    nft.commit(one(|b| {
+    let element = DNAT4
+        .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+        .with_values((ip("10.1.0.1"), 8080));
+    nft.commit_batch(one(|b| {
         b.add_element(&element);
     }))
     .unwrap();
     let before = ruleset();
-    let other = element.clone().to((ip("10.1.0.2"), 8080));
-    let rule = Rule::new().in_set(&[Field::IpSaddr], T.set("nosuch", &[])).accept();
-    let jump = Rule::new().jump("nowhere").comment("c1");
+    let other = element.clone().with_values((ip("10.1.0.2"), 8080));
+    let rule = NftRule::new().in_set(&[PacketField::IpSaddr], T.named_set("nosuch", &[])).accept();
+    let jump = NftRule::new().jump_to("nowhere").with_comment("c1");
     for (bad, text) in [
         (
             one(|b| {
@@ -231,18 +242,18 @@ fn one_refused_change_cancels_all_and_is_reported() {
         ),
         (
             one(|b| {
-                b.append_rule(PRE, &Rule::new().masquerade().comment("m"));
+                b.append_rule(PRE, &NftRule::new().masquerade().with_comment("m"));
             }),
             "add rule \"m\" to chain inet t pre: operation not supported on transport endpoint",
         ),
     ] {
         let mut batch = one(|batch| {
-            batch.add_element(&PODS.element(ip("10.9.9.9")));
-            batch.append_rule(POST, &Rule::new().masquerade());
+            batch.add_element(&PODS.element_with_key(ip("10.9.9.9")));
+            batch.append_rule(POST, &NftRule::new().masquerade());
         });
         batch.changes.extend(bad.changes);
-        batch.add(T.chain("late"));
-        let error = nft.commit(batch).unwrap_err().to_string();
+        batch.add_object(T.named_chain("late"));
+        let error = nft.commit_batch(batch).unwrap_err().to_string();
         assert_eq!(error, text);
         assert_eq!(ruleset(), before);
     }
@@ -251,28 +262,28 @@ fn one_refused_change_cancels_all_and_is_reported() {
 #[test]
 fn sixteen_concurrent_sockets_need_no_lock() {
     let nft = sandbox();
-    let here = Netns::current().unwrap();
+    let here = Netns::open_current().unwrap();
     thread::scope(|scope| {
         for worker in 0..16_u8 {
             let here = &here;
             scope.spawn(move || {
-                let nft = here.run(|| Nft::open().unwrap()).unwrap();
+                let nft = here.run_inside(|| NftSocket::open().unwrap()).unwrap();
                 for round in 0..10 {
-                    let mut batch = Batch::new();
+                    let mut batch = NftBatch::new();
                     base(&mut batch);
-                    batch.flush_chain(POST).append_rule(POST, &Rule::new().masquerade());
-                    batch.add_element(&PODS.element(IpAddr::from([10, 0, worker, round])));
-                    nft.commit(batch).unwrap();
-                    let mut update = |nft: &Nft| {
+                    batch.flush_chain(POST).append_rule(POST, &NftRule::new().masquerade());
+                    batch.add_element(&PODS.element_with_key(IpAddr::from([10, 0, worker, round])));
+                    nft.commit_batch(batch).unwrap();
+                    let mut update = |nft: &NftSocket| {
                         let rules = nft.dump_rules(REGULAR)?;
-                        let mut batch = Batch::new();
+                        let mut batch = NftBatch::new();
                         if let Some(last) = rules.last().filter(|_| rules.len() > 3) {
-                            batch.del_rule(REGULAR, last.handle);
+                            batch.delete_rule(REGULAR, last.handle);
                         }
-                        batch.append_rule(REGULAR, &Rule::new().accept());
+                        batch.append_rule(REGULAR, &NftRule::new().accept());
                         Ok(batch)
                     };
-                    nft.update(&mut update).unwrap();
+                    nft.update_tables(&mut update).unwrap();
                 }
             });
         }

@@ -10,29 +10,42 @@ use super::*;
 fn elements_are_read_back_as_they_were_written() {
     let nft = sandbox();
     commit_base(&nft);
-    let marks = T.map("marks", &[Type::Mark], &[Type::IfName]);
-    let six = T.map("six", &[Type::Ipv6Addr, Type::EtherAddr], &[Type::Ipv6Addr]);
-    let mac = crate::netlink::Mac([2, 0, 0, 0, 0, 1]);
+    let marks = T.value_map("marks", &[ValueType::Mark], &[ValueType::IfName]);
+    let six =
+        T.value_map("six", &[ValueType::Ipv6Addr, ValueType::EtherAddr], &[ValueType::Ipv6Addr]);
+    let mac = crate::netlink::MacAddress([2, 0, 0, 0, 0, 1]);
     let all = [
-        DNAT4.element((ip("10.0.0.1"), L4::Udp, 53)).to((ip("10.1.0.1"), 53)),
-        NAMES.element("eth0").verdict(Verdict::goto("regular")).comment("x"),
-        NAMES.element("eth1").verdict(Verdict::DROP),
-        marks.element(Value::Mark(0x10)).to("veth1").comment("\"quoted\" \u{e4}"),
-        six.element((ip("fd00::1"), mac)).to(ip("fd00::2")),
+        DNAT4
+            .element_with_key((ip("10.0.0.1"), TransportProtocol::Udp, 53))
+            .with_values((ip("10.1.0.1"), 53)),
+        NAMES
+            .element_with_key("eth0")
+            .with_verdict(PacketVerdict::go_to("regular"))
+            .with_comment("x"),
+        NAMES.element_with_key("eth1").with_verdict(PacketVerdict::DROP),
+        marks
+            .element_with_key(NftValue::Mark(0x10))
+            .with_values("veth1")
+            .with_comment("\"quoted\" \u{e4}"),
+        six.element_with_key((ip("fd00::1"), mac)).with_values(ip("fd00::2")),
     ];
     let batch = one(|batch| {
-        batch.add(marks).add(six);
+        batch.add_object(marks).add_object(six);
         for element in &all {
             batch.add_element(element);
         }
     });
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     for element in &all {
         assert!(nft.dump_elements(element.set).unwrap().contains(element), "{element}");
-        assert_eq!(nft.element(element).unwrap().as_ref(), Some(element));
+        assert_eq!(nft.read_element(element).unwrap().as_ref(), Some(element));
     }
-    assert_eq!(nft.element(&NAMES.element("eth9")).unwrap(), None);
-    assert_eq!(nft.element(&T.vmap("none", &[Type::IfName]).element("eth9")).unwrap(), None);
+    assert_eq!(nft.read_element(&NAMES.element_with_key("eth9")).unwrap(), None);
+    assert_eq!(
+        nft.read_element(&T.verdict_map("none", &[ValueType::IfName]).element_with_key("eth9"))
+            .unwrap(),
+        None
+    );
     let text = ruleset();
     assert!(text.contains("fd00::1 . 02:00:00:00:00:01 : fd00::2"), "{text}");
     assert!(text.contains("0x00000010 comment \"\"quoted\" \u{e4}\" : \"veth1\""), "{text}");
@@ -42,15 +55,18 @@ fn elements_are_read_back_as_they_were_written() {
 fn an_element_is_replaced_in_one_batch() {
     let nft = sandbox();
     commit_base(&nft);
-    let key = (ip("10.0.0.1"), L4::Tcp, 80);
+    let key = (ip("10.0.0.1"), TransportProtocol::Tcp, 80);
     for (port, destroys) in [(1, true), (2, true), (3, false), (4, false)] {
         nft.destroys.set(destroys);
-        let element = DNAT4.element(key).to((ip("10.1.0.1"), port)).comment(format!("{port}"));
+        let element = DNAT4
+            .element_with_key(key)
+            .with_values((ip("10.1.0.1"), port))
+            .with_comment(format!("{port}"));
         let batch = one(|batch| {
-            batch.del_element(&element).add_element(&element);
+            batch.delete_element(&element).add_element(&element);
         });
-        nft.commit(batch).unwrap();
-        assert_eq!(nft.element(&element).unwrap(), Some(element));
+        nft.commit_batch(batch).unwrap();
+        assert_eq!(nft.read_element(&element).unwrap(), Some(element));
     }
 }
 
@@ -72,17 +88,19 @@ fn median(mut run: impl FnMut()) -> Duration {
     times[15]
 }
 
-fn cost(nft: &Nft) -> [Duration; 3] {
-    let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+fn cost(nft: &NftSocket) -> [Duration; 3] {
+    let element = DNAT4
+        .element_with_key((ip("10.0.0.1"), TransportProtocol::Tcp, 80))
+        .with_values((ip("10.1.0.1"), 8080));
     let add = || {
-        let mut batch = Batch::new();
+        let mut batch = NftBatch::new();
         base(&mut batch);
         batch.add_element(&element);
-        nft.commit(batch).unwrap();
+        nft.commit_batch(batch).unwrap();
     };
     let del = || {
-        nft.commit(one(|b| {
-            b.del_element(&element);
+        nft.commit_batch(one(|b| {
+            b.delete_element(&element);
         }))
         .unwrap();
     };
@@ -91,7 +109,7 @@ fn cost(nft: &Nft) -> [Duration; 3] {
         del();
     });
     add();
-    let get = median(|| assert!(nft.element(&element).unwrap().is_some()));
+    let get = median(|| assert!(nft.read_element(&element).unwrap().is_some()));
     del();
     let del_absent = median(del);
     [both, get, del_absent]
@@ -104,38 +122,40 @@ fn ten_thousand_elements_do_not_slow_down_changes() {
     let empty = cost(&nft);
     let batch = one(|batch| {
         for n in 0..10_000_u16 {
-            let key = (ip("10.2.0.1"), L4::Tcp, n);
-            batch.add_element(&DNAT4.element(key).to((ip("10.1.0.1"), n)).comment("pod"));
+            let key = (ip("10.2.0.1"), TransportProtocol::Tcp, n);
+            batch.add_element(
+                &DNAT4.element_with_key(key).with_values((ip("10.1.0.1"), n)).with_comment("pod"),
+            );
         }
     });
     let start = cpu_time();
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     let filled = cpu_time().saturating_sub(start);
     let full = cost(&nft);
     let start = cpu_time();
     assert_eq!(nft.dump_elements(DNAT4).unwrap().len(), 10_000);
     let dump = cpu_time().saturating_sub(start);
     eprintln!("base + element + delete, get, delete absent: {empty:?}; with 10,000: {full:?}");
-    let opening = median(|| drop(Nft::open().unwrap()));
+    let opening = median(|| drop(NftSocket::open().unwrap()));
     let mut kept = Vec::new();
     let working = median(|| {
-        let nft = Nft::open().unwrap();
+        let nft = NftSocket::open().unwrap();
         commit_base(&nft);
         kept.push(nft);
     });
     let closing = median(|| drop(kept.pop()));
     eprintln!("opening: {opening:?}; ensuring the base: {working:?}; closing: {closing:?}");
-    let wrong = PODS.element(ip("fd00::1"));
+    let wrong = PODS.element_with_key(ip("fd00::1"));
     let error = nft
-        .commit(one(|b| {
-            b.del_element(&wrong);
+        .commit_batch(one(|b| {
+            b.delete_element(&wrong);
         }))
         .unwrap_err()
         .to_string();
     eprintln!("{error}");
     let missing = median(|| {
-        nft.commit(one(|b| {
-            b.del(Table::inet("none").set("s", &[]));
+        nft.commit_batch(one(|b| {
+            b.delete_object(NftTable::new_inet("none").named_set("s", &[]));
         }))
         .unwrap();
     });
@@ -151,42 +171,42 @@ fn ten_thousand_elements_do_not_slow_down_changes() {
 fn cost_of_a_commit_and_the_following_close() {
     let keep = sandbox();
     commit_base(&keep);
-    let sets = T.map("x", &[Type::IfName], &[Type::Mark]);
-    let element = PODS.element(ip("10.9.9.9"));
+    let sets = T.value_map("x", &[ValueType::IfName], &[ValueType::Mark]);
+    let element = PODS.element_with_key(ip("10.9.9.9"));
     let mut n = 0_u16;
-    let mut timed = |what: &str, fill: &mut dyn FnMut(&mut Batch, u16)| {
+    let mut timed = |what: &str, fill: &mut dyn FnMut(&mut NftBatch, u16)| {
         let time = median(|| {
-            let mut batch = Batch::new();
+            let mut batch = NftBatch::new();
             n += 1;
             fill(&mut batch, n);
-            Nft::open().unwrap().commit(batch).unwrap();
+            NftSocket::open().unwrap().commit_batch(batch).unwrap();
         });
         eprintln!("{what}: {time:?}");
     };
     timed("ensure table", &mut |b, _| {
-        b.ensure(T);
+        b.ensure_object(T);
     });
     timed("ensure base chain", &mut |b, _| {
-        b.ensure(PRE);
+        b.ensure_object(PRE);
     });
     timed("ensure chain", &mut |b, _| {
-        b.ensure(REGULAR);
+        b.ensure_object(REGULAR);
     });
     timed("ensure set", &mut |b, _| {
-        b.ensure(sets);
+        b.ensure_object(sets);
     });
     timed("ensure element", &mut |b, _| {
         b.ensure_element(&element);
     });
     timed("add rule", &mut |b, _| {
-        b.append_rule(PRE, &Rule::new().accept());
+        b.append_rule(PRE, &NftRule::new().accept());
     });
     timed("add element", &mut |b, n| {
         let [high, low] = n.to_be_bytes();
-        b.add_element(&PODS.element(IpAddr::from([10, 3, high, low])));
+        b.add_element(&PODS.element_with_key(IpAddr::from([10, 3, high, low])));
     });
     timed("delete element", &mut |b, n| {
         let [high, low] = (n - 30).to_be_bytes();
-        b.del_element(&PODS.element(IpAddr::from([10, 3, high, low])));
+        b.delete_element(&PODS.element_with_key(IpAddr::from([10, 3, high, low])));
     });
 }

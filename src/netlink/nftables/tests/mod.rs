@@ -10,24 +10,24 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use super::*;
-use crate::netns::{Netns, isolate};
+use crate::netns::{Netns, isolate_test_thread};
 
-const T: Table<'_> = Table::inet("t").comment("the table");
-const PRE: Chain<'_> = T.chain("pre").nat(Hook::Prerouting, DSTNAT);
-const POST: Chain<'_> = T.chain("post").nat(Hook::Postrouting, SRCNAT);
-const REGULAR: Chain<'_> = T.chain("regular").comment("a chain");
-const DNAT4: Set<'_> = T.map(
+const T: NftTable<'_> = NftTable::new_inet("t").with_comment("the table");
+const PRE: NftChain<'_> = T.named_chain("pre").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
+const POST: NftChain<'_> = T.named_chain("post").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+const REGULAR: NftChain<'_> = T.named_chain("regular").with_comment("a chain");
+const DNAT4: NftSet<'_> = T.value_map(
     "dnat4",
-    &[Type::Ipv4Addr, Type::InetProto, Type::InetService],
-    &[Type::Ipv4Addr, Type::InetService],
+    &[ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService],
+    &[ValueType::Ipv4Addr, ValueType::InetService],
 );
-const PODS: Set<'_> = T.set("pods", &[Type::Ipv4Addr]);
-const NAMES: Set<'_> = T.vmap("names", &[Type::IfName]);
-const NETS: Set<'_> = T.set("nets", &[Type::Ipv4Addr]);
+const PODS: NftSet<'_> = T.named_set("pods", &[ValueType::Ipv4Addr]);
+const NAMES: NftSet<'_> = T.verdict_map("names", &[ValueType::IfName]);
+const NETS: NftSet<'_> = T.named_set("nets", &[ValueType::Ipv4Addr]);
 
-fn sandbox() -> Nft {
-    isolate();
-    Nft::open().unwrap()
+fn sandbox() -> NftSocket {
+    isolate_test_thread();
+    NftSocket::open().unwrap()
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -56,19 +56,19 @@ fn listed(chain: &str) -> Vec<String> {
     rules.filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-fn base(batch: &mut Batch) {
-    batch.ensure(T).ensure(PRE).ensure(POST).ensure(REGULAR);
-    batch.ensure(DNAT4).ensure(PODS).ensure(NAMES).ensure(NETS);
+fn base(batch: &mut NftBatch) {
+    batch.ensure_object(T).ensure_object(PRE).ensure_object(POST).ensure_object(REGULAR);
+    batch.ensure_object(DNAT4).ensure_object(PODS).ensure_object(NAMES).ensure_object(NETS);
 }
 
-fn commit_base(nft: &Nft) {
-    let mut batch = Batch::new();
+fn commit_base(nft: &NftSocket) {
+    let mut batch = NftBatch::new();
     base(&mut batch);
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
 }
 
-fn one(fill: impl FnOnce(&mut Batch)) -> Batch {
-    let mut batch = Batch::new();
+fn one(fill: impl FnOnce(&mut NftBatch)) -> NftBatch {
+    let mut batch = NftBatch::new();
     fill(&mut batch);
     batch
 }

@@ -3,87 +3,121 @@
 use super::*;
 
 /// Appends each rule to a filter chain and compares the output of nft.
-fn shown(rules: &[(Rule, &str)]) {
+fn shown(rules: &[(NftRule, &str)]) {
     let nft = sandbox();
-    let chain = T.chain("f").filter(Hook::Prerouting, RAW);
+    let chain = T.named_chain("f").at_filter_hook(NetfilterHook::Prerouting, RAW);
     let batch = one(|batch| {
         base(batch);
-        batch.ensure(chain);
+        batch.ensure_object(chain);
         for (rule, _) in rules {
             batch.append_rule(chain, rule);
         }
     });
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     let expected: Vec<&str> = rules.iter().map(|(_, text)| *text).collect();
     assert_eq!(listed("f"), expected);
 }
 
 #[test]
 fn conditions() {
-    let new = Rule::new;
-    let mac = crate::netlink::Mac([2, 0, 0, 0, 0, 1]);
+    let new = NftRule::new;
+    let mac = crate::netlink::MacAddress([2, 0, 0, 0, 0, 1]);
     shown(&[
-        (new().saddr(ip("10.0.0.1")).accept(), "ip saddr 10.0.0.1 accept"),
-        (new().daddr(ip("fd00::1")).drop(), "ip6 daddr fd00::1 drop"),
-        (new().saddr_in("10.0.0.0/9".parse().unwrap()).ret(), "ip saddr 10.0.0.0/9 return"),
+        (new().saddr_is(ip("10.0.0.1")).accept(), "ip saddr 10.0.0.1 accept"),
+        (new().daddr_is(ip("fd00::1")).drop(), "ip6 daddr fd00::1 drop"),
         (
-            new().saddr(ip("10.0.0.1")).daddr_not_in("10.0.0.0/24".parse().unwrap()).ret(),
+            new().saddr_in("10.0.0.0/9".parse().unwrap()).return_to_caller(),
+            "ip saddr 10.0.0.0/9 return",
+        ),
+        (
+            new()
+                .saddr_is(ip("10.0.0.1"))
+                .daddr_not_in("10.0.0.0/24".parse().unwrap())
+                .return_to_caller(),
             "ip saddr 10.0.0.1 ip daddr != 10.0.0.0/24 return",
         ),
-        (new().daddr_in("ff00::/8".parse().unwrap()).ret(), "ip6 daddr ff00::/8 return"),
-        (new().dport(L4::Tcp, 80).accept(), "tcp dport 80 accept"),
         (
-            new().eq(Field::Iifname, "eth0").eq(Field::Oifname, "x").jump("regular"),
+            new().daddr_in("ff00::/8".parse().unwrap()).return_to_caller(),
+            "ip6 daddr ff00::/8 return",
+        ),
+        (new().dport_is(TransportProtocol::Tcp, 80).accept(), "tcp dport 80 accept"),
+        (
+            new()
+                .match_equal(PacketField::Iifname, "eth0")
+                .match_equal(PacketField::Oifname, "x")
+                .jump_to("regular"),
             "iifname \"eth0\" oifname \"x\" jump regular",
         ),
         (
-            new().eq(Field::EtherSaddr, mac).goto("regular"),
+            new().match_equal(PacketField::EtherSaddr, mac).go_to("regular"),
             "ether saddr 02:00:00:00:00:01 goto regular",
         ),
         (
-            new().any_of(Field::CtState, CT_STATE_ANSWERS).accept(),
+            new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept(),
             "ct state established,related accept",
         ),
-        (new().any_of(Field::CtStatus, CT_STATUS_DNAT).accept(), "ct status dnat accept"),
-        (new().none_of(Field::CtMark, 1 << 27).ret(), "ct mark & 0x08000000 == 0x00000000 return"),
-        (new().daddr_is_local().jump("regular"), "fib daddr type local jump regular"),
-        (new().in_set(&[Field::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
-        (new().not_in_set(&[Field::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
-        (new().vmap(&[Field::Iifname], NAMES), "iifname vmap @names"),
+        (
+            new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT).accept(),
+            "ct status dnat accept",
+        ),
+        (
+            new().no_bit_set(PacketField::CtMark, 1 << 27).return_to_caller(),
+            "ct mark & 0x08000000 == 0x00000000 return",
+        ),
+        (new().daddr_is_local().jump_to("regular"), "fib daddr type local jump regular"),
+        (new().in_set(&[PacketField::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
+        (new().not_in_set(&[PacketField::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
+        (new().verdict_by_map(&[PacketField::Iifname], NAMES), "iifname vmap @names"),
     ]);
 }
 
 #[test]
 fn statements() {
-    let new = Rule::new;
+    let new = NftRule::new;
     shown(&[
-        (new().accept().comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
+        (new().accept().with_comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
         (new().set_ct_mark(1 << 27), "ct mark set ct mark | 0x08000000"),
         (new().clear_ct_mark(1 << 27), "ct mark set ct mark & 0xf7ffffff"),
-        (new().eq(Field::L4proto, L4::Sctp).drop(), "meta l4proto sctp drop"),
+        (
+            new().match_equal(PacketField::L4proto, TransportProtocol::Sctp).drop(),
+            "meta l4proto sctp drop",
+        ),
     ]);
 }
 
 #[test]
 fn translations() {
     let nft = sandbox();
-    let key = [Field::IpDaddr, Field::L4proto, Field::Dport];
+    let key = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
     let batch = one(|batch| {
         base(batch);
-        let ports = Rule::new().daddr_is_local().dnat_by(&key, DNAT4);
+        let ports = NftRule::new().daddr_is_local().dnat_by_map(&key, DNAT4);
         batch.append_rule(PRE, &ports);
-        let six = T.map("dnat6", &DNAT4.key[1..], &[Type::Ipv6Addr, Type::InetService]);
-        batch
-            .add(six)
-            .add_element(&six.element((L4::Udp, 53)).to((ip("fd00::5"), 5353)).comment("dns"));
-        batch.append_rule(PRE, &Rule::new().dnat_by(&key[1..], six));
-        batch.append_rule(PRE, &Rule::new().eq(Field::L4proto, L4::Udp).dnat(ip("10.0.0.1"), 53));
-        batch.append_rule(PRE, &Rule::new().eq(Field::L4proto, L4::Tcp).dnat(ip("fd00::1"), 80));
+        let six =
+            T.value_map("dnat6", &DNAT4.key[1..], &[ValueType::Ipv6Addr, ValueType::InetService]);
+        batch.add_object(six).add_element(
+            &six.element_with_key((TransportProtocol::Udp, 53))
+                .with_values((ip("fd00::5"), 5353))
+                .with_comment("dns"),
+        );
+        batch.append_rule(PRE, &NftRule::new().dnat_by_map(&key[1..], six));
+        batch.append_rule(
+            PRE,
+            &NftRule::new()
+                .match_equal(PacketField::L4proto, TransportProtocol::Udp)
+                .dnat_to(ip("10.0.0.1"), 53),
+        );
+        batch.append_rule(
+            PRE,
+            &NftRule::new()
+                .match_equal(PacketField::L4proto, TransportProtocol::Tcp)
+                .dnat_to(ip("fd00::1"), 80),
+        );
         let net = "10.1.0.0/16".parse().unwrap();
-        let masquerade = Rule::new().saddr(ip("10.1.0.5")).daddr_not_in(net).masquerade();
+        let masquerade = NftRule::new().saddr_is(ip("10.1.0.5")).daddr_not_in(net).masquerade();
         batch.append_rule(POST, &masquerade);
     });
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     assert_eq!(
         listed("pre"),
         [
@@ -99,20 +133,26 @@ fn translations() {
 #[test]
 fn a_bridge_checks_source_addresses() {
     let nft = sandbox();
-    let table = Table::new(Family::Bridge, "nat");
-    let pre = table.chain("PREROUTING").filter(Hook::Prerouting, RAW);
-    let (own, mac) = (table.chain("own"), crate::netlink::Mac([2, 0, 0, 0, 0, 1]));
+    let table = NftTable::new(TableFamily::Bridge, "nat");
+    let pre = table.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
+    let (own, mac) = (table.named_chain("own"), crate::netlink::MacAddress([2, 0, 0, 0, 0, 1]));
     let batch = one(|batch| {
-        batch.ensure(table).ensure(pre).ensure(own);
+        batch.ensure_object(table).ensure_object(pre).ensure_object(own);
         batch.append_rule(
             pre,
-            &Rule::new().eq(Field::Iifname, "veth1").jump("own").comment("check"),
+            &NftRule::new()
+                .match_equal(PacketField::Iifname, "veth1")
+                .jump_to("own")
+                .with_comment("check"),
         );
-        batch.append_rule(own, &Rule::new().eq(Field::EtherSaddr, mac).ret());
-        batch.append_rule(own, &Rule::new().saddr(ip("10.0.0.1")).ret());
-        batch.append_rule(own, &Rule::new().drop());
+        batch.append_rule(
+            own,
+            &NftRule::new().match_equal(PacketField::EtherSaddr, mac).return_to_caller(),
+        );
+        batch.append_rule(own, &NftRule::new().saddr_is(ip("10.0.0.1")).return_to_caller());
+        batch.append_rule(own, &NftRule::new().drop());
     });
-    nft.commit(batch).unwrap();
+    nft.commit_batch(batch).unwrap();
     let text = ruleset();
     for part in [
         "iifname \"veth1\" jump own comment \"check\"\n",
@@ -126,15 +166,15 @@ fn a_bridge_checks_source_addresses() {
 fn rules_are_appended_in_order_and_flushed() {
     let nft = sandbox();
     commit_base(&nft);
-    let named = |name: &str| Rule::new().comment(name);
-    nft.commit(one(|b| {
+    let named = |name: &str| NftRule::new().with_comment(name);
+    nft.commit_batch(one(|b| {
         b.append_rule(PRE, &named("a")).append_rule(PRE, &named("b"));
     }))
     .unwrap();
     let comments: Vec<_> =
         nft.dump_rules(PRE).unwrap().into_iter().filter_map(|rule| rule.comment).collect();
     assert_eq!(comments, ["a", "b"]);
-    nft.commit(one(|b| {
+    nft.commit_batch(one(|b| {
         b.flush_chain(PRE);
     }))
     .unwrap();
@@ -160,7 +200,7 @@ fn rules_of_the_reference_are_found_by_comment_and_deleted() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), script).unwrap();
     nft(&["-f", file.path().to_str().unwrap()]);
-    let chain = Table::inet("cni_plugins_masquerade").chain("masq_checks");
+    let chain = NftTable::new_inet("cni_plugins_masquerade").named_chain("masq_checks");
     let rules = ours.dump_rules(chain).unwrap();
     assert_eq!(rules.len(), 2);
     assert_eq!(rules[0].expressions.last().map(String::as_str), Some("masq"));
@@ -169,8 +209,8 @@ fn rules_of_the_reference_are_found_by_comment_and_deleted() {
         comment.starts_with("6fd94d501e58f0aa-287fc69eff0574a2")
     };
     let handle = rules.iter().find(|rule| mine(rule)).unwrap().handle;
-    ours.commit(one(|batch| {
-        batch.del_rule(chain, handle);
+    ours.commit_batch(one(|batch| {
+        batch.delete_rule(chain, handle);
     }))
     .unwrap();
     let left = ours.dump_rules(chain).unwrap();
@@ -181,19 +221,19 @@ fn rules_of_the_reference_are_found_by_comment_and_deleted() {
 /// The kernel sends the first parts of about 4 KiB, the others of 32 KiB: five parts.
 #[test]
 fn a_fresh_socket_reads_a_list_of_many_parts() {
-    let chain = T.chain("f").filter(Hook::Prerouting, RAW);
+    let chain = T.named_chain("f").at_filter_hook(NetfilterHook::Prerouting, RAW);
     let batch = one(|batch| {
         base(batch);
-        batch.ensure(chain).ensure_element(&PODS.element(ip("10.0.0.1")));
+        batch.ensure_object(chain).ensure_element(&PODS.element_with_key(ip("10.0.0.1")));
         for last in 0..=255 {
             let addr = ip(&format!("10.1.0.{last}"));
-            batch.append_rule(chain, &Rule::new().saddr(addr).daddr(addr).accept());
+            batch.append_rule(chain, &NftRule::new().saddr_is(addr).daddr_is(addr).accept());
         }
     });
-    sandbox().commit(batch).unwrap();
-    let asked = [PODS.element(ip("10.0.0.1")), PODS.element(ip("10.0.0.2"))];
-    let look = Nft::open().unwrap().look(T, &asked).unwrap();
+    sandbox().commit_batch(batch).unwrap();
+    let asked = [PODS.element_with_key(ip("10.0.0.1")), PODS.element_with_key(ip("10.0.0.2"))];
+    let look = NftSocket::open().unwrap().read_table(T, &asked).unwrap();
     assert_eq!(look.rules.len(), 256);
     assert_eq!(look.elements.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
-    assert_eq!(Nft::open().unwrap().dump_rules(chain).unwrap().len(), 256);
+    assert_eq!(NftSocket::open().unwrap().dump_rules(chain).unwrap().len(), 256);
 }

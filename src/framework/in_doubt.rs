@@ -7,50 +7,58 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::context::Cx;
-use super::plugin::GcReq;
+use super::context::CallContext;
+use super::plugin::GcRequest;
 use crate::attachment::Liveness;
-use crate::cni::Attachment;
+use crate::cni::ValidAttachment;
 use crate::cni::json::{self, Json};
-use crate::error::{Context, Result};
-use crate::leases::{DATA_DIR, LeaseStatus, Listing};
+use crate::error::{ErrorContext, Result};
+use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
 use crate::log;
 use crate::netlink::{Link, Netlink};
 
 const VALID: &str = "cni.dev/valid-attachments";
 
 /// The leases of the configuration's network; `None` if host-local does not manage its addresses.
-pub fn leases_of(conf: &Json, network: &str) -> Result<Option<Vec<LeaseStatus>>> {
-    let key = |key: &str| conf.get_present("ipam")?.get_present(key)?.as_str();
+pub fn read_network_leases(conf: &Json, network: &str) -> Result<Option<Vec<LeaseStatus>>> {
+    let key = |key: &str| conf.get_present_member("ipam")?.get_present_member(key)?.as_str();
     if key("type") != Some("host-local") {
         return Ok(None);
     }
     let dir = key("dataDir").filter(|dir| !dir.is_empty()).unwrap_or(DATA_DIR);
-    let listing = Listing::open_existing(Path::new(dir), network)?;
-    Ok(Some(listing.map(|listing| listing.statuses()).unwrap_or_default()))
+    let listing = LeaseListing::open_existing(Path::new(dir), network)?;
+    Ok(Some(listing.map(|listing| listing.lease_statuses()).unwrap_or_default()))
 }
 
 /// The host's ends of pairs without a label that may be those of this plugin's attachments.
-struct Ends<'a> {
+struct UnlabelledEnds<'a> {
     host: &'a Netlink,
     links: Vec<Link>,
     is_bridged: bool,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> CallContext<'a> {
     /// The request of a GC for the attachments that the runtime calls valid, and for those in doubt.
-    pub(super) fn gc_request(&self, plugin: &str, mut valid: Vec<Attachment>) -> Result<GcReq> {
+    pub(super) fn gc_request(
+        &self,
+        plugin: &str,
+        mut valid: Vec<ValidAttachment>,
+    ) -> Result<GcRequest> {
         let in_doubt = self.find_in_doubt(plugin, &valid)?;
         valid.extend(self.in_doubt.get_or_init(|| in_doubt).iter().cloned());
-        Ok(GcReq { valid })
+        Ok(GcRequest { valid })
     }
 
-    fn find_in_doubt(&self, plugin: &str, valid: &[Attachment]) -> Result<Vec<Attachment>> {
+    fn find_in_doubt(
+        &self,
+        plugin: &str,
+        valid: &[ValidAttachment],
+    ) -> Result<Vec<ValidAttachment>> {
         if !["bridge", "ptp"].contains(&plugin) {
             return Ok(Vec::new());
         }
         // Leases that cannot be read are not released either: host-local's GC fails.
-        let leases = leases_of(&self.net.json, self.net.name.as_str());
+        let leases = read_network_leases(&self.net.json, self.net.name.as_str());
         let leases = leases.inspect_err(|e| log::debug(e)).ok().flatten();
         let mut leases = leases.unwrap_or_default();
         leases.retain(|status| matches!(status.liveness, Liveness::Unknown(_)));
@@ -58,15 +66,15 @@ impl<'a> Cx<'a> {
         let mut ends = None;
         for LeaseStatus { lease, .. } in leases {
             let Some(ifname) = lease.ifname.clone() else { continue };
-            let attachment = Attachment { container_id: lease.id.clone(), ifname };
+            let attachment = ValidAttachment { container_id: lease.id.clone(), ifname };
             if valid.contains(&attachment) {
                 continue;
             }
             let ends = match &mut ends {
                 Some(ends) => ends,
-                none => none.insert(self.unlabelled_ends(plugin)?),
+                none => none.insert(self.find_unlabelled_ends(plugin)?),
             };
-            if let Some(end) = ends.of(lease.ip)? {
+            if let Some(end) = ends.end_for_address(lease.ip)? {
                 log::warn(format_args!(
                     "GC keeps {lease}: it was made without a label, and \"{}\" may be its container's link; DEL releases it",
                     end.name
@@ -77,10 +85,10 @@ impl<'a> Cx<'a> {
         Ok(in_doubt)
     }
 
-    fn unlabelled_ends(&self, plugin: &str) -> Result<Ends<'_>> {
-        let (host, is_bridged) = (self.host()?, plugin == "bridge");
-        let name = self.net.json.get_present("bridge").and_then(Json::as_str);
-        let bridge = if is_bridged { host.link(name.unwrap_or("cni0"))? } else { None };
+    fn find_unlabelled_ends(&self, plugin: &str) -> Result<UnlabelledEnds<'_>> {
+        let (host, is_bridged) = (self.host_netlink()?, plugin == "bridge");
+        let name = self.net.json.get_present_member("bridge").and_then(Json::as_str);
+        let bridge = if is_bridged { host.find_link(name.unwrap_or("cni0"))? } else { None };
         let master = bridge.map(|bridge| bridge.index);
         let mut links = host.dump_links()?;
         links.retain(|link| {
@@ -90,7 +98,7 @@ impl<'a> Cx<'a> {
         if is_bridged && master.is_none() {
             links.clear();
         }
-        Ok(Ends { host, links, is_bridged })
+        Ok(UnlabelledEnds { host, links, is_bridged })
     }
 
     /// GC of the IPAM plugin, which gets the attachments in doubt as valid ones.
@@ -98,34 +106,34 @@ impl<'a> Cx<'a> {
         if !self.has_ipam() {
             return Ok(());
         }
-        let ipam = self.ipam()?;
+        let ipam = self.ipam_plugin()?;
         let in_doubt = self.in_doubt.get().map(Vec::as_slice).unwrap_or_default();
         if in_doubt.is_empty() {
-            return ipam.run(super::Verb::Gc).map(drop);
+            return ipam.run_verb(super::CniVerb::Gc).map(drop);
         }
         let mut conf = self.net.json.clone();
         let valid = self.net.valid_attachments()?.unwrap_or_default();
         let text = |text: &str| Json::String(text.to_owned());
-        let object = |a: &Attachment| {
+        let object = |a: &ValidAttachment| {
             let members = [("containerID", &a.container_id), ("ifname", &a.ifname)];
             Json::Object(members.map(|(key, value)| (key.to_owned(), text(value))).into())
         };
-        conf.set(VALID, Json::Array(valid.iter().chain(in_doubt).map(object).collect()));
-        let conf = json::compact(&conf).context(|| "GC of the IPAM plugin")?;
-        ipam.with_conf(conf.as_bytes()).run(super::Verb::Gc).map(drop)
+        conf.set_member(VALID, Json::Array(valid.iter().chain(in_doubt).map(object).collect()));
+        let conf = json::encode_compact(&conf).context(|| "GC of the IPAM plugin")?;
+        ipam.with_config(conf.as_bytes()).run_verb(super::CniVerb::Gc).map(drop)
     }
 }
 
-impl Ends<'_> {
+impl UnlabelledEnds<'_> {
     /// An end through which the address may be reached: of a bridge any port, of ptp the one of the address's route.
-    fn of(&self, ip: IpAddr) -> Result<Option<&Link>> {
+    fn end_for_address(&self, ip: IpAddr) -> Result<Option<&Link>> {
         if self.is_bridged {
             return Ok(self.links.first());
         }
         if self.links.is_empty() {
             return Ok(None);
         }
-        let oif = self.host.route_to(ip, None)?.and_then(|route| route.oif);
+        let oif = self.host.find_route_to(ip, None)?.and_then(|route| route.oif);
         Ok(self.links.iter().find(|link| Some(link.index) == oif))
     }
 }

@@ -1,7 +1,7 @@
 //! The plugin process: what all plugins have in common.
 //!
 //! [`run`] is the way from process start to exit and the only printer of results; [`dispatch`]
-//! checks a call and hands the plugin a typed request; [`Cx`] is what a plugin may use besides:
+//! checks a call and hands the plugin a typed request; [`CallContext`] is what a plugin may use besides:
 //! the configuration's common keys, netlink in the host's namespace, its delegates; [`Rollback`]
 //! undoes a failed ADD.
 
@@ -17,7 +17,13 @@ pub mod record;
 mod rollback;
 pub mod run;
 
-pub use call::{Applet, Kind, Main, OwnPlugin, Remarks, Service, Table, Verb};
-pub use context::Cx;
-pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, del_and_release, require_prev};
+pub use call::{
+    Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, CniVerb, ConfigRemarks,
+    PluginService,
+};
+pub use context::CallContext;
+pub use plugin::{
+    AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release,
+    require_prev_result,
+};
 pub use rollback::{Failures, Rollback};

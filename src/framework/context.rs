@@ -4,70 +4,74 @@ use std::cell::{Cell, OnceCell};
 
 use serde::de::DeserializeOwned;
 
-use super::call::{Call, Caller, Verb};
-use crate::attachment::HostEnd;
-use crate::cni::args::Args;
+use super::call::{CniVerb, PluginCall, PluginCaller};
+use crate::attachment::HostPairEnd;
+use crate::cni::args::CniArgPairs;
 use crate::cni::json::Json;
-use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
-use crate::error::{Context, Error, Result};
+use crate::cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netfilter::PacketFilter;
 use crate::netlink::Netlink;
 
 /// Whether the call only removes.
-pub(super) fn removes(call: &Call<'_>) -> bool {
-    matches!(Verb::parse(&call.env.command), Some(Verb::Del | Verb::Gc))
+pub(super) fn is_removal(call: &PluginCall<'_>) -> bool {
+    matches!(CniVerb::parse(&call.env.command), Some(CniVerb::Del | CniVerb::Gc))
 }
 
 /// Warns of a key that counts as absent because it does not decode.
-pub(super) fn absent(error: &Error) {
+pub(super) fn warn_absent_key(error: &Error) {
     log::warn(format_args!("a key counts as absent: {error}"));
 }
 
 /// The context of one call.
 #[derive(Debug)]
-pub struct Cx<'a> {
+pub struct CallContext<'a> {
     /// The configuration's common keys.
-    pub net: NetConf,
+    pub net: NetworkConfig,
     /// The version of the request, and so of the result.
     pub version: SpecVersion,
-    pub(super) call: &'a Call<'a>,
+    pub(super) call: &'a PluginCall<'a>,
     host: OnceCell<Netlink>,
     filter: PacketFilter,
-    end: Cell<Option<HostEnd>>,
+    end: Cell<Option<HostPairEnd>>,
     /// For GC.
-    pub(super) in_doubt: OnceCell<Vec<Attachment>>,
+    pub(super) in_doubt: OnceCell<Vec<ValidAttachment>>,
 }
 
-impl<'a> Cx<'a> {
-    pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
+impl<'a> CallContext<'a> {
+    pub(super) fn new(
+        call: &'a PluginCall<'a>,
+        net: NetworkConfig,
+        version: SpecVersion,
+    ) -> CallContext<'a> {
         let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
-        Cx { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
+        CallContext { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
     }
 
     /// Whether the call only removes: nothing that was written wrong after ADD may keep it from that.
-    pub(super) fn removes(&self) -> bool {
-        removes(self.call)
+    pub(super) fn is_removal(&self) -> bool {
+        is_removal(self.call)
     }
 
     /// Decodes a part of the configuration, absent as its default. For DEL and GC a key that does not decode counts as
     /// absent, with a warning.
-    pub fn decode<T: Default + DeserializeOwned>(&self, part: Option<&Json>) -> Result<T> {
+    pub fn decode_part<T: Default + DeserializeOwned>(&self, part: Option<&Json>) -> Result<T> {
         let Some(json) = part else { return Ok(T::default()) };
-        if self.removes() {
-            Ok(json.decode_sound(&absent).unwrap_or_default())
+        if self.is_removal() {
+            Ok(json.decode_valid_members(&warn_absent_key).unwrap_or_default())
         } else {
             json.decode()
         }
     }
 
     /// The packet filter of the namespace of the plugin's process.
-    pub fn filter(&self) -> &PacketFilter {
+    pub fn packet_filter(&self) -> &PacketFilter {
         &self.filter
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.
-    pub fn host(&self) -> Result<&Netlink> {
+    pub fn host_netlink(&self) -> Result<&Netlink> {
         if let Some(host) = self.host.get() {
             return Ok(host);
         }
@@ -76,35 +80,35 @@ impl<'a> Cx<'a> {
     }
 
     /// Sets the host's end of the attachment's veth pair, for the IPAM plugin and the record.
-    pub fn set_end(&self, end: Option<HostEnd>) {
+    pub fn set_host_end(&self, end: Option<HostPairEnd>) {
         self.end.set(end);
     }
 
     /// The host's end of the attachment's veth pair: of this plugin, else of the plugin that calls this one in this process.
-    pub fn end(&self) -> Option<HostEnd> {
+    pub fn host_end(&self) -> Option<HostPairEnd> {
         let of_caller = match self.call.caller {
-            Caller::Plugin(end) => end,
-            Caller::Runtime => None,
+            PluginCaller::Plugin(end) => end,
+            PluginCaller::Runtime => None,
         };
         self.end.get().or(of_caller)
     }
 
-    /// For STATUS: as [`host`](Cx::host), and fails without the capability `CAP_NET_ADMIN`.
-    pub fn usable_host(&self) -> Result<&Netlink> {
-        let host = self.host().or_unavailable()?;
-        host.require_admin().or_unavailable()?;
+    /// For STATUS: as [`host`](CallContext::host_netlink), and fails without the capability `CAP_NET_ADMIN`.
+    pub fn usable_host_netlink(&self) -> Result<&Netlink> {
+        let host = self.host_netlink().or_unavailable()?;
+        host.require_net_admin().or_unavailable()?;
         Ok(host)
     }
 
     /// `CNI_ARGS`, for a plugin that reads its keys `known`. Plugins without documented keys do not parse
     /// `CNI_ARGS`.
-    pub fn args(&self, known: &[&str]) -> Result<Args> {
-        Args::parse(&self.call.env.args, known)
+    pub fn parse_args(&self, known: &[&str]) -> Result<CniArgPairs> {
+        CniArgPairs::parse(&self.call.env.args, known)
     }
 
     /// `MAC` of `CNI_ARGS`, for a plugin that reads no other key; empty if absent.
     pub fn mac_arg(&self) -> Result<String> {
-        let mac = self.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?;
+        let mac = self.parse_args(&["MAC"])?.parse_value("MAC", |text| Ok(text.to_owned()))?;
         Ok(mac.unwrap_or_default())
     }
 
@@ -133,7 +137,7 @@ impl<'a> Cx<'a> {
 
     /// Completes the result of an interface plugin: removes MTUs and PCI functions that the version does not have, and
     /// replaces the IPAM plugin's `dns` by the configuration's.
-    pub fn finish(&self, result: &mut CniResult) {
+    pub fn finish_result(&self, result: &mut CniResult) {
         for interface in &mut result.interfaces {
             interface.mtu = self.reported_mtu(interface.mtu);
             if self.version < SpecVersion::V1_1_0 {

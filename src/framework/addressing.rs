@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::cni::{IpConfig, NetConf, Route};
+use crate::cni::{IpConfig, NetworkConfig, ResultRoute};
 use crate::error::Error;
 
 /// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
-pub fn reserved(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
+pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
     let is_wide = subnet.max_prefix_len() - subnet.prefix_len() > 1;
     match ip {
         _ if !is_wide || !subnet.contains(&ip) => None,
@@ -20,9 +20,9 @@ pub fn reserved(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
 
 /// Warns of routes of a family in which the interface has no address, and of default routes that are written like subnets.
 /// Without addresses, which the runtime supplies, only of the latter.
-pub fn routes(ips: &[IpConfig], routes: &[Route]) -> Vec<Error> {
+pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
     let mut warnings = Vec::new();
-    for Route { dst, .. } in routes {
+    for ResultRoute { dst, .. } in routes {
         let is_v4 = dst.addr().is_ipv4();
         if dst.prefix_len() == 0 && !dst.addr().is_unspecified() {
             let msg = format!("the route to {dst} is the default route");
@@ -41,12 +41,17 @@ pub fn routes(ips: &[IpConfig], routes: &[Route]) -> Vec<Error> {
 }
 
 /// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the routes itself.
-pub fn gateways(net: &NetConf, ips: &[IpConfig], routes: &[Route]) -> Vec<Error> {
-    if ips.is_empty() || net.json.get_present("type").and_then(|name| name.as_str()) == Some("ptp")
+pub fn gateway_warnings(
+    net: &NetworkConfig,
+    ips: &[IpConfig],
+    routes: &[ResultRoute],
+) -> Vec<Error> {
+    if ips.is_empty()
+        || net.json.get_present_member("type").and_then(|name| name.as_str()) == Some("ptp")
     {
         return Vec::new();
     }
-    let is_on_link = |route: &Route| route.gw.is_none() && route.scope.is_some();
+    let is_on_link = |route: &ResultRoute| route.gw.is_none() && route.scope.is_some();
     let reaches = |gateway: &IpAddr| {
         let mut on_link = routes.iter().filter(|route| is_on_link(route) && !route.is_default());
         ips.iter().any(|ip| ip.address.contains(gateway))
@@ -92,13 +97,19 @@ mod tests {
             ("fd00::", "fd00::/64", Some("network")),
             ("fd00::ffff:ffff:ffff:ffff", "fd00::/64", None),
         ] {
-            assert_eq!(reserved(ip.parse().unwrap(), net(subnet)), what, "{ip} of {subnet}");
+            assert_eq!(
+                reserved_address_kind(ip.parse().unwrap(), net(subnet)),
+                what,
+                "{ip} of {subnet}"
+            );
         }
     }
 
     #[test]
     fn routes_need_addresses_of_their_family() {
-        let of = |ips: &[IpConfig], dst: &str| routes(ips, &[Route::to(net(dst))]).len();
+        let of = |ips: &[IpConfig], dst: &str| {
+            route_warnings(ips, &[ResultRoute::for_destination(net(dst))]).len()
+        };
         let v4 = [ip("10.1.0.0/24", "")];
         for (dst, found) in [("0.0.0.0/0", 0), ("::/0", 1), ("10.9.0.0/0", 1), ("fd00::/0", 2)] {
             assert_eq!(of(&v4, dst), found, "{dst}");
@@ -108,18 +119,24 @@ mod tests {
 
     #[test]
     fn a_gateway_needs_a_way_to_it() {
-        let conf =
-            |kind: &str| NetConf::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes());
+        let conf = |kind: &str| {
+            NetworkConfig::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes())
+        };
         let (macvlan, ptp) = (conf("macvlan").unwrap(), conf("ptp").unwrap());
         let far = [ip("10.1.0.5/32", "10.9.0.1")];
-        let route = |text: &str| Json::parse(text.as_bytes()).unwrap().decode::<Route>().unwrap();
+        let route =
+            |text: &str| Json::parse(text.as_bytes()).unwrap().decode::<ResultRoute>().unwrap();
         let on_link = route(r#"{"dst":"10.9.0.1/32","scope":253}"#);
-        assert_eq!(gateways(&macvlan, &far, &[]).len(), 1);
-        assert_eq!(gateways(&macvlan, &far, &[Route::to(net("0.0.0.0/0"))]).len(), 1);
-        assert_eq!(gateways(&macvlan, &far, &[on_link]), []);
-        assert_eq!(gateways(&ptp, &far, &[]), []);
-        assert_eq!(gateways(&macvlan, &[ip("10.1.0.5/24", "10.1.0.1")], &[]), []);
+        assert_eq!(gateway_warnings(&macvlan, &far, &[]).len(), 1);
+        assert_eq!(
+            gateway_warnings(&macvlan, &far, &[ResultRoute::for_destination(net("0.0.0.0/0"))])
+                .len(),
+            1
+        );
+        assert_eq!(gateway_warnings(&macvlan, &far, &[on_link]), []);
+        assert_eq!(gateway_warnings(&ptp, &far, &[]), []);
+        assert_eq!(gateway_warnings(&macvlan, &[ip("10.1.0.5/24", "10.1.0.1")], &[]), []);
         let by = route(r#"{"dst":"0.0.0.0/0","gw":"10.7.0.1"}"#);
-        assert_eq!(gateways(&macvlan, &[ip("10.1.0.5/24", "")], &[by]).len(), 1);
+        assert_eq!(gateway_warnings(&macvlan, &[ip("10.1.0.5/24", "")], &[by]).len(), 1);
     }
 }

@@ -7,12 +7,15 @@ use std::process::ExitCode;
 
 use nix::errno::Errno;
 
-use super::call::{Applet, Call, Caller, Env, Main, OwnPlugin, RunFn, Table, Verb};
+use super::call::{
+    Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall,
+    PluginCaller, PluginFunction,
+};
 use super::record;
-use crate::cni::json::keys::Keys;
+use crate::cni::json::keys::DecodedKeys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
-use crate::error::{Code, Error, Result, io_text};
+use crate::error::{Error, ErrorCode, Result, io_text};
 use crate::{log, netlink, options};
 
 /// The release of the reference plugins whose behaviour this program implements. nerdctl parses it in the about text to
@@ -23,10 +26,10 @@ pub const REFERENCE_RELEASE: &str = "1.9.1";
 const MAX_REQUEST: u64 = 16 << 20;
 
 /// Runs the applet with the arguments after its name.
-pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
+pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitCode {
     let plugin = match applet.main {
-        Main::Tool(tool) => return tool(args, table),
-        Main::Plugin(plugin) => plugin,
+        AppletMain::Tool(tool) => return tool(args, table),
+        AppletMain::Plugin(plugin) => plugin,
     };
     if let Some(service) =
         plugin.service.filter(|service| args.first().is_some_and(|arg| arg == service.name))
@@ -35,53 +38,53 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
         return (service.main)(args);
     }
     match args.first().map(String::as_str) {
-        Some("help" | "--help" | "-h") => return print(&help(applet, plugin)),
-        Some("--version" | "-V") => return print(&options::version()),
+        Some("help" | "--help" | "-h") => return print_text(&help_text(applet, plugin)),
+        Some("--version" | "-V") => return print_text(&options::version_text()),
         _ => {}
     }
-    let env = Env::from_process();
+    let env = CallEnvironment::from_process();
     if env.command.is_empty() {
-        return about(applet.name, plugin.versions);
+        return print_about(applet.name, plugin.versions);
     }
-    if Verb::parse(&env.command) == Some(Verb::Version) {
-        return print(&version_line(plugin.versions));
+    if CniVerb::parse(&env.command) == Some(CniVerb::Version) {
+        return print_text(&version_line(plugin.versions));
     }
-    if matches!(Verb::parse(&env.command), Some(Verb::Del | Verb::Gc)) {
-        netlink::process_ends();
+    if matches!(CniVerb::parse(&env.command), Some(CniVerb::Del | CniVerb::Gc)) {
+        netlink::set_process_ends();
     }
-    log::set_call(record::name(applet.name, &env), &env.container_id);
-    record::begin(|| record::name(applet.name, &env));
+    log::set_call(record::call_name(applet.name, &env), &env.container_id);
+    record::start_recording(|| record::call_name(applet.name, &env));
     // Large enough for most requests, which are then read by one system call.
     let mut stdin = Vec::with_capacity(8192);
-    let read = env.check().and_then(|()| read_stdin(&mut stdin));
-    let call = Call { env, stdin: &stdin, table, caller: Caller::Runtime };
-    let outcome = read.and_then(|()| guarded(&|| (plugin.run)(&call)));
-    record::end(applet.name, &call, outcome.as_ref().err());
+    let read = env.require_variables().and_then(|()| read_stdin(&mut stdin));
+    let call = PluginCall { env, stdin: &stdin, table, caller: PluginCaller::Runtime };
+    let outcome = read.and_then(|()| run_guarded(&|| (plugin.run)(&call)));
+    record::finish_call(applet.name, &call, outcome.as_ref().err());
     let result = match outcome {
         Ok(None) => return ExitCode::SUCCESS,
         Ok(Some(result)) => result,
-        Err(error) => return fail(&error, version_of(&stdin)),
+        Err(error) => return print_error(&error, requested_version(&stdin)),
     };
-    let printed = match json::pretty(&result.to_json()) {
-        Ok(text) => print(&text),
-        Err(error) => fail(&error, result.version),
+    let printed = match json::encode_pretty(&result.to_json()) {
+        Ok(text) => print_text(&text),
+        Err(error) => print_error(&error, result.version),
     };
     if printed != ExitCode::SUCCESS {
-        roll_back(&call, plugin.run);
+        roll_back_add(&call, plugin.run);
     }
     printed
 }
 
 /// Rolls back an ADD whose result cannot be written: the runtime is gone, or does not have the result.
-fn roll_back(call: &Call<'_>, run: RunFn) {
-    let del = Call { env: call.env.with_verb(Verb::Del), ..call.clone() };
-    if let Err(error) = guarded(&|| run(&del)) {
+fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
+    let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
+    if let Err(error) = run_guarded(&|| run(&del)) {
         log::warn(format_args!("roll back an ADD without a result: {error}"));
     }
 }
 
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
-    let failed = |why: &str| Error::new(Code::IO, format!("error reading from stdin: {why}"));
+    let failed = |why: &str| Error::new(ErrorCode::IO, format!("error reading from stdin: {why}"));
     let read = io::stdin().lock().take(MAX_REQUEST + 1).read_to_end(stdin);
     if read.map_err(|e| failed(&io_text(&e)))? as u64 > MAX_REQUEST {
         stdin.clear();
@@ -91,7 +94,7 @@ fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
 }
 
 /// Runs the plugin and reports a panic, after the rollback, as a CNI error.
-fn guarded(run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
+fn run_guarded(run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -101,20 +104,20 @@ fn guarded(run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResu
 }
 
 /// Prints the text of an applet that is started without `CNI_COMMAND`. nerdctl and Nomad parse the first line.
-pub fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
+pub fn print_about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
-    log::line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
+    log::write_line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
     let versions: Vec<_> = versions.iter().map(|v| v.as_str()).collect();
-    log::line(format_args!("CNI protocol versions supported: {}", versions.join(", ")));
+    log::write_line(format_args!("CNI protocol versions supported: {}", versions.join(", ")));
     if io::stdin().is_terminal() {
-        log::line(format_args!("started by container runtimes; see: {name} --help"));
+        log::write_line(format_args!("started by container runtimes; see: {name} --help"));
     }
     ExitCode::SUCCESS
 }
 
-fn help(applet: &Applet, plugin: OwnPlugin) -> String {
+fn help_text(applet: &Applet, plugin: BuiltinPlugin) -> String {
     let Applet { name, about, .. } = applet;
-    let mut keys = names("", &(plugin.keys)());
+    let mut keys = key_paths("", &(plugin.keys)());
     // Keys that the runtime adds.
     keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
     let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
@@ -133,16 +136,16 @@ To call plugins by hand: cnibox cnitool --help. To check a configuration: cnibox
 }
 
 /// The full paths of the keys, such as `ipam.ranges[][].subnet`.
-fn names(at: &str, keys: &Keys) -> Vec<String> {
+fn key_paths(at: &str, keys: &DecodedKeys) -> Vec<String> {
     match keys {
-        Keys::Any if at.is_empty() => Vec::new(),
-        Keys::Any => vec![at.to_owned()],
-        Keys::Items(keys) => names(&format!("{at}[]"), keys),
-        Keys::Fields(fields) => {
+        DecodedKeys::Any if at.is_empty() => Vec::new(),
+        DecodedKeys::Any => vec![at.to_owned()],
+        DecodedKeys::Items(keys) => key_paths(&format!("{at}[]"), keys),
+        DecodedKeys::Fields(fields) => {
             let dot = if at.is_empty() { "" } else { "." };
             fields
                 .iter()
-                .flat_map(|(name, keys)| names(&format!("{at}{dot}{name}"), keys))
+                .flat_map(|(name, keys)| key_paths(&format!("{at}{dot}{name}"), keys))
                 .collect()
         }
     }
@@ -156,18 +159,18 @@ fn version_line(versions: &[SpecVersion]) -> String {
 }
 
 /// The version of an error object: the configuration's, or the newest if that is unknown.
-fn version_of(stdin: &[u8]) -> SpecVersion {
-    let written = |json: Json| SpecVersion::exact(json.get("cniVersion")?.as_str()?);
+fn requested_version(stdin: &[u8]) -> SpecVersion {
+    let written = |json: Json| SpecVersion::parse_exact(json.get_member("cniVersion")?.as_str()?);
     Json::parse(stdin).ok().and_then(written).unwrap_or(SpecVersion::NEWEST)
 }
 
 /// Prints the error object.
-pub fn fail(error: &Error, version: SpecVersion) -> ExitCode {
-    print(&wire::error_text(error, version));
+pub fn print_error(error: &Error, version: SpecVersion) -> ExitCode {
+    print_text(&wire::error_text(error, version));
     ExitCode::FAILURE
 }
 
-fn print(text: &str) -> ExitCode {
+fn print_text(text: &str) -> ExitCode {
     // Without the standard library's buffer, which would write the last line separately.
     match write_all(io::stdout().as_fd(), text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -203,14 +206,17 @@ mod tests {
 
     #[test]
     fn panics_become_errors() {
-        let error = guarded(&|| panic!("boom {}", 1)).unwrap_err();
-        assert_eq!((error.code(), error.msg()), (Code::INTERNAL, "cnibox panicked: boom 1"));
+        let error = run_guarded(&|| panic!("boom {}", 1)).unwrap_err();
+        assert_eq!(
+            (error.code(), error.message()),
+            (ErrorCode::INTERNAL, "cnibox panicked: boom 1")
+        );
     }
 
     #[test]
     fn errors_carry_the_configurations_version() {
-        assert_eq!(version_of(br#"{"cniVersion":"0.4.0"}"#), SpecVersion::V0_4_0);
-        assert_eq!(version_of(br#"{"cniVersion":"7"}"#), SpecVersion::NEWEST);
-        assert_eq!(version_of(b"{"), SpecVersion::NEWEST);
+        assert_eq!(requested_version(br#"{"cniVersion":"0.4.0"}"#), SpecVersion::V0_4_0);
+        assert_eq!(requested_version(br#"{"cniVersion":"7"}"#), SpecVersion::NEWEST);
+        assert_eq!(requested_version(b"{"), SpecVersion::NEWEST);
     }
 }

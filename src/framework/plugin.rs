@@ -5,19 +5,21 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-use super::call::Remarks;
-use super::context::Cx;
+use super::call::ConfigRemarks;
+use super::context::CallContext;
 use super::rollback::{Failures, Rollback};
-use crate::cni::json::keys::Keys;
-use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
-use crate::iface::child::{self, Found, Recorded, Wanted};
-use crate::iface::{Inside, veth};
-use crate::netfilter::Owner;
-use crate::netfilter::names::stale;
+use crate::cni::json::keys::DecodedKeys;
+use crate::cni::{
+    CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment,
+};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
+use crate::iface::{ContainerNetns, veth};
+use crate::netfilter::AttachmentId;
+use crate::netfilter::names::stale_matcher;
 use crate::netlink::{Link, Netlink};
-use crate::netns::{Netns, NetnsId};
-use crate::repairs::Repairs;
+use crate::netns::{Netns, NetnsIdentity};
+use crate::repairs::RepairFindings;
 
 /// A CNI plugin. Every plugin implements every verb of the specification.
 pub trait Plugin {
@@ -31,7 +33,7 @@ pub trait Plugin {
     /// interface without addresses before 0.3.0. Some reference plugins keep the interface.
     const UNDO_IF_UNREPRESENTABLE: bool = true;
     /// Whether ADD may create state on the host that outlives the container's namespace, such as rules: ADD then
-    /// [records](Cx::note) the attachment first.
+    /// [records](CallContext::record_attachment) the attachment first.
     const OUTLIVES_ITS_CONTAINER: bool = false;
     /// Whether ADD connects the container to anything. Only then it restores protections of the host that a flush has ended:
     /// a plugin that connects follows those that do not.
@@ -42,58 +44,63 @@ pub trait Plugin {
     type Conf: DeserializeOwned;
 
     /// The keys of the configuration that the plugin reads, without those common to all plugins.
-    fn keys() -> Keys {
-        Keys::of::<Self::Conf>()
+    fn keys() -> DecodedKeys {
+        DecodedKeys::of_type::<Self::Conf>()
     }
 
     /// Examines the configuration, independent of the node: an error would fail every ADD. Makes no request to the
     /// kernel.
-    fn examine(cx: &Cx<'_>, conf: &Self::Conf, remarks: &mut Remarks) -> Result<()>;
+    fn examine(cx: &CallContext<'_>, conf: &Self::Conf, remarks: &mut ConfigRemarks) -> Result<()>;
 
     /// For STATUS: fails where [`examine`](Plugin::examine) does.
-    fn require_sound(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()> {
-        Self::examine(cx, conf, &mut Remarks::default()).or_unavailable()
+    fn require_sound(cx: &CallContext<'_>, conf: &Self::Conf) -> Result<()> {
+        Self::examine(cx, conf, &mut ConfigRemarks::default()).or_unavailable()
     }
 
     /// Attaches the container. On failure the host is as it was.
-    fn add(cx: &Cx<'_>, conf: &Self::Conf, req: &AddReq) -> Result<CniResult>;
-    fn check(cx: &Cx<'_>, conf: &Self::Conf, req: &CheckReq) -> Result<()>;
+    fn add(cx: &CallContext<'_>, conf: &Self::Conf, req: &AddRequest) -> Result<CniResult>;
+    fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
     /// Restores links and addresses of the host and routes of the container that are missing, as ADD made them;
     /// changed ones are left. The packet filter's rules are restored before.
-    fn repair(_: &Cx<'_>, _: &Self::Conf, _: &CheckReq, _: &mut Repairs) -> Result<()> {
+    fn repair(
+        _: &CallContext<'_>,
+        _: &Self::Conf,
+        _: &CheckRequest,
+        _: &mut RepairFindings,
+    ) -> Result<()> {
         Ok(())
     }
     /// Detaches the container: completes all steps that can be done, then reports the first error.
-    fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
+    fn del(cx: &CallContext<'_>, conf: &Self::Conf, req: &DelRequest) -> Result<()>;
     /// Removes resources of this network that belong to no valid attachment.
-    fn gc(cx: &Cx<'_>, conf: &Self::Conf, req: &GcReq) -> Result<()>;
+    fn gc(cx: &CallContext<'_>, conf: &Self::Conf, req: &GcRequest) -> Result<()>;
     /// GC without the list of valid attachments: removes only resources whose containers are certainly gone.
-    fn gc_unlisted(_: &Cx<'_>, _: &Self::Conf) -> Result<()> {
+    fn gc_unlisted(_: &CallContext<'_>, _: &Self::Conf) -> Result<()> {
         Ok(())
     }
     /// Fails if an ADD would fail now; changes nothing.
-    fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
+    fn status(cx: &CallContext<'_>, conf: &Self::Conf) -> Result<()>;
 }
 
 /// The container's network namespace: opened before the plugin runs, or why it was not.
 #[derive(Debug)]
-pub struct Sandbox {
+pub struct ContainerSandbox {
     /// `CNI_NETNS` as it was written: the `sandbox` of results.
     pub path: String,
     opened: OnceCell<Result<Netns>>,
 }
 
-impl Sandbox {
-    pub(super) fn at(path: &str) -> Sandbox {
-        Sandbox { path: path.to_owned(), opened: OnceCell::new() }
+impl ContainerSandbox {
+    pub(super) fn at_path(path: &str) -> ContainerSandbox {
+        ContainerSandbox { path: path.to_owned(), opened: OnceCell::new() }
     }
 
     /// The namespace. Code 8 if there is none at the path.
-    pub fn netns(&self) -> Result<&Netns> {
+    pub fn open_netns(&self) -> Result<&Netns> {
         let open = || {
             Netns::open(&self.path).map_err(|e| {
                 let context = format!("failed to open netns \"{}\"", self.path);
-                Error::from(e).context(context).with_code(Code::INVALID_NETNS)
+                Error::from(e).context(context).with_code(ErrorCode::INVALID_NETNS)
             })
         };
         self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
@@ -101,51 +108,53 @@ impl Sandbox {
 
     /// The identity of the namespace, different from earlier and later namespaces at this path; `None` if the
     /// kernel does not provide one.
-    pub fn identity(&self) -> Option<NetnsId> {
-        NetnsId::at(Path::new(&self.path))
+    pub fn netns_identity(&self) -> Option<NetnsIdentity> {
+        NetnsIdentity::at_path(Path::new(&self.path))
     }
 }
 
 /// The request of a CHECK or a repair; `prev` is the final result of the ADD of the whole list.
-pub type CheckReq = AddReq;
+pub type CheckRequest = AddRequest;
 
 /// The request of an ADD.
 #[derive(Debug)]
-pub struct AddReq {
+pub struct AddRequest {
     pub id: ContainerId,
-    pub sandbox: Sandbox,
+    pub sandbox: ContainerSandbox,
     /// The interface in the container.
-    pub ifname: IfName,
+    pub ifname: InterfaceName,
     /// The result of the previous plugin in the list.
     pub prev: Option<CniResult>,
 }
 
-impl AddReq {
+impl AddRequest {
     /// Creates the link `wanted` in the container, on top of a master that `place` has, with the addresses and routes
     /// of `addresses`, or of the IPAM plugin. A failure deletes the link and releases the addresses.
     pub fn attach_link(
         &self,
-        cx: &Cx<'_>,
-        inside: &Inside<'_>,
+        cx: &CallContext<'_>,
+        inside: &ContainerNetns<'_>,
         place: &Netlink,
-        wanted: &Wanted<'_>,
+        wanted: &NewChildLink<'_>,
         addresses: Option<CniResult>,
     ) -> Result<(CniResult, Link)> {
         let mut undo = Rollback::new();
         // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
         let is_layer2 = addresses.as_ref().is_some_and(|given| given.ips.is_empty());
-        child::add(place, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
-        undo.push(format!("delete \"{}\"", self.ifname), || child::take_back(inside, &self.ifname));
+        child::create_link(place, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
+        undo.add_step(format!("delete \"{}\"", self.ifname), || {
+            child::roll_back_link(inside, &self.ifname)
+        });
         let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
-        let link = child::attach(inside, &self.ifname, &self.sandbox.path, &mut result)?;
-        cx.finish(&mut result);
+        let link = child::complete_link(inside, &self.ifname, &self.sandbox.path, &mut result)?;
+        cx.finish_result(&mut result);
         undo.commit();
         Ok((result, link))
     }
 }
 
 /// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
-pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
+pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| {
         Error::internal(msg).with_details(
             "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
@@ -154,9 +163,9 @@ pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r Cn
 }
 
 /// For CHECK and repair.
-impl CheckReq {
+impl CheckRequest {
     /// The final result of ADD, with which CHECK compares the kernel's state.
-    pub fn require_prev(&self) -> Result<&CniResult> {
+    pub fn require_final_result(&self) -> Result<&CniResult> {
         self.prev.as_ref().ok_or_else(|| {
             Error::internal("Required prevResult missing")
                 .with_details("CHECK compares with the result of ADD; the runtime must send it")
@@ -164,55 +173,71 @@ impl CheckReq {
     }
 
     /// The attachment's link, of this kind, as the result of ADD lists it.
-    pub fn find_link(&self, inside: &Inside<'_>, kind: &str) -> Result<Found<'_>> {
-        child::find(inside, self.require_prev()?, &self.ifname, &self.sandbox.path, kind)
+    pub fn find_link(&self, inside: &ContainerNetns<'_>, kind: &str) -> Result<CheckedLink<'_>> {
+        child::find_listed_link(
+            inside,
+            self.require_final_result()?,
+            &self.ifname,
+            &self.sandbox.path,
+            kind,
+        )
     }
 
     /// Restores the routes of the attachment's link of this kind that are missing.
-    pub fn restore_routes(&self, kind: &str, repairs: &mut Repairs) -> Result<()> {
-        let inside = Inside::enter(self.sandbox.netns()?)?;
+    pub fn restore_routes(&self, kind: &str, repairs: &mut RepairFindings) -> Result<()> {
+        let inside = ContainerNetns::open_in(self.sandbox.open_netns()?)?;
         child::restore_routes(&inside, &self.find_link(&inside, kind)?, repairs)
     }
 }
 
 #[derive(Debug)]
-pub struct DelReq {
+pub struct DelRequest {
     pub id: ContainerId,
     /// The network namespace; `None` if it no longer exists.
     pub netns: Option<Netns>,
     /// The interface in it.
-    pub ifname: IfName,
+    pub ifname: InterfaceName,
     /// The final result of the ADD, if the runtime still has it.
     pub prev: Option<CniResult>,
 }
 
-impl DelReq {
+impl DelRequest {
     /// Deletes the attachment's veth pair, also if the container has renamed or moved its end.
-    pub fn del_veth(&self, cx: &Cx<'_>) -> Result<()> {
-        let owner = Owner::new(&cx.net.name, &self.id, &self.ifname);
-        let is_own = |label: &str| owner.owns(Some(label));
-        veth::del(cx.host()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
+    pub fn delete_veth(&self, cx: &CallContext<'_>) -> Result<()> {
+        let owner = AttachmentId::new(&cx.net.name, &self.id, &self.ifname);
+        let is_own = |label: &str| owner.owns_comment(Some(label));
+        veth::delete_pair(
+            cx.host_netlink()?,
+            &self.ifname,
+            self.netns.as_ref(),
+            self.prev.as_ref(),
+            &is_own,
+        )
     }
 
     /// What the result lists of the attachment's link.
-    fn recorded(&self) -> Option<Recorded> {
+    fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
-        let is_own =
-            |entry: &Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
+        let is_own = |entry: &ResultInterface| {
+            entry.name == self.ifname.as_str() && !entry.sandbox.is_empty()
+        };
         let index = prev.interfaces.iter().position(is_own)?;
         let mac = prev.interfaces[index].mac.parse().ok()?;
-        Some(Recorded { mac, addresses: prev.ips_of(index).map(|ip| ip.address).collect() })
+        Some(RecordedLink {
+            mac,
+            addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect(),
+        })
     }
 
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
-    pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
+    pub fn delete_link(&self, cx: &CallContext<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
-        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
+        delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             let netns = self.netns.as_ref();
             let deleted = netns.map_or(Ok(()), |netns| {
-                child::del(netns, &self.ifname, kind, self.recorded().as_ref())
+                child::delete_link(netns, &self.ifname, kind, self.recorded_link().as_ref())
             });
-            failures.keep(deleted)
+            failures.keep_error(deleted)
         });
         failures.into_result()
     }
@@ -221,39 +246,39 @@ impl DelReq {
 /// Deletes links with `del_links` and releases their addresses with `release`:
 /// no other container may get the addresses before the links are gone, but a DHCP release needs the link.
 /// While a link cannot be deleted, for which `del_links` returns `None`, its addresses stay in use.
-pub fn del_and_release<'a>(
-    cx: &'a Cx<'a>,
+pub fn delete_and_release<'a>(
+    cx: &'a CallContext<'a>,
     failures: &mut Failures,
-    release: fn(&'a Cx<'a>) -> Result<()>,
+    release: fn(&'a CallContext<'a>) -> Result<()>,
     del_links: impl FnOnce(&mut Failures) -> Option<()>,
 ) {
     let over_link = cx.ipam_needs_link();
     if over_link {
-        failures.keep(release(cx));
+        failures.keep_error(release(cx));
     }
     if del_links(failures).is_some() && !over_link {
-        failures.keep(release(cx));
+        failures.keep_error(release(cx));
     }
 }
 
 /// A GC with the list of valid attachments.
 #[derive(Debug)]
-pub struct GcReq {
+pub struct GcRequest {
     /// The attachments of this network that are still valid, and those in doubt: all others are stale.
-    pub valid: Vec<Attachment>,
+    pub valid: Vec<ValidAttachment>,
 }
 
-impl GcReq {
+impl GcRequest {
     /// Whether some valid attachment has this container and interface.
-    pub fn is_valid(&self, container_id: &str, ifname: &str) -> bool {
+    pub fn is_valid_attachment(&self, container_id: &str, ifname: &str) -> bool {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
     }
 
     /// Deletes the veth pairs of the network's attachments that are not valid, of which the container
     /// may be alive: their addresses are about to be released.
-    pub fn del_stale_veths(&self, cx: &Cx<'_>) -> Result<()> {
-        let valid = Owner::each(&cx.net.name, &self.valid);
-        let is_stale = stale(cx.net.name.as_str(), &valid);
-        veth::del_labelled(cx.host()?, &|label| is_stale(Some(label)))
+    pub fn delete_stale_veths(&self, cx: &CallContext<'_>) -> Result<()> {
+        let valid = AttachmentId::from_attachments(&cx.net.name, &self.valid);
+        let is_stale = stale_matcher(cx.net.name.as_str(), &valid);
+        veth::delete_labelled_pairs(cx.host_netlink()?, &|label| is_stale(Some(label)))
     }
 }

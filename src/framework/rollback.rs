@@ -5,15 +5,15 @@ use std::fmt;
 use crate::error::{Error, Result};
 use crate::log;
 
-type Undo<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
+type UndoFunction<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// A stack of undo steps. Dropped without [`Rollback::commit`], after an error or a panic, it runs the steps in reverse
 /// order and logs their errors to stderr.
 #[derive(Default)]
 pub struct Rollback<'a> {
-    steps: Vec<(String, Undo<'a>)>,
+    steps: Vec<(String, UndoFunction<'a>)>,
     /// Run after all others.
-    last: Vec<(String, Undo<'a>)>,
+    last: Vec<(String, UndoFunction<'a>)>,
 }
 
 impl<'a> Rollback<'a> {
@@ -23,12 +23,16 @@ impl<'a> Rollback<'a> {
     }
 
     /// Registers the undo step of the previous, or of the next, step.
-    pub fn push(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
+    pub fn add_step(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
         self.steps.push((what.into(), Box::new(undo)));
     }
 
-    /// As [`Rollback::push`], for a step to run after all steps that are registered before and later.
-    pub fn push_last(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
+    /// As [`Rollback::add_step`], for a step to run after all steps that are registered before and later.
+    pub fn add_last_step(
+        &mut self,
+        what: impl Into<String>,
+        undo: impl FnOnce() -> Result<()> + 'a,
+    ) {
         self.last.push((what.into(), Box::new(undo)));
     }
 
@@ -66,13 +70,13 @@ impl Failures {
     }
 
     /// Keeps the error; returns the value if there is one.
-    pub fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
+    pub fn keep_error<T>(&mut self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.0.push(error)).ok()
     }
 
     /// Success, or all errors as one.
     pub fn into_result(self) -> Result<()> {
-        Error::join(self.0).map_or(Ok(()), Err)
+        Error::join_all(self.0).map_or(Ok(()), Err)
     }
 }
 
@@ -88,11 +92,11 @@ mod tests {
         let log = RefCell::new(Vec::new());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut undo = Rollback::new();
-            undo.push("one", || {
+            undo.add_step("one", || {
                 log.borrow_mut().push(1);
                 Ok(())
             });
-            undo.push("two", || {
+            undo.add_step("two", || {
                 log.borrow_mut().push(2);
                 Err(Error::internal("no"))
             });
@@ -113,9 +117,9 @@ mod tests {
             }
         };
         let mut undo = Rollback::new();
-        undo.push("link", step("link"));
-        undo.push_last("address", step("address"));
-        undo.push("rules", step("rules"));
+        undo.add_step("link", step("link"));
+        undo.add_last_step("address", step("address"));
+        undo.add_step("rules", step("rules"));
         drop(undo);
         assert_eq!(*log.borrow(), ["rules", "link", "address"]);
     }
@@ -123,17 +127,17 @@ mod tests {
     #[test]
     fn commit_undoes_nothing() {
         let mut undo = Rollback::new();
-        undo.push("never", || panic!("was undone"));
-        undo.push_last("never", || panic!("was undone"));
+        undo.add_step("never", || panic!("was undone"));
+        undo.add_last_step("never", || panic!("was undone"));
         undo.commit();
     }
 
     #[test]
     fn failures_are_all_reported() {
         let mut failures = Failures::new();
-        assert_eq!(failures.keep(Ok(1)), Some(1));
-        assert_eq!(failures.keep::<()>(Err(Error::config("a"))), None);
-        assert_eq!(failures.keep::<()>(Err(Error::internal("b"))), None);
+        assert_eq!(failures.keep_error(Ok(1)), Some(1));
+        assert_eq!(failures.keep_error::<()>(Err(Error::config("a"))), None);
+        assert_eq!(failures.keep_error::<()>(Err(Error::internal("b"))), None);
         assert_eq!(failures.into_result().unwrap_err(), Error::config("a; b"));
         assert_eq!(Failures::new().into_result(), Ok(()));
     }

@@ -5,66 +5,69 @@ use std::process::ExitCode;
 
 use ipnet::IpNet;
 
-use crate::attachment::HostEnd;
-use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, ContainerId, IfName, SpecVersion};
-use crate::error::{Code, Error, Result};
-use crate::repairs::Repairs;
+use crate::attachment::HostPairEnd;
+use crate::cni::json::keys::DecodedKeys;
+use crate::cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
+use crate::error::{Error, ErrorCode, Result};
+use crate::repairs::RepairFindings;
 
 /// A call by a runtime or by a plugin that delegates.
 #[derive(Clone, Debug)]
-pub struct Call<'a> {
+pub struct PluginCall<'a> {
     /// The `CNI_*` variables.
-    pub env: Env,
+    pub env: CallEnvironment,
     /// The bytes of standard input; delegates get the same bytes.
     pub stdin: &'a [u8],
     /// All applets of this executable.
-    pub table: Table,
+    pub table: AppletTable,
     /// The caller.
-    pub caller: Caller,
+    pub caller: PluginCaller,
 }
 
 /// The caller of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum PluginCaller {
     /// The runtime, by starting a process.
     Runtime,
     /// Another plugin of this executable, in its process, after its own checks. With the host's end of the attachment's
     /// veth pair, if the plugin has created one.
-    Plugin(Option<HostEnd>),
+    Plugin(Option<HostPairEnd>),
 }
 
 /// All applets of this executable.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct AppletTable {
     pub applets: &'static [Applet],
 }
 
-impl Table {
+impl AppletTable {
     /// The applet of exactly this name.
-    pub fn find(&self, name: &str) -> Option<&'static Applet> {
+    pub fn find_applet(&self, name: &str) -> Option<&'static Applet> {
         self.applets.iter().find(|applet| applet.name == name)
     }
 
     /// The applet that an executable of this file name is: the one of exactly this name, else the plugin with the longest
     /// name that the file name ends in after a hyphen. `BuildKit` calls its plugins `buildkit-cni-bridge` and the like.
-    pub fn of_file(&self, name: &str) -> Option<&'static Applet> {
+    pub fn find_by_file_name(&self, name: &str) -> Option<&'static Applet> {
         let is_end = |applet: &&Applet| {
             let start = name.strip_suffix(applet.name);
-            applet.kind != Kind::Tool && start.is_some_and(|start| start.ends_with('-'))
+            applet.kind != AppletKind::Tool && start.is_some_and(|start| start.ends_with('-'))
         };
         let longest = || self.applets.iter().filter(is_end).max_by_key(|applet| applet.name.len());
-        self.find(name).or_else(longest)
+        self.find_applet(name).or_else(longest)
     }
 
     /// The plugin that an executable of this file name is.
-    pub fn plugin(&self, name: &str) -> Option<OwnPlugin> {
-        self.of_file(name).and_then(Applet::as_plugin)
+    pub fn find_plugin(&self, name: &str) -> Option<BuiltinPlugin> {
+        self.find_by_file_name(name).and_then(Applet::as_plugin)
     }
 
     /// The names of the plugins.
-    pub fn plugins(&self) -> impl Iterator<Item = &'static str> {
-        self.applets.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name)
+    pub fn plugin_names(&self) -> impl Iterator<Item = &'static str> {
+        self.applets
+            .iter()
+            .filter(|applet| applet.kind != AppletKind::Tool)
+            .map(|applet| applet.name)
     }
 }
 
@@ -73,26 +76,26 @@ impl Table {
 pub struct Applet {
     /// The file name of the applet.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: AppletKind,
     /// One line of description.
     pub about: &'static str,
-    pub main: Main,
+    pub main: AppletMain,
 }
 
 impl Applet {
     /// The applet of a command-line tool.
-    pub const fn tool(name: &'static str, about: &'static str, main: ToolFn) -> Applet {
-        Applet { name, kind: Kind::Tool, about, main: Main::Tool(main) }
+    pub const fn for_tool(name: &'static str, about: &'static str, main: ToolFunction) -> Applet {
+        Applet { name, kind: AppletKind::Tool, about, main: AppletMain::Tool(main) }
     }
 
-    pub fn as_plugin(&self) -> Option<OwnPlugin> {
-        if let Main::Plugin(plugin) = self.main { Some(plugin) } else { None }
+    pub fn as_plugin(&self) -> Option<BuiltinPlugin> {
+        if let AppletMain::Plugin(plugin) = self.main { Some(plugin) } else { None }
     }
 }
 
 /// The kind of an applet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum AppletKind {
     /// A plugin that creates an interface.
     Interface,
     /// A plugin that manages addresses, called by others.
@@ -103,7 +106,7 @@ pub enum Kind {
     Tool,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for AppletKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(["interface", "ipam", "chained", "tool"][*self as usize])
     }
@@ -111,37 +114,37 @@ impl fmt::Display for Kind {
 
 /// The functions of an applet.
 #[derive(Clone, Copy, Debug)]
-pub enum Main {
+pub enum AppletMain {
     /// A CNI plugin: environment and standard input in, JSON out.
-    Plugin(OwnPlugin),
-    Tool(ToolFn),
+    Plugin(BuiltinPlugin),
+    Tool(ToolFunction),
 }
 
 /// The main function of a tool; its arguments are those after its name.
-pub type ToolFn = fn(Vec<String>, Table) -> ExitCode;
+pub type ToolFunction = fn(Vec<String>, AppletTable) -> ExitCode;
 
 /// A plugin of this executable, as functions.
 #[derive(Clone, Copy, Debug)]
-pub struct OwnPlugin {
-    pub kind: Kind,
+pub struct BuiltinPlugin {
+    pub kind: AppletKind,
     /// The supported versions of the specification.
     pub versions: &'static [SpecVersion],
     /// Runs a verb. ADD alone has a result.
-    pub run: RunFn,
+    pub run: PluginFunction,
     /// [`Plugin::repair`](super::Plugin::repair); the verb of the call is ignored.
-    pub repair: fn(&Call<'_>, &mut Repairs) -> Result<()>,
+    pub repair: fn(&PluginCall<'_>, &mut RepairFindings) -> Result<()>,
     /// The keys of the configuration that the plugin reads.
-    pub keys: fn() -> Keys,
+    pub keys: fn() -> DecodedKeys,
     /// [`Plugin::examine`](super::Plugin::examine); the verb of the call is ignored.
-    pub examine: fn(&Call<'_>, &mut Remarks) -> Result<()>,
-    pub service: Option<Service>,
+    pub examine: fn(&PluginCall<'_>, &mut ConfigRemarks) -> Result<()>,
+    pub service: Option<PluginService>,
 }
 
-pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
+pub type PluginFunction = fn(&PluginCall<'_>) -> Result<Option<CniResult>>;
 
 /// Findings about a configuration that works.
 #[derive(Debug, Default)]
-pub struct Remarks {
+pub struct ConfigRemarks {
     /// Probable mistakes; the details have the remedy.
     pub warnings: Vec<Error>,
     /// The subnets of its addresses.
@@ -150,7 +153,7 @@ pub struct Remarks {
 
 /// A service of a plugin, started as the plugin with an argument: `dhcp daemon`.
 #[derive(Clone, Copy, Debug)]
-pub struct Service {
+pub struct PluginService {
     pub name: &'static str,
     /// The main function; its arguments are those after the name of the service.
     pub main: fn(Vec<String>) -> ExitCode,
@@ -158,7 +161,7 @@ pub struct Service {
 
 /// `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum CniVerb {
     Add,
     Check,
     Del,
@@ -170,9 +173,15 @@ pub enum Verb {
     Version,
 }
 
-impl Verb {
-    const ALL: [Verb; 6] =
-        [Verb::Add, Verb::Check, Verb::Del, Verb::Gc, Verb::Status, Verb::Version];
+impl CniVerb {
+    const ALL: [CniVerb; 6] = [
+        CniVerb::Add,
+        CniVerb::Check,
+        CniVerb::Del,
+        CniVerb::Gc,
+        CniVerb::Status,
+        CniVerb::Version,
+    ];
 
     /// The verb in the environment's upper case.
     pub fn as_str(self) -> &'static str {
@@ -180,14 +189,14 @@ impl Verb {
     }
 
     /// The verb of this name.
-    pub fn parse(text: &str) -> Option<Verb> {
-        Verb::ALL.into_iter().find(|verb| verb.as_str() == text)
+    pub fn parse(text: &str) -> Option<CniVerb> {
+        CniVerb::ALL.into_iter().find(|verb| verb.as_str() == text)
     }
 }
 
 /// The `CNI_*` variables; an unset variable is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Env {
+pub struct CallEnvironment {
     /// `CNI_COMMAND`.
     pub command: String,
     /// `CNI_CONTAINERID`.
@@ -204,15 +213,17 @@ pub struct Env {
     pub netns_override: String,
 }
 
-impl Env {
+impl CallEnvironment {
     /// The variables of this process.
-    pub fn from_process() -> Env {
-        Env::read(|name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned())
+    pub fn from_process() -> CallEnvironment {
+        CallEnvironment::from_lookup(|name| {
+            std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned()
+        })
     }
 
     /// The variables, looked up by name with `var`.
-    pub fn read(var: impl Fn(&str) -> String) -> Env {
-        Env {
+    pub fn from_lookup(var: impl Fn(&str) -> String) -> CallEnvironment {
+        CallEnvironment {
             command: var("CNI_COMMAND"),
             container_id: var("CNI_CONTAINERID"),
             netns: var("CNI_NETNS"),
@@ -225,12 +236,12 @@ impl Env {
 
     /// The same call with another verb.
     #[must_use]
-    pub fn with_verb(&self, verb: Verb) -> Env {
-        Env { command: verb.as_str().to_owned(), ..self.clone() }
+    pub fn with_verb(&self, verb: CniVerb) -> CallEnvironment {
+        CallEnvironment { command: verb.as_str().to_owned(), ..self.clone() }
     }
 
     /// The variables for a child process.
-    pub fn vars(&self) -> [(&'static str, &str); 7] {
+    pub fn to_variables(&self) -> [(&'static str, &str); 7] {
         [
             ("CNI_COMMAND", &self.command),
             ("CNI_CONTAINERID", &self.container_id),
@@ -249,11 +260,11 @@ impl Env {
 
     /// Checks that the variables which the verb requires are set and valid, in the order that callers can
     /// observe. Other variables are not checked. Code 4.
-    pub fn check(&self) -> Result<()> {
-        let verb = Verb::parse(&self.command);
-        let container = matches!(verb, Some(Verb::Add | Verb::Check | Verb::Del));
-        let netns = matches!(verb, Some(Verb::Add | Verb::Check));
-        let path = verb.is_some_and(|verb| verb != Verb::Version);
+    pub fn require_variables(&self) -> Result<()> {
+        let verb = CniVerb::parse(&self.command);
+        let container = matches!(verb, Some(CniVerb::Add | CniVerb::Check | CniVerb::Del));
+        let netns = matches!(verb, Some(CniVerb::Add | CniVerb::Check));
+        let path = verb.is_some_and(|verb| verb != CniVerb::Version);
         let mut missing = Vec::new();
         for (is_required, name, value) in [
             (true, "CNI_COMMAND", &self.command),
@@ -266,7 +277,7 @@ impl Env {
                 _ if !is_required => {}
                 _ if value.is_empty() => missing.push(name),
                 "CNI_CONTAINERID" => drop(ContainerId::parse(value)?),
-                "CNI_IFNAME" => drop(IfName::parse(value)?),
+                "CNI_IFNAME" => drop(InterfaceName::parse(value)?),
                 _ => {}
             }
         }
@@ -274,7 +285,7 @@ impl Env {
             return Ok(());
         }
         let msg = format!("required env variables [{}] missing", missing.join(","));
-        Err(Error::new(Code::INVALID_ENVIRONMENT, msg))
+        Err(Error::new(ErrorCode::INVALID_ENVIRONMENT, msg))
     }
 }
 
@@ -282,24 +293,27 @@ impl Env {
 mod tests {
     use super::*;
 
-    fn env(command: &str) -> Env {
-        Env {
+    fn env(command: &str) -> CallEnvironment {
+        CallEnvironment {
             command: command.into(),
             container_id: "c1".into(),
             netns: "/x".into(),
             ifname: "eth0".into(),
             path: "/bin".into(),
-            ..Env::default()
+            ..CallEnvironment::default()
         }
     }
 
-    fn missing(env: &Env) -> String {
-        env.check().map_err(|e| e.msg().to_owned()).err().unwrap_or_default()
+    fn missing(env: &CallEnvironment) -> String {
+        env.require_variables().map_err(|e| e.message().to_owned()).err().unwrap_or_default()
     }
 
     #[test]
     fn what_each_verb_requires() {
-        let none = |command: &str| Env { command: command.into(), ..Env::default() };
+        let none = |command: &str| CallEnvironment {
+            command: command.into(),
+            ..CallEnvironment::default()
+        };
         let expect = |list: &str| format!("required env variables [{list}] missing");
         for verb in ["ADD", "CHECK", "DEL", "GC", "STATUS", "VERSION", "FOO"] {
             assert_eq!(missing(&env(verb)), "");
@@ -320,9 +334,9 @@ mod tests {
 
     #[test]
     fn an_invalid_value_hides_missing_ones() {
-        let bad = Env { container_id: "a%".into(), path: String::new(), ..env("ADD") };
+        let bad = CallEnvironment { container_id: "a%".into(), path: String::new(), ..env("ADD") };
         assert_eq!(missing(&bad), "invalid characters in containerID");
-        let unused = Env { container_id: "a/".into(), ..env("GC") };
+        let unused = CallEnvironment { container_id: "a/".into(), ..env("GC") };
         assert_eq!(missing(&unused), "");
     }
 
@@ -330,7 +344,8 @@ mod tests {
     fn override_values() {
         for (value, on) in [("1", true), ("TRUE", true), ("yes", false), ("0", false), ("", false)]
         {
-            let env = Env { netns_override: value.into(), ..Env::default() };
+            let env =
+                CallEnvironment { netns_override: value.into(), ..CallEnvironment::default() };
             assert_eq!(env.overrides_netns_check(), on, "{value}");
         }
     }

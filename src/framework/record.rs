@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use super::call::{Applet, Call, Env, Table, Verb};
-use crate::cni::json::{Json, compact};
-use crate::cni::secrets::{self, Shown};
+use super::call::{Applet, AppletTable, CallEnvironment, CniVerb, PluginCall};
+use crate::cni::json::{Json, encode_compact};
+use crate::cni::secrets::{self, VisibleKeys};
 use crate::error::{Error, Result};
-use crate::files::ring::Ring;
+use crate::files::ring::RotatingLog;
 use crate::log;
-use crate::trace::{self, Parent, TRACEPARENT};
+use crate::trace::{self, TRACEPARENT, TraceParent};
 
 /// Limit of each file of a ring in bytes.
 const LIMIT: u64 = 1 << 20;
@@ -18,74 +18,75 @@ const LIMIT: u64 = 1 << 20;
 const MAX_CONFIG: usize = 32 * 1024;
 
 /// Successful calls that were recorded on request, and failed STATUS calls.
-pub fn traces() -> Ring {
-    Ring::new(Path::new("/run/cnibox/traces.jsonl"), LIMIT)
+pub fn trace_log() -> RotatingLog {
+    RotatingLog::new(Path::new("/run/cnibox/traces.jsonl"), LIMIT)
 }
 
 /// Failed calls.
-pub fn failed() -> Ring {
-    Ring::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
+pub fn failed_call_log() -> RotatingLog {
+    RotatingLog::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
 }
 
-/// As [`shown`], for the plugins of a call: the keys of all plugins take longer to find than most calls.
-fn shown_of_call(plugin: &str, call: &Call<'_>) -> Shown {
+/// As [`shown_keys`], for the plugins of a call: the keys of all plugins take longer to find than most calls.
+fn shown_keys_of_call(plugin: &str, call: &PluginCall<'_>) -> VisibleKeys {
     let text = String::from_utf8_lossy(call.stdin);
     let is_named = |name: &str| name == plugin || text.contains(&format!("\"{name}\""));
     // The type of a delegate may be its caller's default.
     let has_delegate = text.contains("\"delegate\"");
     let applets = call.table.applets.iter().filter(|a| has_delegate || is_named(a.name));
-    Shown::new(applets.filter_map(Applet::as_plugin).map(|plugin| (plugin.keys)()))
+    VisibleKeys::new(applets.filter_map(Applet::as_plugin).map(|plugin| (plugin.keys)()))
 }
 
 /// These recordings for a document that leaves the node: another release may have left out less.
-pub fn without_secrets(lines: &str, shown: &Shown) -> String {
+pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
     let clean = |json: &mut Json| {
-        let key = json.get("key").and_then(Json::as_str).unwrap_or_default().to_owned();
-        let value = json.get_mut("value").and_then(|value| value.get_mut("stringValue"));
+        let key = json.get_member("key").and_then(Json::as_str).unwrap_or_default().to_owned();
+        let value =
+            json.get_member_mut("value").and_then(|value| value.get_member_mut("stringValue"));
         match (key.as_str(), value) {
             ("cni.config", Some(Json::String(text))) => {
                 // The reason why it is none, or its length.
-                let reason = |_| secrets::without_text(text);
+                let reason = |_| secrets::redact_text(text);
                 *text = Json::parse(text.as_bytes())
-                    .map_or_else(reason, |conf| configuration(conf, shown));
+                    .map_or_else(reason, |conf| configuration_text(conf, shown));
             }
-            ("cni.args", Some(Json::String(text))) => *text = secrets::without_args(text),
+            ("cni.args", Some(Json::String(text))) => *text = secrets::redact_args(text),
             _ => {}
         }
-        if let Some(Json::String(text)) = json.get_mut("message") {
-            *text = secrets::without_text(text);
+        if let Some(Json::String(text)) = json.get_member_mut("message") {
+            *text = secrets::redact_text(text);
         }
     };
     let line = |line: &str| {
         let mut json = Json::parse(line.as_bytes()).ok()?;
-        json.for_each(&clean);
-        Some(compact(&json).ok()? + "\n")
+        json.modify_values(&clean);
+        Some(encode_compact(&json).ok()? + "\n")
     };
     lines.lines().filter_map(line).collect()
 }
 
 /// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or `CNI_LOG=trace` is set.
-pub fn begin(name: impl FnOnce() -> String) {
-    let parent = std::env::var(TRACEPARENT).ok().and_then(|header| Parent::parse(&header));
+pub fn start_recording(name: impl FnOnce() -> String) {
+    let parent = std::env::var(TRACEPARENT).ok().and_then(|header| TraceParent::parse(&header));
     if log::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
-        trace::start(name(), parent);
+        trace::start_recording(name(), parent);
     }
 }
 
 /// Writes the recording of a plugin call. A failed call is always recorded, with its configuration. A failed STATUS is
 /// not written to the failed calls: runtimes call STATUS every few seconds, which would displace all other calls.
-pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
+pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     let verb = &call.env.command;
-    if error.is_some() && !trace::is_on() {
-        trace::start(name(plugin, &call.env), None);
+    if error.is_some() && !trace::is_recording() {
+        trace::start_recording(call_name(plugin, &call.env), None);
     }
-    if !trace::is_on() {
+    if !trace::is_recording() {
         return;
     }
-    let root = trace::root();
-    let Env { container_id, netns, ifname, args, path, .. } = &call.env;
+    let root = trace::root_span();
+    let CallEnvironment { container_id, netns, ifname, args, path, .. } = &call.env;
     let json = Json::parse(call.stdin);
-    let network = json.as_ref().ok().and_then(|json| json.get("name")?.as_str());
+    let network = json.as_ref().ok().and_then(|json| json.get_member("name")?.as_str());
     let variables = [
         ("cni.plugin", plugin),
         ("cni.command", verb),
@@ -95,53 +96,56 @@ pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
         ("cni.network", network.unwrap_or_default()),
     ];
     for (key, value) in variables.into_iter().filter(|(_, value)| !value.is_empty()) {
-        root.text(key, || value);
+        root.add_text(key, || value);
     }
     if let Some(error) = error {
-        root.number("cni.error.code", error.code().0.into());
-        root.fail(error);
-        root.text("cni.path", || path.as_str());
-        root.text("cni.args", || secrets::without_args(args));
+        root.add_number("cni.error.code", error.code().0.into());
+        root.mark_failed(error);
+        root.add_text("cni.path", || path.as_str());
+        root.add_text("cni.args", || secrets::redact_args(args));
     }
-    let values = json.as_ref().map(secrets::values).unwrap_or_default();
+    let values = json.as_ref().map(secrets::find_values).unwrap_or_default();
     if error.is_some() {
-        let conf = |json| configuration(json, &shown_of_call(plugin, call));
-        root.text("cni.config", || json.map_or_else(|why| why.to_string(), conf));
+        let conf = |json| configuration_text(json, &shown_keys_of_call(plugin, call));
+        root.add_text("cni.config", || json.map_or_else(|why| why.to_string(), conf));
     }
-    let is_status = *verb == Verb::Status.as_str();
-    write(&if error.is_some() && !is_status { failed() } else { traces() }, &values);
+    let is_status = *verb == CniVerb::Status.as_str();
+    write_recording(
+        &if error.is_some() && !is_status { failed_call_log() } else { trace_log() },
+        &values,
+    );
 }
 
 /// What is shown of configurations: the keys that a plugin of this executable or the specification knows.
-pub fn shown(table: Table) -> Shown {
+pub fn shown_keys(table: AppletTable) -> VisibleKeys {
     let plugins = table.applets.iter().filter_map(Applet::as_plugin);
-    Shown::new(plugins.map(|plugin| (plugin.keys)()))
+    VisibleKeys::new(plugins.map(|plugin| (plugin.keys)()))
 }
 
 /// Writes the recording of a tool, if there is one.
-pub fn end_of_tool<T>(outcome: &Result<T>) {
+pub fn finish_tool<T>(outcome: &Result<T>) {
     if let Err(error) = outcome {
-        trace::root().fail(error);
+        trace::root_span().mark_failed(error);
     }
-    write(&traces(), &[]);
+    write_recording(&trace_log(), &[]);
 }
 
 /// Writes the recording, if there is one, without these values in its errors.
-fn write(ring: &Ring, values: &[String]) {
-    let line = trace::finish(&|error| secrets::without_values(error, values));
-    if let Some(Err(error)) = line.map(|line| ring.append(&line)) {
+fn write_recording(ring: &RotatingLog, values: &[String]) {
+    let line = trace::finish_recording(&|error| secrets::redact_values(error, values));
+    if let Some(Err(error)) = line.map(|line| ring.append_line(&line)) {
         // A recording that cannot be written must not fail the call.
         log::debug(error);
     }
 }
 
 /// The name of a call: `bridge ADD`.
-pub fn name(plugin: &str, env: &Env) -> String {
+pub fn call_name(plugin: &str, env: &CallEnvironment) -> String {
     format!("{plugin} {}", env.command)
 }
 
-fn configuration(json: Json, shown: &Shown) -> String {
-    let text = compact(&shown.conf(json)).unwrap_or_default();
+fn configuration_text(json: Json, shown: &VisibleKeys) -> String {
+    let text = encode_compact(&shown.redact_config(json)).unwrap_or_default();
     if text.len() <= MAX_CONFIG { text } else { format!("{} bytes", text.len()) }
 }
 
@@ -149,15 +153,16 @@ fn configuration(json: Json, shown: &Shown) -> String {
 mod tests {
     use super::*;
     use crate::applets::TABLE;
-    use crate::cni::json::keys::Keys;
+    use crate::cni::json::keys::DecodedKeys;
 
     /// A value of each of these keys, `7` where any value is possible.
-    fn sample(keys: &Keys) -> Json {
+    fn sample(keys: &DecodedKeys) -> Json {
         match keys {
-            Keys::Any => Json::Number(7.into()),
-            Keys::Items(keys) => Json::Array(vec![sample(keys)]),
-            Keys::Fields(fields) => {
-                let member = |(name, keys): &(&str, Keys)| ((*name).to_owned(), sample(keys));
+            DecodedKeys::Any => Json::Number(7.into()),
+            DecodedKeys::Items(keys) => Json::Array(vec![sample(keys)]),
+            DecodedKeys::Fields(fields) => {
+                let member =
+                    |(name, keys): &(&str, DecodedKeys)| ((*name).to_owned(), sample(keys));
                 Json::Object(fields.iter().map(member).collect())
             }
         }
@@ -168,14 +173,14 @@ mod tests {
         for applet in TABLE.applets {
             let Some(plugin) = applet.as_plugin() else { continue };
             let conf = sample(&(plugin.keys)());
-            assert_eq!(shown(TABLE).conf(conf.clone()), conf, "{}", applet.name);
+            assert_eq!(shown_keys(TABLE).redact_config(conf.clone()), conf, "{}", applet.name);
         }
     }
 
     #[test]
     fn a_recording_of_another_release_leaves_out_as_much() {
         let line = r#"{"spans":[{"attributes":[{"key":"cni.args","value":{"stringValue":"A=x1"}},{"key":"cni.config","value":{"stringValue":"{\"type\":\"theirs\",\"login\":\"x2\"}"}},{"key":"cni.path","value":{"stringValue":"/opt"}}],"status":{"code":2,"message":"get https://u:x3@h"}}]}"#;
-        let text = without_secrets(&format!("{line}\nno JSON: x4\n"), &shown(TABLE));
+        let text = without_secrets(&format!("{line}\nno JSON: x4\n"), &shown_keys(TABLE));
         assert!(!["x1", "x2", "x3", "x4"].iter().any(|secret| text.contains(secret)), "{text}");
         assert!(text.contains(r#"\"type\":\"theirs\""#) && text.contains("@h"), "{text}");
         assert_eq!(text.lines().count(), 1);

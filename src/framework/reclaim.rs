@@ -1,0 +1,353 @@
+//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of it in its
+//! way: stale rules would apply to the next owner of the address.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+
+use super::context::CallContext;
+use super::plugin::{AddRequest, GcRequest};
+use super::rollback::{Failures, Rollback};
+use crate::attachment::{
+    AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, log_unrecorded,
+};
+use crate::cni::{CniResult, NetworkName};
+use crate::error::{Error, ErrorContext, Result};
+use crate::iface::peer;
+use crate::leases::{
+    DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease,
+};
+use crate::log;
+use crate::netfilter::ports::PortOwner;
+use crate::netfilter::{PacketFilter, spoof};
+use crate::netlink::Netlink;
+use crate::trace;
+
+/// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
+/// namespace. The caller has the [turn](AttachmentRecord::lock_attachment).
+pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
+    remove_rules_and_devices(owner, ips, false)?;
+    // The record is removed last: while any state is left, its owner is known.
+    AttachmentRecord::find_by_attachment(owner)
+        .map_or(Ok(()), |record| record.remove_with_addresses())
+}
+
+/// Removes the rules of all features, and the devices. Of an attachment that `is_being_added` the source MAC check stays, which
+/// ADD creates before it asks for addresses.
+fn remove_rules_and_devices(
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+    is_being_added: bool,
+) -> Result<()> {
+    let packets = PacketFilter::new();
+    let mut failures = Failures::new();
+    for feature in packets.features {
+        if !is_being_added || feature.state.kept != spoof::KEPT {
+            failures.keep_error((feature.remove)(&packets, owner, ips));
+        }
+    }
+    failures.keep_error(remove_shaping_devices(owner));
+    failures.into_result()
+}
+
+/// Removes the ifb devices that shaped the attachment's traffic.
+fn remove_shaping_devices(owner: AttachmentId<'_>) -> Result<()> {
+    let host = Netlink::open()?;
+    let mut failures = Failures::new();
+    for link in host.dump_links()? {
+        if link.kind.as_deref() == Some("ifb") && owner.owns_comment(Some(&link.alias)) {
+            failures.keep_error(host.delete_link_by_index(link.index).map_err(Error::from));
+        }
+    }
+    failures.into_result()
+}
+
+impl<'a> CallContext<'a> {
+    /// Records the attachment on the node, before the first state is created that outlives the container. A record
+    /// of an earlier plugin of the list serves as well.
+    pub fn record_attachment(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) {
+        let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
+        if req.prev.is_some() && self.is_recorded(owner, req) {
+            return;
+        }
+        let data_dir =
+            self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
+        let mut record = AttachmentRecord {
+            netns: req.sandbox.netns_identity(),
+            end: self.host_end().or_else(|| self.find_listed_end(owner, req, result)),
+            ips: result.all_addresses().iter().map(IpNet::addr).collect(),
+            ipam: self.net.ipam_type.clone(),
+            data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
+            ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
+        };
+        let mut write = || {
+            let _turn = AttachmentRecord::lock_attachment(owner)?;
+            match AttachmentRecord::find_by_attachment(owner) {
+                Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
+                Some(earlier) if earlier.is_gone() => {
+                    remove_attachment_state(owner, &earlier.ips).unwrap_or_else(log::warn);
+                }
+                _ => {}
+            }
+            record.save_with_addresses()
+        };
+        if let Err(e) = write() {
+            log_unrecorded(format_args!(
+                "{e}; if the container dies without a DEL, its state is not reclaimed"
+            ));
+        }
+        undo.add_step("forget the attachment", move || record.remove_with_addresses());
+    }
+
+    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is recorded for the
+    /// plugins that follow.
+    pub(super) fn has_mac_lease(&self, plugin: &str) -> bool {
+        self.ipam_needs_link() && plugin != self.net.ipam_type
+    }
+
+    /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has recorded it already.
+    pub(super) fn record_if_leased(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) {
+        let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
+        if self.has_mac_lease(plugin) && !self.is_recorded(owner, req) {
+            self.record_attachment(plugin, req, result, undo);
+        }
+    }
+
+    /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
+    fn find_listed_end(
+        &self,
+        owner: AttachmentId<'_>,
+        req: &AddRequest,
+        result: &CniResult,
+    ) -> Option<HostPairEnd> {
+        let host = self.host_netlink().ok()?;
+        let ends =
+            req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
+        match ends.unwrap_or_default().as_slice() {
+            [end] => HostPairEnd::from_link(owner, host, end),
+            _ => None,
+        }
+    }
+
+    /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
+    fn is_recorded(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
+        let may_exist =
+            |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+        let is_current = |record: AttachmentRecord| {
+            record.netns == req.sandbox.netns_identity()
+                && self.host_netlink().is_ok_and(|host| may_exist(record.liveness_by(host)))
+        };
+        AttachmentRecord::find_by_attachment(owner).is_some_and(is_current)
+    }
+}
+
+/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
+/// exists.
+pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
+    for record in AttachmentRecord::find_others_by_address(ip, next) {
+        if !remove_if_ended(&record)?
+            && record.network == next.network
+            && record.liveness() == Liveness::Alive
+        {
+            let AttachmentRecord { id, ifname, .. } = &record;
+            log::warn(format_args!(
+                "{ip} is in use by container {id}, interface {ifname}, as well"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller has no lock.
+pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
+    // The record proves the end of leases that were made for another program's plugin.
+    if record.end.is_some_and(|end| !end.labelled) && record.is_gone() {
+        NetworkName::parse(&record.network)?;
+        let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
+        let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
+        let mut failures = Failures::new();
+        store.map_or(Ok(Vec::new()), |mut store| {
+            remove_ended_leases(&mut store, None, &mut failures)
+        })?;
+        failures.into_result()?;
+    }
+    remove_without_leases(record)
+}
+
+/// As [`remove_if_ended`], without the leases.
+fn remove_without_leases(record: &AttachmentRecord) -> Result<bool> {
+    let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
+    let _turn = AttachmentRecord::lock_attachment(record.attachment_id())?;
+    // Meanwhile the container may have been created again, with the same id.
+    if AttachmentRecord::find_by_attachment(record.attachment_id())
+        .is_some_and(|now| !now.is_same_instance(record))
+    {
+        return Ok(false);
+    }
+    let AttachmentRecord { id, ifname, network, .. } = record;
+    remove_attachment_state(record.attachment_id(), &record.ips)
+        .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
+    log_reclaimed(format!(
+        "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
+    ));
+    Ok(true)
+}
+
+/// Logs what was reclaimed, and adds it to the call's trace.
+pub fn log_reclaimed(what: String) {
+    log::warn(&what);
+    trace::root_span().add_text("cnibox.reclaimed", || what);
+}
+
+/// Reclaims what an earlier container of the same id left, but for its leases, if it has certainly ended.
+pub fn remove_former_instance(owner: AttachmentId<'_>) {
+    if let Some(Err(e)) =
+        AttachmentRecord::find_by_attachment(owner).map(|record| remove_without_leases(&record))
+    {
+        log::warn(e);
+    }
+}
+
+/// The plugin whose leases are in folders of this node.
+pub const LEASER: &str = "host-local";
+
+/// Releases the leases of an attachment that is being deleted in the folder that ADD has recorded and in the default one, but not
+/// in the folders `done`: the configuration may have been changed since.
+pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Result<()> {
+    let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.data_dir);
+    let recorded = recorded.as_deref().filter(|dir| *dir != Path::new(DATA_DIR));
+    let dirs = recorded.into_iter().chain([Path::new(DATA_DIR)]);
+    let mut failures = Failures::new();
+    for dir in dirs.filter(|dir| !done.contains(dir)) {
+        let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
+        let released =
+            store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
+        for ip in failures.keep_error(released.and_then(|released| released)).unwrap_or_default() {
+            log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
+        }
+    }
+    failures.into_result()
+}
+
+/// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
+pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness {
+    if let Some(record) = AttachmentRecord::find_by_attachment(owner) {
+        return record.liveness();
+    }
+    let listing = LeaseListing::open_existing(data_dir, owner.network);
+    let leases = listing.ok().flatten().map(|listing| listing.lease_statuses()).unwrap_or_default();
+    let is_its = |status: &&LeaseStatus| status.lease.attachment_in(owner.network) == Some(owner);
+    leases
+        .iter()
+        .find(is_its)
+        .map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
+}
+
+/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is proved of an
+/// attachment without a record, such as the reference's.
+pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
+    let PortOwner { network, id, ifname, .. } = holder;
+    let record = match ifname {
+        _ if !holder.instance.is_empty() => AttachmentRecord::find_by_instance(&holder.instance),
+        Some(ifname) => AttachmentRecord::find_by_attachment(AttachmentId { network, ifname, id }),
+        None => None,
+    };
+    record.map_or(Ok(false), |record| remove_if_ended(&record))
+}
+
+/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, but for
+/// the parts from which the next plugins know their rules; and reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
+/// proof counts.
+pub(super) fn collect_garbage(
+    plugin: &str,
+    network: &NetworkName,
+    req: Option<&GcRequest>,
+) -> Result<()> {
+    let mut failures = Failures::new();
+    for record in AttachmentRecord::read_all(Some(network.as_str())) {
+        match req {
+            Some(req) if req.is_valid_attachment(&record.id, &record.ifname) => {}
+            Some(_) if record.plugin == plugin => {
+                failures.keep_error(record.release_from_plugin());
+            }
+            _ => {
+                failures.keep_error(remove_if_ended(&record));
+            }
+        }
+    }
+    if let Some(req) = req {
+        AttachmentRecord::remove_leftovers(
+            network,
+            &AttachmentId::from_attachments(network, &req.valid),
+        );
+    }
+    failures.into_result()
+}
+
+/// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its record and its
+/// source MAC check stay.
+fn remove_lease_owner_state(
+    owner: AttachmentId<'_>,
+    ips: &[IpAddr],
+    next: Option<AttachmentId<'_>>,
+) -> Result<()> {
+    let _turn = AttachmentRecord::lock_attachment(owner)?;
+    match AttachmentRecord::find_by_attachment(owner) {
+        // By its own proof: the store of the leases may be in a folder of a tenant.
+        Some(record) if record.is_gone() => remove_attachment_state(owner, ips),
+        _ if next == Some(owner) => remove_rules_and_devices(owner, ips, true),
+        _ => Ok(()),
+    }
+}
+
+/// Removes and returns the leases of attachments that have ended, with their other state. `failures` get the leases that cannot be
+/// removed. `next` is the attachment being added.
+pub fn remove_ended_leases(
+    store: &mut LeaseStore,
+    next: Option<AttachmentId<'_>>,
+    failures: &mut Failures,
+) -> Result<Vec<ReclaimedLease>> {
+    let reclaimed =
+        store.reclaim_ended(|network, gone| remove_lease_owners(network, gone, next, failures))?;
+    for gone in &reclaimed {
+        log_reclaimed(format!("reclaimed {gone}"));
+    }
+    Ok(reclaimed)
+}
+
+/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be removed;
+/// `failures` has the reasons for the others. `next` is the attachment being added.
+pub fn remove_lease_owners(
+    network: &str,
+    mut gone: Vec<ReclaimedLease>,
+    next: Option<AttachmentId<'_>>,
+    failures: &mut Failures,
+) -> Vec<ReclaimedLease> {
+    let mut reclaimed = Vec::new();
+    while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
+        let owner = first.attachment_in(network);
+        let is_same = |other: &mut ReclaimedLease| other.lease.attachment_in(network) == owner;
+        let same: Vec<ReclaimedLease> = gone.extract_if(.., is_same).collect();
+        let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
+        let Some(owner) = owner else { continue };
+        let removed = remove_lease_owner_state(owner, &ips, next)
+            .context(|| format!("{first} stays: its rules cannot be removed"));
+        if failures.keep_error(removed).is_some() {
+            reclaimed.extend(same);
+        }
+    }
+    reclaimed
+}
