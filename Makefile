@@ -27,7 +27,7 @@ STATIC  += -C force-frame-pointers=yes
 STATIC  += --remap-path-prefix=$(CURDIR)=cnibox
 STATIC  += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
 
-# Folders of build output and of releases.
+# Directories of build output and of releases.
 OUT     := $(or $(CARGO_TARGET_DIR),target)
 BINARY  := $(OUT)/$(TARGET)/release/cnibox
 DIST    ?= $(OUT)/dist
@@ -122,7 +122,7 @@ arch: ## check the imports against the layers of docs/architecture.md
 # A container has no init that reaps orphans, as a node has; DEL leaves one where it does.
 INIT = $(shell [ "$$(id -u)" = 0 ] && command -v catatonit >/dev/null && echo unshare --pid --fork --kill-child --mount-proc catatonit --)
 
-bench: build ## the same pods with two plugin folders alternately; results also as JSON and charts in target/; PEER=<folder>, NETAVARK=<program>, ARGS="bridge --pods 1000"
+bench: build ## the same pods with two plugin directories alternately; results also as JSON and charts in target/; PEER=<directory>, NETAVARK=<program>, ARGS="bridge --pods 1000"
 	scripts/prepare.sh bench
 	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(INIT) $(CARGO) bench --locked -p cnibox-tests --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
 	@[ ! -e $(OUT)/bench.json ] || PYTHONDONTWRITEBYTECODE=1 packaging/charts.py $(OUT)/bench.json $(OUT)
@@ -135,7 +135,7 @@ test-runtimes: build ## containerd and podman with these plugins; ARGS=PEER: wit
 	scripts/prepare.sh runtimes
 	tests/runtimes/run.sh $(if $(filter PEER,$(ARGS)),$(PEER),$(BINARY))
 
-matrix: build ## test-runtimes with every installed runtime and those in the folders of RUNTIMES; updates the table of docs/compatibility.md
+matrix: build ## test-runtimes with every installed runtime and those in the directories of RUNTIMES; updates the table of docs/compatibility.md
 	scripts/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
@@ -165,7 +165,7 @@ dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in targe
 		packaging/dist.sh $(OUT)/$$target/release/cnibox $$target $(DIST) $(OUT)/$(HOST)/release/cnibox || exit; done
 	$(if $(filter $(HOST),$(TARGETS)),tests/dist.sh $(DIST),@echo "dist: these files are for another architecture: tests/dist.sh verifies them there")
 
-reproduce: dist ## build the release again from a clone in another folder, and compare all checksums
+reproduce: dist ## build the release again from a clone in another directory, and compare all checksums
 	scripts/reproduce.sh $(DIST)
 
 book: ## the documentation as a book, target/book/index.html

@@ -23,7 +23,7 @@ class Archive:
         member.size = len(data) if data is not None else 0
         self.tar.addfile(member, None if data is None else io.BytesIO(data))
 
-    def folder(self, name):
+    def directory(self, name):
         self._add(name, tarfile.DIRTYPE, 0o755)
 
     def file(self, name, data, mode=0o644):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""book.py SOURCE BOOK: builds the documentation as a book (mdBook) in the folder BOOK, from copies of the pages in the folder SOURCE. Fails
+"""book.py SOURCE BOOK: builds the documentation as a book (mdBook) in the directory BOOK, from copies of the pages in the directory SOURCE. Fails
 if the book has a dead link.
 
-mdBook reads one folder: the pages of the root, such as README.md, are copied beside those of docs/."""
+mdBook reads one directory: the pages of the root, such as README.md, are copied beside those of docs/."""
 
 import html.parser
 import os
@@ -24,12 +24,12 @@ def gather(source):
     for name in PAGES + FILES:
         shutil.copy(os.path.join(ROOT, name), source)
     up = re.compile(r"\]\(\.\./(" + "|".join(map(re.escape, PAGES)) + ")")
-    for folder, _, names in os.walk(source):
+    for directory, _, names in os.walk(source):
         for name in filter(lambda name: name.endswith(".md"), names):
-            path = os.path.join(folder, name)
+            path = os.path.join(directory, name)
             with open(path, encoding="utf-8") as file:
                 text = file.read()
-            if folder == source:
+            if directory == source:
                 text = re.sub(r'(\]\(|src=")docs/', r"\1", text) if name in PAGES else up.sub(r"](\1", text)
             # mdBook renames these pages to index.html, but does not adapt links.
             if name != "SUMMARY.md":
@@ -58,10 +58,10 @@ class Page(html.parser.HTMLParser):
 def dead(book):
     """Dead links of all pages, except pages that mdBook assembles from others."""
     found, pages = [], {}
-    for folder, _, names in os.walk(book):
+    for directory, _, names in os.walk(book):
         for name in names:
             if name.endswith(".html") and name not in ("404.html", "print.html", "toc.html"):
-                path = os.path.join(folder, name)
+                path = os.path.join(directory, name)
                 pages[os.path.normpath(path)] = Page(path)
     for path, page in pages.items():
         for link in page.links:

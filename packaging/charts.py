@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""charts.py [--check | JSON FOLDER]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
+"""charts.py [--check | JSON DIRECTORY]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
 footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, and the table of
 docs/performance.md.
 
 --check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
-which it has the rows into FOLDER."""
+which it has the rows into DIRECTORY."""
 
 import html
 import json
@@ -206,7 +206,7 @@ def kernel(bench):
 PICTURES = {"times.svg": times, "footprint.svg": footprint, "crowd.svg": crowd, "growth.svg": growth}
 
 
-def own(path, folder):
+def own(path, directory):
     """Writes the charts of one file of results."""
     with open(path, encoding="utf-8") as file:
         bench = Bench(json.load(file))
@@ -215,9 +215,9 @@ def own(path, folder):
             text = picture(bench)
         except (KeyError, TypeError):
             continue
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
             file.write(text)
-        print(os.path.join(folder, name))
+        print(os.path.join(directory, name))
     return 0
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# deb.sh NAME ROOT OUT VERSION ARCH [FOLDER NAME...]: packs the tree ROOT as OUT/NAME_VERSION_ARCH.deb. FOLDER and the names are
+# deb.sh NAME ROOT OUT VERSION ARCH [DIRECTORY NAME...]: packs the tree ROOT as OUT/NAME_VERSION_ARCH.deb. DIRECTORY and the names are
 # those of plugins, whose files of other packages the package replaces without a moment in which one is missing.
 #
 # COMPRESSION: an algorithm of dpkg-deb(1). MAINTAINER: the maintainer of the packages.
 set -eu
-name=$1 root=$2 out=$3 version=$4 arch=$5 folder=${6-}
+name=$1 root=$2 out=$3 version=$4 arch=$5 directory=${6-}
 shift $(($# < 6 ? $# : 6))
 here=$(dirname "$0")
 maintainer=${MAINTAINER:-The cnibox authors <cnibox@localhost>}
@@ -17,10 +17,10 @@ sed "s/@PACKAGE@/$name/" "$here/lintian-overrides" >"$root/usr/share/lintian/ove
 printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$name" "$version" \
     "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
     gzip -9n >"$doc/changelog.gz"
-if [ -n "$folder" ]; then
+if [ -n "$directory" ]; then
     units=$(cd "$root/usr/lib/systemd/system" && echo *)
     for script in preinst postinst prerm postrm; do
-        sed "s,@PACKAGE@,$name,; s,@FOLDER@,$folder,; s,@NAMES@,$*,; s,@UNITS@,$units," \
+        sed "s,@PACKAGE@,$name,; s,@DIRECTORY@,$directory,; s,@NAMES@,$*,; s,@UNITS@,$units," \
             "$here/maintainer-script" >"$root/DEBIAN/$script"
         chmod 755 "$root/DEBIAN/$script"
     done

@@ -1,6 +1,6 @@
 #!/bin/sh
 # dist.sh BINARY TARGET OUT [HOST-BINARY]: builds all files of a release for one architecture in
-# the folder OUT. HOST-BINARY is executed if BINARY is for another architecture. cni-sanity is beside each.
+# the directory OUT. HOST-BINARY is executed if BINARY is for another architecture. cni-sanity is beside each.
 #
 # The output is reproducible: timestamps are SOURCE_DATE_EPOCH, names are sorted.
 set -eu
@@ -30,8 +30,8 @@ mkdir -p "$work"
 
 python3 packaging/notices.py "$work/THIRD-PARTY" "$target"
 
-# tree PLUGINS ZSH ROOT: creates the file tree of a package in ROOT. PLUGINS is the plugin folder,
-# ZSH the folder of completions below /usr/share/zsh.
+# tree PLUGINS ZSH ROOT: creates the file tree of a package in ROOT. PLUGINS is the plugin directory,
+# ZSH the directory of completions below /usr/share/zsh.
 tree() {
     plugins=$1 zsh=$2 root=$3
     "$host" install --root "$root" --no-backup "$plugins" >/dev/null
@@ -58,7 +58,7 @@ tree() {
     chmod -R u=rwX,go=rX "$root"
 }
 
-# pack_deb NAME ROOT [FOLDER NAME...]: packs a tree as a deb, with the names in its plugin folder.
+# pack_deb NAME ROOT [DIRECTORY NAME...]: packs a tree as a deb, with the names in its plugin directory.
 pack_deb() {
     name=$1 root=$2
     shift 2
@@ -81,7 +81,7 @@ pack_rpm() {
     mv "$work/$name-$version-1.$rpm.rpm" "$out/"
 }
 
-# The plugin folder of containerd and podman: /usr/lib/cni in Debian, /usr/libexec/cni in Fedora and RHEL.
+# The plugin directory of containerd and podman: /usr/lib/cni in Debian, /usr/libexec/cni in Fedora and RHEL.
 tree /usr/lib/cni vendor-completions "$work/deb"
 # shellcheck disable=SC2086 # one word each
 pack_deb cnibox "$work/deb" /usr/lib/cni $names
@@ -94,7 +94,7 @@ for kind in deb rpm; do
     [ $kind = deb ] || zsh=site-functions
     tree /opt/cni/bin $zsh "$work/kubernetes-$kind"
     mv "$work/kubernetes-$kind/usr/share/doc/cnibox" "$work/kubernetes-$kind/usr/share/doc/cnibox-kubernetes"
-    # This unit would install into the folder of this package.
+    # This unit would install into the directory of this package.
     rm "$work/kubernetes-$kind/usr/lib/systemd/system/cnibox-install.service"
     # shellcheck disable=SC2086 # one word each
     "pack_$kind" cnibox-kubernetes "$work/kubernetes-$kind" /opt/cni/bin $names

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """image.py NAME OUT VERSION ARCH=BINARY...: writes an OCI archive of an image with one file. The image of cnibox
-installs the executable, that of cni-sanity tests a folder. Usage: `podman load -i OUT`, `ctr images import OUT`,
+installs the executable, that of cni-sanity tests a directory. Usage: `podman load -i OUT`, `ctr images import OUT`,
 `skopeo copy oci-archive:OUT ...`.
 
 No container engine is needed. ARCH is Go's name of the architecture: amd64, arm64."""
@@ -38,8 +38,8 @@ class Layout:
 
     def archive(self, index):
         out = archive.Archive()
-        out.folder("blobs")
-        out.folder("blobs/sha256")
+        out.directory("blobs")
+        out.directory("blobs/sha256")
         for digest in sorted(self.blobs):
             out.file("blobs/sha256/" + digest, self.blobs[digest])
         out.file("index.json", encoded(index))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""man.py BINARY FOLDER: writes the manual pages: cnibox(1) with its commands, and those of the tools, from the output of
+"""man.py BINARY DIRECTORY: writes the manual pages: cnibox(1) with its commands, and those of the tools, from the output of
 --help, cnibox-PLUGIN(8) from docs/plugins/, for the applets of the executable.
 
-man.py --tool BINARY ABOUT FOLDER: writes the page of one tool."""
+man.py --tool BINARY ABOUT DIRECTORY: writes the page of one tool."""
 
 import os
 import re
@@ -75,17 +75,17 @@ def from_markdown(text):
     return "".join(out)
 
 
-def tool(binary, about, folder):
+def tool(binary, about, directory):
     name = os.path.basename(binary)
-    os.makedirs(folder + "/man1", exist_ok=True)
+    os.makedirs(directory + "/man1", exist_ok=True)
     body = ".SH SYNOPSIS\n" + literal(says(binary, "--help"))
-    archive.write(f"{folder}/man1/{name}.1.gz", archive.gzipped(page(name, 1, about, body).encode()))
+    archive.write(f"{directory}/man1/{name}.1.gz", archive.gzipped(page(name, 1, about, body).encode()))
 
 
-def main(binary, folder):
-    os.makedirs(folder + "/man1", exist_ok=True)
-    os.makedirs(folder + "/man8", exist_ok=True)
-    save = lambda name, text: archive.write(f"{folder}/{name}.gz", archive.gzipped(text.encode()))
+def main(binary, directory):
+    os.makedirs(directory + "/man1", exist_ok=True)
+    os.makedirs(directory + "/man8", exist_ok=True)
+    save = lambda name, text: archive.write(f"{directory}/{name}.gz", archive.gzipped(text.encode()))
     applets = [line.split(None, 2) for line in says(binary, "list").splitlines()]
     usage = says(binary, "--help")
     # The lines "  cnibox COMMAND  description" of the help, without commands that have no help.

@@ -14,9 +14,9 @@ NAMES = re.compile(r"^(licen[cs]e|copying|copyright|notice|unlicense)", re.I)
 
 def texts(package):
     """The licence texts in the package's source."""
-    folder = os.path.dirname(package["manifest_path"])
-    names = sorted(name for name in os.listdir(folder) if NAMES.match(name))
-    paths = [os.path.join(folder, name) for name in names]
+    directory = os.path.dirname(package["manifest_path"])
+    names = sorted(name for name in os.listdir(directory) if NAMES.match(name))
+    paths = [os.path.join(directory, name) for name in names]
     return [archive.read(path).decode("utf-8", "replace").strip() for path in paths if os.path.isfile(path)]
 
 

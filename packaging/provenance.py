@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""provenance.py FOLDER: writes FOLDER/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files in
-the folder: commit, dependencies and builder. The build is reproducible (`make reproduce`).
+"""provenance.py DIRECTORY: writes DIRECTORY/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files in
+the directory: commit, dependencies and builder. The build is reproducible (`make reproduce`).
 
 SOURCE is the address of the repository, BUILDER_ID that of the builder; the project's own are names, not addresses."""
 
@@ -17,15 +17,15 @@ def said(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def main(folder):
+def main(directory):
     sha256 = lambda path: {"sha256": hashlib.sha256(archive.read(path)).hexdigest()}
-    names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    names = sorted(name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name)))
     commit = said("git", "rev-parse", "HEAD")
     source = os.environ.get("SOURCE", "urn:cnibox:source")
     rustc = said(os.environ.get("RUSTC", "rustc"), "--version")
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": name, "digest": sha256(os.path.join(folder, name))} for name in names],
+        "subject": [{"name": name, "digest": sha256(os.path.join(directory, name))} for name in names],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
@@ -41,7 +41,7 @@ def main(folder):
             "runDetails": {"builder": {"id": os.environ.get("BUILDER_ID", "urn:cnibox:make")}},
         },
     }
-    archive.write(os.path.join(folder, "provenance.json"), encoded(statement) + b"\n")
+    archive.write(os.path.join(directory, "provenance.json"), encoded(statement) + b"\n")
 
 
 if __name__ == "__main__":

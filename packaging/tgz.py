@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tgz.py OUT NOTICES BINARY [NAME...]: packs an executable, links to it, and the licences of linked packages. The archive of cnibox replaces the reference's
-cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same folder, each a link to the executable."""
+cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same directory, each a link to the executable."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import archive
 
 def main(out, notices, binary, *names):
     tar = archive.Archive()
-    tar.folder("./")
+    tar.directory("./")
     for name in ("LICENSE", "README.md"):
         tar.file("./" + name, archive.read(name))
     tar.file("./THIRD-PARTY", archive.read(notices))

@@ -22,7 +22,7 @@ if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
     for program in ip ping unshare nsenter; do
         command -v "$program" >/dev/null || fail "needs $program: run scripts/prepare.sh demo"
     done
-    case $bin in "$run"/*) fail "\"$bin\": move it to another folder, the demo mounts a tmpfs over $run" ;; esac
+    case $bin in "$run"/*) fail "\"$bin\": move it to another directory, the demo mounts a tmpfs over $run" ;; esac
     set -- unshare --net --mount
     if ! first=$("$@" true 2>&1); then
         set -- unshare --user --map-root-user --net --mount
@@ -104,7 +104,7 @@ step "private namespaces" "own network and mounts, a tmpfs on $run; nothing outs
 for name in bridge host-local loopback cnitool; do
     ln -s "$bin" "$dir/bin/$name"
 done
-step "a plugin folder" "bridge host-local loopback cnitool, each a link to ${bin##*/}"
+step "a plugin directory" "bridge host-local loopback cnitool, each a link to ${bin##*/}"
 
 ranges='[{"subnet": "10.88.0.0/24"}]'
 versions="4 6"

@@ -2,7 +2,7 @@
 """manifests.py [CNIBOX [CHART]]: the kustomizations and the chart, rendered by kubectl and helm themselves.
 
 Each rendering must fit the schemas of Kubernetes, have the paths of its platform and the release's image, and the chart
-must render what the kustomization does. With an executable, and as root, the init containers run in a folder;
+must render what the kustomization does. With an executable, and as root, the init containers run in a directory;
 with an archive of the chart, it must be what the tree has.
 
 What it needs is in scripts/manifests.txt. Exit status 77: it is not there.
@@ -50,7 +50,7 @@ CONFLIST = "--conflist=/conflist/10-cnibox.conflist"
 
 
 def libraries():
-    """The folder in which scripts/prepare.sh installs what is in manifests.txt."""
+    """The directory in which scripts/prepare.sh installs what is in manifests.txt."""
     return TARGET / "manifests"
 
 
@@ -96,22 +96,22 @@ def documents(*command):
 
 
 def kustomize(platform, conflist=False, uninstall=False, images=()):
-    """A kustomization of somebody's own with the folders of the tree."""
+    """A kustomization of somebody's own with the directories of the tree."""
     with tempfile.TemporaryDirectory() as own:
-        relative = lambda folder: os.path.relpath(KUSTOMIZATIONS / folder, os.path.realpath(own))
+        relative = lambda directory: os.path.relpath(KUSTOMIZATIONS / directory, os.path.realpath(own))
         components = ["conflist"] * conflist + ["uninstall/component"] * uninstall
         text = {
             "resources": [relative(platform)],
-            "components": [relative(folder) for folder in components],
+            "components": [relative(directory) for directory in components],
             "images": list(images),
         }
         pathlib.Path(own, "kustomization.yaml").write_text(yaml.safe_dump(text))
         return documents(KUBECTL, "kustomize", own)
 
 
-def chart(*values, folder=CHART):
+def chart(*values, directory=CHART):
     sets = [word for value in values for word in ("--set", value)]
-    return documents(HELM, "template", "cnibox", str(folder), "--namespace", NAMESPACE, *sets)
+    return documents(HELM, "template", "cnibox", str(directory), "--namespace", NAMESPACE, *sets)
 
 
 def comparable(objects):
@@ -221,9 +221,9 @@ def as_init_container(objects, root):
 
 
 def rehearse(binary, platform, objects, undone):
-    """Installs into a folder that is like a node's root, and takes it back."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
+    """Installs into a directory that is like a node's root, and takes it back."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
         plugins = root / "opt/cni/bin"
         for path in (plugins, root / "etc/cni/net.d", root / "conflist", root / "proc"):
             path.mkdir(parents=True)
@@ -253,7 +253,7 @@ def run(*command, **how):
 
 
 def tree(root):
-    """Files and links below a folder, with what is in them."""
+    """Files and links below a directory, with what is in them."""
     found = (path for path in pathlib.Path(root).rglob("*") if path.is_symlink() or path.is_file())
     content = lambda path: os.readlink(path) if path.is_symlink() else path.read_bytes()
     return {str(path.relative_to(root)): content(path) for path in found}
@@ -275,7 +275,7 @@ def main(binary=None, archive=None):
     if archive:
         for platform in PLATFORMS:
             values = [f"platform={platform}", "conflist.enabled=true"]
-            assert chart(*values) == chart(*values, folder=archive), archive
+            assert chart(*values) == chart(*values, directory=archive), archive
     metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (metadata["version"], metadata["appVersion"]) == (VERSION, VERSION), metadata
     own = pod(chart("image.repository=registry.example/cnibox", "image.tag=9.9.9", "installArgs={--replace,--force}"))
@@ -288,8 +288,8 @@ def main(binary=None, archive=None):
         assert row in page, f"docs/operator.md: {row}"
     assert documents(KUBECTL, "kustomize", str(KUSTOMIZATIONS)) == kustomize("kubeadm")
     for platform in PLATFORMS:
-        folder = KUSTOMIZATIONS / "uninstall" / platform
-        assert documents(KUBECTL, "kustomize", str(folder)) == kustomize(platform, uninstall=True)
+        directory = KUSTOMIZATIONS / "uninstall" / platform
+        assert documents(KUBECTL, "kustomize", str(directory)) == kustomize(platform, uninstall=True)
     image = {"name": "localhost/cnibox", "newName": "registry.example/cnibox", "newTag": "9.9.9"}
     for uninstall in (False, True):
         _, *containers = pod(kustomize("k3s", uninstall=uninstall, images=[image]))

@@ -9,7 +9,7 @@ set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
-# The folder in which scripts/manifests.py searches the packages of scripts/manifests.txt.
+# The directory in which scripts/manifests.py searches the packages of scripts/manifests.txt.
 root=${0%/*}/..
 wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
 # The oldest kernel that the suite runs on, Debian 12's.
@@ -125,7 +125,7 @@ present() {
         */*) [ -e "$1" ] ;;
         # cc prints the path of a library that it finds, and otherwise the bare name.
         *.a) [ -e "$(cc "-print-file-name=$1" 2>/dev/null)" ] ;;
-        # The sbin folders are not in every user's PATH.
+        # The sbin directories are not in every user's PATH.
         *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
     esac
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# reproduce.sh FOLDER: builds the release a second time, from a clone in another folder and without
-# earlier build output, and compares its checksums with those in FOLDER.
+# reproduce.sh DIRECTORY: builds the release a second time, from a clone in another directory and without
+# earlier build output, and compares its checksums with those in DIRECTORY.
 set -eu
 first=$(readlink -f "$1")
 cd "$(dirname "$0")/.."

@@ -8,7 +8,7 @@
 # Under emulation programs take 10 to 15 times as long as on the machine. vm.sh --setup only downloads the kernel and
 # QEMU: once, 90 MB, with apt, without installing packages.
 #
-#   CNIBOX_VM_CACHE    folder of the downloads; default /var/cache/cnibox-vm
+#   CNIBOX_VM_CACHE    directory of the downloads; default /var/cache/cnibox-vm
 #   CNIBOX_VM_TIMEOUT  timeout of the command in seconds, default 900; then exit status 124
 #   CNIBOX_VM_ACCEL    QEMU's accelerator; default kvm if a guest starts within 20 seconds, otherwise tcg
 #   CNIBOX_VM_CPU      the CPU; default host with kvm, Nehalem with tcg
@@ -169,7 +169,7 @@ ln -sf /proc/self/fd/0 /dev/stdin
 ln -sf /proc/self/fd/1 /dev/stdout
 ln -sf /proc/self/fd/2 /dev/stderr
 /bin/busybox ifconfig lo up
-for folder in proc sys dev; do mount --move /$folder /new/$folder; done
+for directory in proc sys dev; do mount --move /$directory /new/$directory; done
 /bin/busybox cp /bin/busybox /new/run/busybox
 exec /bin/busybox switch_root /new /run/busybox sh /run/vm/init
 END

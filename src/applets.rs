@@ -63,14 +63,14 @@ mod tests {
         let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
         for applet in APPLETS {
             let name = applet.name.replace('-', "_");
-            let folder = match applet.kind {
+            let directory = match applet.kind {
                 AppletKind::Tool => "src/tool",
                 // dhcp is beside the plugins.
                 _ if applet.name == "dhcp" => "src",
                 _ => "src/plugins",
             };
-            let file = root.join(folder).join(format!("{name}.rs"));
-            let module = root.join(folder).join(&name).join("mod.rs");
+            let file = root.join(directory).join(format!("{name}.rs"));
+            let module = root.join(directory).join(&name).join("mod.rs");
             assert!(file.is_file() || module.is_file(), "{}", file.display());
             assert!(readme.contains(&format!("`{}`", applet.name)), "README lacks {}", applet.name);
         }

@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | | [`applets`] | the table: every applet, one line each |
 //! | 5 | [`tool`] | what a person runs: `cnitool`, `ipam`, `install`, `cnibox list` |
-//! | 4 | [`plugins`] | one file or folder per plugin |
+//! | 4 | [`plugins`] | one file or directory per plugin |
 //! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
 //! | 4 | [`runtime`] | the calling side: lists, requests, execution, cache; a library for runtimes |
 //! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
@@ -18,7 +18,7 @@
 //! | 2 | [`invoke`] | finding and running a plugin |
 //! | 2 | [`leases`] | the leases of host-local |
 //! | 2 | [`attachment`] | the owner of rules and leases, and whether its container is alive |
-//! | 2 | [`files`] | locks, atomic replacement, folders of state |
+//! | 2 | [`files`] | locks, atomic replacement, directories of state |
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |

@@ -1,9 +1,9 @@
 //! Network namespaces: opening them, and running code in them.
 //!
-//! Only this file calls setns(2) and unshare(2). [`Netns::run_inside`] moves the calling thread into the namespace and back,
-//! also after a panic. A thread that cannot return may still use the descriptors that it opened on the host, for the
-//! rollback, but opening files, writing parameters and starting programs are refused ([`require_home_netns`]). Starting a thread
-//! instead, as [`Netns::spawn_inside`] does, costs a tenth of an ADD.
+//! Only this file calls setns(2) and unshare(2). [`Netns::run_inside`] moves the calling thread into the namespace and
+//! back, also after a panic. A thread that cannot return may still use the descriptors that it opened on the host, for
+//! the rollback, but opening files, writing parameters and starting programs are refused ([`require_home_netns`]).
+//! Starting a thread instead, as [`Netns::spawn_inside`] does, costs a tenth of an ADD.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -32,9 +32,9 @@ const STACK_SIZE: usize = 256 * 1024;
 
 /// The identity of a namespace, by a path to it.
 ///
-/// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces if
-/// a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new inode at
-/// every lookup.
+/// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces
+/// if a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new
+/// inode at every lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsIdentity {
     /// The device of the file system of namespaces.
@@ -72,9 +72,9 @@ struct NetnsCookie;
 
 nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also one
-/// that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many open files,
-/// says nothing about it.
+/// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also
+/// one that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many
+/// open files, says nothing about it.
 pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
     let socket = socket(AddressFamily::Inet, kind, flags, None)
@@ -82,8 +82,8 @@ pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
-/// The identity, within this boot, of the calling thread's network namespace: its [`current_cookie`], or its inode number before
-/// Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
+/// The identity, within this boot, of the calling thread's network namespace: its [`current_cookie`], or its inode
+/// number before Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
 pub fn current_id() -> Option<u64> {
     current_cookie().ok().flatten().or_else(current_inode)
 }
@@ -111,8 +111,8 @@ pub enum NetnsError {
 }
 
 impl NetnsError {
-    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel accepts,
-    /// that leads through a file, or through links without end, can never exist.
+    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel
+    /// accepts, that leads through a file, or through links without end, can never exist.
     pub fn is_gone(&self) -> bool {
         match self {
             NetnsError::NotNamespace(..) => true,
@@ -210,8 +210,8 @@ impl Netns {
         Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
-    /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while this
-    /// process runs.
+    /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while
+    /// this process runs.
     pub fn create_unnamed() -> Result<Netns, NetnsError> {
         let file = on_scratch_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("unshare", CURRENT, e))?;
@@ -299,8 +299,8 @@ thread_local! {
     static STRANDED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
-/// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be the
-/// container's. Tries once more to return.
+/// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be
+/// the container's. Tries once more to return.
 pub fn require_home_netns() -> Result<(), NetnsError> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };
@@ -343,8 +343,8 @@ fn syscall_error(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> 
     NetnsError::Io(call, path.into(), errno.into())
 }
 
-/// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f` to the thread end with
-/// the thread. A panic of `f` continues in the caller.
+/// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f` to the thread end
+/// with the thread. A panic of `f` continues in the caller.
 pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()

@@ -28,7 +28,8 @@ impl RepairFindings {
         self.seen.insert(what.into())
     }
 
-    /// Records that `what` is missing and restores it, or records the failure, so that the next steps are run in any case.
+    /// Records that `what` is missing and restores it, or records the failure, so that the next steps are run in any
+    /// case.
     pub fn restore_missing(
         &mut self,
         what: impl Into<String>,

@@ -1,5 +1,5 @@
-//! Stable sorting with one copy of the code for all types: the standard library's has four kilobytes for each sorted type,
-//! a fortieth of the executable in total.
+//! Stable sorting with one copy of the code for all types: the standard library's has four kilobytes for each sorted
+//! type, a fortieth of the executable in total.
 
 use std::cmp::Ordering;
 use std::mem;

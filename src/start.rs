@@ -1,11 +1,12 @@
 //! From the C library's `main` to the applet, without the slow part of the standard library's initialisation.
 //!
-//! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of memory, to find the end of
-//! the stack in `/proc/self/maps`, for the message of a stack overflow. Without it an overflow ends the process as well.
+//! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of memory, to find the end
+//! of the stack in `/proc/self/maps`, for the message of a stack overflow. Without it an overflow ends the process as
+//! well.
 //!
-//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the first
-//! file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before the
-//! rollback of an ADD.
+//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the
+//! first file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before
+//! the rollback of an ADD.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -26,8 +27,8 @@ use crate::framework::run;
 use crate::log;
 use crate::tool::multicall;
 
-/// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result that
-/// cannot be delivered is an error. After an error none of the descriptors may be used.
+/// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result
+/// that cannot be delivered is an error. After an error none of the descriptors may be used.
 pub fn open_standard_files() -> nix::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
@@ -77,9 +78,9 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
     arguments and environment are those of a user without these powers";
 
-/// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no proof:
-/// the kernel sets it as well if the caller has other real than effective ids, as a runtime with set-user-ID, and for a change
-/// of the SELinux domain, for instance when systemd starts the daemon.
+/// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no
+/// proof: the kernel sets it as well if the caller has other real than effective ids, as a runtime with set-user-ID,
+/// and for a change of the SELinux domain, for instance when systemd starts the daemon.
 fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());

@@ -1,7 +1,8 @@
 //! Kernel parameters below `/proc/sys`, which only this file names.
 //!
-//! Keys have slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of interfaces contain dots. Keys below `net/`
-//! are those of the network namespace of the *calling thread*, see [`Netns::run`](crate::netns::Netns::run_inside).
+//! Keys have slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of interfaces contain dots. Keys below
+//! `net/` are those of the network namespace of the *calling thread*, see
+//! [`Netns::run`](crate::netns::Netns::run_inside).
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -76,8 +77,8 @@ pub fn ensure_value(key: &str, value: &str) -> Result<bool> {
     write_value(key, value).map(|()| true)
 }
 
-/// The id of this boot (`random(4)`). A container manager may bind-mount a file over it that changes with every start of the
-/// container: such an id, which is not the kernel's, begins with [`REPLACED`].
+/// The id of this boot (`random(4)`). A container manager may bind-mount a file over it that changes with every start
+/// of the container: such an id, which is not the kernel's, begins with [`REPLACED`].
 pub fn boot_id() -> Result<String> {
     const KEY: &str = "kernel/random/boot_id";
     let read = || {
@@ -120,7 +121,7 @@ mod tests {
     use crate::netns::{Netns, isolate_test_thread};
 
     #[test]
-    fn keys_cannot_leave_the_folder() {
+    fn keys_cannot_leave_the_directory() {
         for key in ["../etc/passwd", "net/../../etc/passwd", "/etc/passwd", "", "net//x", "net/."] {
             let text = read_value(key).unwrap_err().to_string();
             assert_eq!(text, format!("read sysctl {key}: invalid key"));

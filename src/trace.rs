@@ -1,8 +1,8 @@
 //! The flight recorder: the steps of a call as spans of OpenTelemetry.
 //!
-//! Without a recording, a [span](begin_span) costs one read of a thread-local variable. Otherwise spans are kept in memory until
-//! [`finish_recording`] encodes the call as a line of OTLP JSON; the caller of [`start_recording`] and [`finish_recording`] writes the line.
-//! Only the thread that started a recording records.
+//! Without a recording, a [span](begin_span) costs one read of a thread-local variable. Otherwise spans are kept in
+//! memory until [`finish_recording`] encodes the call as a line of OTLP JSON; the caller of [`start_recording`] and
+//! [`finish_recording`] writes the line. Only the thread that started a recording records.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -211,14 +211,14 @@ impl SpanGuard {
     /// Adds an attribute. `value` is called only if this thread records.
     pub fn add_text<T: Into<String>>(&self, key: &'static str, value: impl FnOnce() -> T) {
         self.change_record(|span| {
-            span.attributes.push(attribute_json(key, "stringValue", &value().into()))
+            span.attributes.push(attribute_json(key, "stringValue", &value().into()));
         });
     }
 
     /// Adds a number.
     pub fn add_number(&self, key: &'static str, value: u64) {
         self.change_record(|span| {
-            span.attributes.push(attribute_json(key, "intValue", &value.to_string()))
+            span.attributes.push(attribute_json(key, "intValue", &value.to_string()));
         });
     }
 

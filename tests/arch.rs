@@ -158,7 +158,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("io_uring", &["netlink/deferred_close.rs", "dhcp/daemon/confine.rs"]),
     ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
     // Files are read by `files::read`, which is bounded and opens nothing but regular files. Excepted are the kernel's
-    // files where `files` is out of reach, and descriptors of namespaces, folders and devices.
+    // files where `files` is out of reach, and descriptors of namespaces, directories and devices.
     ("fs::read(", &["files/lock.rs", "netns/"]),
     ("fs::read_to_string(", &["files/lock.rs", "netns/"]),
     ("fs::copy(", &["tool/install/files.rs"]),
@@ -249,8 +249,8 @@ impl Source {
 }
 
 impl Source {
-    /// The top-level constants and functions of this file, each with the words of its definition. In rustfmt's layout, an item ends on its
-    /// first line, or with the next line that starts with a closing bracket.
+    /// The top-level constants and functions of this file, each with the words of its definition. In rustfmt's layout,
+    /// an item ends on its first line, or with the next line that starts with a closing bracket.
     fn items(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut items = BTreeMap::new();
         let mut lines = self.code();
@@ -275,7 +275,8 @@ impl Source {
         items
     }
 
-    /// The child modules that the definition of an item of this file names, by itself or through other items of the file.
+    /// The child modules that the definition of an item of this file names, by itself or through other items of the
+    /// file.
     fn named_by(
         &self,
         item: &str,
@@ -369,15 +370,15 @@ fn sources() -> Vec<Source> {
 }
 
 /// The Rust files below a directory of the repository.
-fn sources_of(folder: &str) -> Vec<Source> {
-    let root = root().join(folder);
+fn sources_of(directory: &str) -> Vec<Source> {
+    let root = root().join(directory);
     let mut found = Vec::new();
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut directories = vec![root.clone()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path: PathBuf = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = fs::read_to_string(&path).unwrap();
                 let path = path.strip_prefix(&root).unwrap().display().to_string();
@@ -452,7 +453,7 @@ fn rings(sources: &[Source]) -> Vec<String> {
             let deepest = (1..=path.len()).rev().find(|n| modules.contains(&path[..*n]));
             let Some(module) = deepest.map(|n| path[..n].to_vec()) else { continue };
             let name = path.get(module.len()).cloned().unwrap_or_default();
-            // What an item of the folder's own file names, its importer depends on as well.
+            // What an item of the directory's own file names, its importer depends on as well.
             if let Some(child) = from.strip_prefix(&module[..]).and_then(<[_]>::first)
                 && let Some(parent) = sources.iter().find(|source| source.modules() == module)
             {
@@ -470,7 +471,7 @@ fn rings(sources: &[Source]) -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    for (folder, mut edges) in edges {
+    for (directory, mut edges) in edges {
         loop {
             let goes_on = |(from, to): &(String, String)| {
                 edges.iter().any(|edge| edge.0 == *to) && edges.iter().any(|edge| edge.1 == *from)
@@ -481,8 +482,8 @@ fn rings(sources: &[Source]) -> Vec<String> {
             }
             edges = left;
         }
-        let folder = folder.join("/");
-        found.extend(edges.iter().map(|(from, to)| format!("{folder}: {from} imports {to}")));
+        let directory = directory.join("/");
+        found.extend(edges.iter().map(|(from, to)| format!("{directory}: {from} imports {to}")));
     }
     found
 }
@@ -497,7 +498,7 @@ fn imports_go_down_only() {
 }
 
 #[test]
-fn files_of_a_folder_import_each_other_in_one_direction() {
+fn files_of_a_directory_import_each_other_in_one_direction() {
     fail_on("rings", &rings(&sources()));
     fail_on("rings of the suite", &rings(&sources_of(SUITE)));
 }
@@ -516,7 +517,7 @@ fn rings_are_found_through_a_list_of_names() {
 }
 
 #[test]
-fn rings_are_found_through_an_item_of_the_folder() {
+fn rings_are_found_through_an_item_of_the_directory() {
     let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
     let mut all = [
         source(

@@ -1,5 +1,5 @@
 #!/bin/sh
-# dist.sh FOLDER: verifies the files of a release by unpacking and executing them. Prints the sizes.
+# dist.sh DIRECTORY: verifies the files of a release by unpacking and executing them. Prints the sizes.
 #
 # RELEASE, if set, is the tag of the release, and must be v and the version of Cargo.toml.
 set -eu
@@ -28,7 +28,7 @@ tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"
 (cd "$out" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
 [ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name 'SHA256SUMS*' | wc -l)" ] || fail "SHA256SUMS lacks files"
 
-# plugins FOLDER: every applet is a link to the released executable, and works.
+# plugins DIRECTORY: every applet is a link to the released executable, and works.
 plugins() {
     for name in $names; do
         [ "$(readlink "$1/$name")" = cnibox ] || fail "$1/$name is not a link to cnibox"
@@ -83,7 +83,7 @@ for root in $trees; do
         gzip -t "$page" || fail "no manual page for $name"
         ! zcat "$page" | grep -q '^!' || fail "an image in the manual page of $name"
     done
-    [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's state folder .cnibox is in the package"
+    [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's state directory .cnibox is in the package"
 done
 (cd "$out" && sha256sum --quiet -c ./*.sha256 && sha512sum --quiet -c ./*.sha512) || fail "checksums of the archives"
 if command -v lintian >/dev/null; then
@@ -103,10 +103,10 @@ for root in "$work/cni-sanity-deb" "$work/cni-sanity-rpm"; do
     cmp "$root/usr/bin/cni-sanity" "$sanity" || fail "cni-sanity in $root"
     gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page for cni-sanity"
 done
-# shellcheck disable=SC2086 # several folders
+# shellcheck disable=SC2086 # several directories
 [ -z "$(find $trees "$work/tgz" -name 'cni-sanity*')" ] || fail "cni-sanity is in a package of cnibox"
 
-# image ARCHIVE FOLDER BINARY ENTRYPOINT: verifies hashes, the entry point, and that the binary is the only file.
+# image ARCHIVE DIRECTORY BINARY ENTRYPOINT: verifies hashes, the entry point, and that the binary is the only file.
 image() {
 tar -xf "$1" -C "$2"
 python3 - "$2" "$3" "$4" <<'END' || fail "the image $1"
@@ -166,8 +166,8 @@ objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the ex
 python3 scripts/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || [ $? = 77 ] || fail "the manifests for Kubernetes"
 # units ROOT: every program that a unit starts is in the package, and systemd finds nothing wrong.
 units() {
-    folder=$1/usr/lib/systemd/system
-    for unit in "$folder"/*.service; do
+    directory=$1/usr/lib/systemd/system
+    for unit in "$directory"/*.service; do
         programs=$(sed -n 's/^Exec[A-Za-z]*=[-@:+!]*\([^ ]*\).*/\1/p' "$unit")
         for program in $programs; do
             [ -x "$1$program" ] || fail "$unit starts $program, which is not in the package"
@@ -176,9 +176,9 @@ units() {
     command -v systemd-analyze >/dev/null || return 0
     # The targets that the units refer to are in no package; --man=no, because the manual pages are not installed.
     for target in sysinit basic shutdown sockets network multi-user; do
-        [ -e "$folder/$target.target" ] || printf '[Unit]\nDescription=%s\n' "$target" >"$folder/$target.target"
+        [ -e "$directory/$target.target" ] || printf '[Unit]\nDescription=%s\n' "$target" >"$directory/$target.target"
     done
-    said=$(systemd-analyze verify --man=no --root="$1" "$folder"/*.service "$folder"/*.socket 2>&1) ||
+    said=$(systemd-analyze verify --man=no --root="$1" "$directory"/*.service "$directory"/*.socket 2>&1) ||
         fail "units: ${said:-systemd-analyze verify failed}"
     [ -z "$said" ] || fail "units: $said"
     exposure=$(systemd-analyze security --offline=true --threshold=55 --no-pager --root="$1" cni-dhcp.service 2>&1) ||

@@ -23,8 +23,8 @@ fn program(path: &Path, script: &str) {
 /// A run in which cargo prints `output` and exits with `status`, and in which each line of `alone` is
 /// the script of an executable that is run alone: whether it succeeds, and its last line.
 fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
-    let folder = TempDir::new().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
     let executable = at("unit").display().to_string();
     program(&at("unit"), alone);
     let output = output.replace("EXECUTABLE", &executable);
@@ -41,7 +41,7 @@ fn run(output: &str, status: u8, alone: &str, soak: bool) -> (bool, String) {
     program(&at("cargo"), &cargo);
     let mut lanes = Command::new("bash");
     lanes.arg(root().join("scripts/lanes.sh")).arg("host-and-vm").env_remove("CNIBOX_SOAK");
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
     lanes.env("PATH", path).env("CNIBOX_NO_VM", "1");
     if soak {
         lanes.env("CNIBOX_SOAK", "1");

@@ -29,11 +29,11 @@ pub fn cni_sanity() -> PathBuf {
     built("cni-sanity", "cargo build -p cni-sanity")
 }
 
-/// An executable in cargo's folder of the running test.
+/// An executable in cargo's directory of the running test.
 fn built(name: &str, remedy: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_default();
-    let folder = test.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    let path = folder.join(name);
+    let directory = test.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let path = directory.join(name);
     assert!(path.exists(), "{} does not exist: first {remedy}", path.display());
     path
 }

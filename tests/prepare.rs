@@ -20,7 +20,7 @@ impl Machine {
     fn new() -> Self {
         let machine = Self(TempDir::new().unwrap());
         for tool in TOOLS {
-            let path = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool));
+            let path = ["/usr/bin", "/bin"].map(|directory| Path::new(directory).join(tool));
             let path = path.iter().find(|path| path.exists()).unwrap();
             symlink(path, machine.0.path().join(tool)).unwrap();
         }
@@ -59,8 +59,11 @@ impl Machine {
 
     /// The machine with an apt-get that records its arguments and then runs `script`.
     fn debian(self, script: &str) -> Self {
-        let folder = self.0.path().display().to_string();
-        self.program("apt-get", &format!("echo \"$@\" >>{folder}/apt.log\ncd {folder}\n{script}"))
+        let directory = self.0.path().display().to_string();
+        self.program(
+            "apt-get",
+            &format!("echo \"$@\" >>{directory}/apt.log\ncd {directory}\n{script}"),
+        )
     }
 }
 

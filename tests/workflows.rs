@@ -9,14 +9,14 @@ use cnibox_tests::root;
 use yaml_rust2::{Yaml, YamlLoader};
 
 /// The files with these extensions below a directory of the repository, with their contents.
-fn files(folder: &str) -> Vec<(String, String)> {
+fn files(directory: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
-    let mut folders = vec![root().join(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut directories = vec![root().join(directory)];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|e| e == "yml" || e == "yaml") {
                 let name = path.strip_prefix(root()).unwrap().display().to_string();
                 found.push((name, fs::read_to_string(&path).unwrap()));

@@ -95,8 +95,11 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         let worlds = bench.ports_worlds()?;
         ports::others(&mut table, &worlds, count, options.rounds)?;
     }
-    let folders = [Some(bench.ours.as_path()), bench.peer.as_deref()];
-    options.json.as_ref().map_or(Ok(()), |file| report::write(file, options, folders, table.rows()))
+    let directories = [Some(bench.ours.as_path()), bench.peer.as_deref()];
+    options
+        .json
+        .as_ref()
+        .map_or(Ok(()), |file| report::write(file, options, directories, table.rows()))
 }
 
 /// A directory of links to the cnibox executable.
@@ -104,24 +107,24 @@ fn ours(dir: &Path) -> Result<PathBuf> {
     let binary = cnibox_tests::cnibox();
     let binary = fs::canonicalize(&binary)
         .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
-    let folder = dir.join("ours");
-    fs::create_dir_all(&folder)?;
+    let directory = dir.join("ours");
+    fs::create_dir_all(&directory)?;
     for applet in cnibox::testing::APPLETS {
-        std::os::unix::fs::symlink(&binary, folder.join(applet.name))?;
+        std::os::unix::fs::symlink(&binary, directory.join(applet.name))?;
     }
-    Ok(folder)
+    Ok(directory)
 }
 
 /// The directory of the peer: `PEER`, or Debian's if it exists.
 fn peer() -> Result<Option<PathBuf>> {
     let named = std::env::var_os("PEER").filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = named.clone().unwrap_or_else(|| DEBIAN_PEER.into());
-    if folder.join("bridge").exists() {
-        return Ok(Some(fs::canonicalize(folder)?));
+    let directory = named.clone().unwrap_or_else(|| DEBIAN_PEER.into());
+    if directory.join("bridge").exists() {
+        return Ok(Some(fs::canonicalize(directory)?));
     }
     match named {
-        Some(folder) if folder != Path::new(DEBIAN_PEER) => {
-            Err(format!("PEER \"{}\": no plugin \"bridge\" there", folder.display()).into())
+        Some(directory) if directory != Path::new(DEBIAN_PEER) => {
+            Err(format!("PEER \"{}\": no plugin \"bridge\" there", directory.display()).into())
         }
         _ => Ok(None),
     }
@@ -141,9 +144,11 @@ impl Bench<'_> {
         let size = fs::metadata(&binary).map_or(0, |meta| meta.len());
         println!("ours   {} ({size} bytes)", binary.display());
         match &self.peer {
-            Some(folder) => println!("peer   {}", folder.display()),
+            Some(directory) => println!("peer   {}", directory.display()),
             None => {
-                println!("peer   none: set PEER=<plugin folder>, or run scripts/prepare.sh bench");
+                println!(
+                    "peer   none: set PEER=<plugin directory>, or run scripts/prepare.sh bench"
+                );
             }
         }
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -160,8 +165,8 @@ impl Bench<'_> {
         println!("ratio: how many times as long (as large) the right side is, by the medians\n");
     }
 
-    fn fallen_back(&self, folder: &Path) -> Vec<&'static str> {
-        netfilter::fallen_back(self.selected(), self.options.backend, folder)
+    fn fallen_back(&self, directory: &Path) -> Vec<&'static str> {
+        netfilter::fallen_back(self.selected(), self.options.backend, directory)
     }
 
     /// The column heading of the peer, with the properties that distinguish the two.
@@ -179,14 +184,14 @@ impl Bench<'_> {
 
     /// Measures one case with this number of existing pods.
     fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
-        let mut folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        let mut directories: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
         if case.is_link() {
-            folders.truncate(1);
+            directories.truncate(1);
         }
-        folders.retain(|folder| {
-            let lacking = case.plugins().find(|plugin| !folder.join(plugin).exists());
+        directories.retain(|directory| {
+            let lacking = case.plugins().find(|plugin| !directory.join(plugin).exists());
             if let Some(plugin) = lacking {
-                table::note(case.name, &format!("no {plugin} in {}", folder.display()));
+                table::note(case.name, &format!("no {plugin} in {}", directory.display()));
             }
             lacking.is_none()
         });
@@ -200,7 +205,7 @@ impl Bench<'_> {
             table::note(case.name, &format!("no {pods} pods: a bridge has {BRIDGE_PORTS} ports"));
             return Ok(());
         }
-        let worlds = self.worlds(&folders, |_| pods, case)?;
+        let worlds = self.worlds(&directories, |_| pods, case)?;
         let name = if pods > 0 { format!("{}, {pods} pods", case.name) } else { case.name.into() };
         if case.is_version() {
             let times = contest::versions(&worlds, case, self.options.rounds)?;
@@ -275,9 +280,9 @@ impl Bench<'_> {
     /// Measures host-local with few and with many leases, written in the reference plugin's format.
     fn leases(&self, table: &mut Table) -> Result<()> {
         let case = CASES.iter().find(|case| case.name == "host-local").ok_or("no host-local")?;
-        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        let directories: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
         for leases in LEASES {
-            let worlds = self.worlds(&folders, |_| leases, case)?;
+            let worlds = self.worlds(&directories, |_| leases, case)?;
             let rounds = contest::rounds(&worlds, case, self.options.rounds)?;
             let name = format!("{leases} leases");
             table.row(&name, "first ADD ever", Unit::Ms, &rounds.first);
@@ -290,19 +295,19 @@ impl Bench<'_> {
     /// One world per side, with bridge and portmap.
     fn ports_worlds(&self) -> Result<Vec<World>> {
         let case = CASES.iter().find(|case| case.name == "portmap-1").ok_or("no portmap-1")?;
-        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
-        self.worlds(&folders, |_| 0, case)
+        let directories: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        self.worlds(&directories, |_| 0, case)
     }
 
     fn worlds(
         &self,
-        folders: &[&PathBuf],
+        directories: &[&PathBuf],
         pods: impl Fn(usize) -> usize,
         case: &Case,
     ) -> Result<Vec<World>> {
-        let folders = folders.iter().enumerate();
-        folders
-            .map(|(i, folder)| World::new(folder, self.dir, case, pods(i), self.options))
+        let directories = directories.iter().enumerate();
+        directories
+            .map(|(i, directory)| World::new(directory, self.dir, case, pods(i), self.options))
             .collect()
     }
 }

@@ -41,9 +41,9 @@ impl Backend {
 
     /// The back end that a plugin uses when `self` is requested: iptables if the plugin has no
     /// other.
-    pub(crate) fn of(self, folder: &Path, plugin: &str) -> Backend {
+    pub(crate) fn of(self, directory: &Path, plugin: &str) -> Backend {
         match self {
-            Backend::Nftables if !knows_nftables(folder, plugin) => Backend::Iptables,
+            Backend::Nftables if !knows_nftables(directory, plugin) => Backend::Iptables,
             _ => self,
         }
     }
@@ -53,19 +53,19 @@ impl Backend {
 pub(crate) fn fallen_back(
     cases: impl Iterator<Item = &'static Case>,
     backend: Backend,
-    folder: &Path,
+    directory: &Path,
 ) -> Vec<&'static str> {
     let mut plugins: Vec<_> = cases.flat_map(Case::filters).collect();
     plugins.sort_unstable();
     plugins.dedup();
-    plugins.retain(|plugin| backend.of(folder, plugin) != backend);
+    plugins.retain(|plugin| backend.of(directory, plugin) != backend);
     plugins
 }
 
 /// Whether a plugin is cnibox or a reference plugin built with the nftables library. The
 /// reference's firewall contains the library but never calls it.
-fn knows_nftables(folder: &Path, plugin: &str) -> bool {
-    let program = fs::read(folder.join(plugin)).unwrap_or_default();
+fn knows_nftables(directory: &Path, plugin: &str) -> bool {
+    let program = fs::read(directory.join(plugin)).unwrap_or_default();
     let has = |text: &str| program.windows(text.len()).any(|part| part == text.as_bytes());
     has("cnibox_portmap") || plugin != "firewall" && has("sigs.k8s.io/knftables")
 }

@@ -11,7 +11,7 @@ use crate::case::{CASES, Case};
 use crate::netfilter::Backend;
 
 const CASES_HELP: &str = "\
-pods: attach and detach the same pods with two plugin folders in turn
+pods: attach and detach the same pods with two plugin directories in turn
 
 Usage: cargo bench -p cnibox-tests --bench pods -- [CASE ...] [OPTIONS]
        make bench ARGS=\"bridge ptp --pods 1000 --rounds 30\"
@@ -48,12 +48,12 @@ Cases (all of them without a choice):
 const NOTES: &str = "
 Environment:
   NETAVARK       netavark's executable, for that case
-  PEER           plugin folder to compare with (/usr/lib/cni if it is there)
+  PEER           plugin directory to compare with (/usr/lib/cni if it is there)
   CNIBOX_BIN     our executable (that of cargo build --release)
-  TMPDIR         where leases are kept; a folder on a disk, since leases are synced (/tmp)
+  TMPDIR         where leases are kept; a directory on a disk, since leases are synced (/tmp)
 
 Runs as root, or as an ordinary user where user namespaces are allowed. Everything happens in
-private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
+private network namespaces and one temporary directory; nothing is left, even after Ctrl-C.
 ";
 
 const OPTIONS: &[CommandOption] = &[

@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::options::Options;
 
-/// Writes the rows of the table and their context. `folders` are the directories of cnibox and the
+/// Writes the rows of the table and their context. `directories` are the directories of cnibox and the
 /// peer.
 pub(crate) fn write(
     file: &Path,
     options: &Options,
-    folders: [Option<&Path>; 2],
+    directories: [Option<&Path>; 2],
     rows: &[Value],
 ) -> Result<()> {
-    let [ours, peer] = folders.map(|folder| folder.map(plugins));
+    let [ours, peer] = directories.map(|directory| directory.map(plugins));
     let report = json!({
         "machine": machine(),
         "options": {"rounds": options.rounds, "backend": options.backend.name(), "foreign": options.foreign},
@@ -49,10 +49,11 @@ fn machine() -> Value {
 }
 
 /// The number of plugins in the directory, of files, and of bytes.
-fn plugins(folder: &Path) -> Value {
+fn plugins(directory: &Path) -> Value {
     let names =
         APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name);
-    let found: Vec<_> = names.filter_map(|name| fs::canonicalize(folder.join(name)).ok()).collect();
+    let found: Vec<_> =
+        names.filter_map(|name| fs::canonicalize(directory.join(name)).ok()).collect();
     let count = found.len();
     let files: BTreeMap<_, _> = found
         .into_iter()

@@ -69,7 +69,7 @@ impl Pod {
 }
 
 pub(crate) struct World {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The plugins in the order of ADD, with their configurations.
     links: Vec<(&'static str, Value)>,
     /// The directory of leases and records.
@@ -82,7 +82,7 @@ pub(crate) struct World {
 impl World {
     /// Creates a host with its own leases below `dir` and this number of existing pods.
     pub(crate) fn new(
-        folder: &Path,
+        directory: &Path,
         dir: &Path,
         case: &Case,
         pods: usize,
@@ -105,9 +105,10 @@ impl World {
         if options.foreign > 0 {
             host.run_inside(|| netfilter::load_foreign(options.backend, options.foreign))??;
         }
-        let link = |plugin| (plugin, case.conf(plugin, &data, options.backend.of(folder, plugin)));
+        let link =
+            |plugin| (plugin, case.conf(plugin, &data, options.backend.of(directory, plugin)));
         let links = case.plugins().map(link).collect();
-        Ok(World { folder: folder.into(), links, data, host, _crowd: crowd })
+        Ok(World { directory: directory.into(), links, data, host, _crowd: crowd })
     }
 
     /// Runs `f` on this host; child processes inherit the namespace.
@@ -238,11 +239,11 @@ impl World {
 
     fn command(&self, plugin: &str, verb: &str, pod: &Pod) -> Command {
         let ifname = if plugin == "loopback" { "lo" } else { "eth0" };
-        let mut command = Command::new(self.folder.join(plugin));
+        let mut command = Command::new(self.directory.join(plugin));
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.id);
         command.env("CNI_NETNS", pod.netns.path()).env("CNI_IFNAME", ifname);
-        command.env("CNI_PATH", &self.folder);
+        command.env("CNI_PATH", &self.directory);
         pipes(&mut command);
         command
     }

@@ -1,5 +1,5 @@
-//! The files by attachment that plugins keep in the reference's folders: backups of the settings of an interface, and
-//! their temporary names.
+//! The files by attachment that plugins keep in the reference's directories: backups of the settings of an interface,
+//! and their temporary names.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -27,18 +27,18 @@ const ENDING: &str = ".json";
 const MAX_BYTES: usize = 16 << 20;
 
 impl BackupFile {
-    /// The backup of an attachment in the folder `dir`. Container and interface cannot contain `/`.
+    /// The backup of an attachment in the directory `dir`. Container and interface cannot contain `/`.
     pub fn new(dir: &Path, owner: &AttachmentId<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
         BackupFile { dir: dir.to_owned(), path, temporary: temporary_path(dir, owner) }
     }
 
-    /// The content, if the file exists. Fails if others can write to the folder.
+    /// The content, if the file exists. Fails if others can write to the directory.
     pub fn read_content(&self) -> FileResult<Option<Vec<u8>>> {
         if dir::require_own_directory(&self.dir)? { read_backup(&self.path) } else { Ok(None) }
     }
 
-    /// Replaces the content of the file, and creates the folder if it is missing.
+    /// Replaces the content of the file, and creates the directory if it is missing.
     pub fn write_content(&self, content: &[u8]) -> FileResult<()> {
         dir::ensure_directory(&self.dir, 0o700)?;
         // Volatile: a power cut ends the interface as well.
@@ -53,8 +53,8 @@ impl BackupFile {
     }
 }
 
-/// The backups in `dir`, with their contents; none if the folder does not exist. A file that cannot be read is skipped
-/// with a warning: it must not keep those of other attachments.
+/// The backups in `dir`, with their contents; none if the directory does not exist. A file that cannot be read is
+/// skipped with a warning: it must not keep those of other attachments.
 pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     if !dir::require_own_directory(dir)? {
@@ -90,8 +90,8 @@ pub fn temporary_path(dir: &Path, owner: &AttachmentId<'_>) -> PathBuf {
     dir.join(format!("{PREFIX}{}", owner.instance_id()))
 }
 
-/// Removes from `dir` the [temporary files](temporary_path) that killed processes left for attachments of `network`, except
-/// for the attachments `valid`.
+/// Removes from `dir` the [temporary files](temporary_path) that killed processes left for attachments of `network`,
+/// except for the attachments `valid`.
 pub fn remove_temporaries(dir: &Path, network: &str, valid: &[AttachmentId<'_>]) {
     let ours = format!("{PREFIX}{}-", network_hash(network));
     let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_path(dir, owner)).collect();
@@ -153,7 +153,7 @@ mod tests {
         file.remove_files().unwrap();
         file.remove_files().unwrap();
         assert!(read_backups(&dir).unwrap().is_empty() && !file.temporary.exists());
-        // A folder that others can write to is refused, and what is no folder.
+        // A directory that others can write to is refused, and what is no directory.
         file.write_content(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {

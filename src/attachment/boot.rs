@@ -51,8 +51,9 @@ impl BootIdentity {
 
     /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
     ///
-    /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall clock agrees.
-    /// A clock that was set back makes the answer [`BootRelation::Elsewhere`], never [`BootRelation::Earlier`].
+    /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall
+    /// clock agrees. A clock that was set back makes the answer [`BootRelation::Elsewhere`], never
+    /// [`BootRelation::Earlier`].
     pub fn relation_to(&self, current: &BootIdentity, created: i64) -> BootRelation {
         let id = strip_replaced_mark(&self.id);
         if id == strip_replaced_mark(&current.id) && !id.is_empty() {

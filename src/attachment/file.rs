@@ -6,8 +6,8 @@
 //! <feature>/<instance>.json -> attachments/<instance>.json
 //! ```
 //!
-//! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed counts
-//! as absent.
+//! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed
+//! counts as absent.
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
@@ -33,8 +33,8 @@ use crate::files::{self, FileOperationContext, remove_file};
 use crate::log;
 use crate::netns;
 
-/// Logs that something is not recorded. In a user namespace the folder belongs to another user, as in a rootless container
-/// without a `/run` of its own, and nobody there can change that: its network ends with it.
+/// Logs that something is not recorded. In a user namespace the directory belongs to another user, as in a rootless
+/// container without a `/run` of its own, and nobody there can change that: its network ends with it.
 pub fn log_unrecorded(what: fmt::Arguments<'_>) {
     let map = files::read_regular_file(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
@@ -42,25 +42,25 @@ pub fn log_unrecorded(what: fmt::Arguments<'_>) {
     if is_whole || map.is_empty() { log::warn(what) } else { log::debug(what) }
 }
 
-/// The parent folder of all records.
+/// The parent directory of all records.
 const DIR: &str = "/run/cni/cnibox";
-/// The folder of the records, in [`DIR`].
+/// The directory of the records, in [`DIR`].
 pub(super) const ATTACHMENTS: &str = "attachments";
-/// The records by address, in [`DIR`]: for each address a folder with an entry for each attachment.
+/// The records by address, in [`DIR`]: for each address a directory with an entry for each attachment.
 const BY_ADDRESS: &str = "by-address";
 /// The suffix of a record's file name, after the [instance](AttachmentId::instance_id).
 const ENDING: &str = ".json";
 /// Limit of a record's size in bytes.
 const MAX_BYTES: usize = 1 << 24;
-/// Attempts to add an entry, whose folder another process may be removing.
+/// Attempts to add an entry, whose directory another process may be removing.
 const LINK_TRIES: usize = 10;
 
-/// A folder of records, or of links to records.
+/// A directory of records, or of links to records.
 pub(super) fn record_directory(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 
-/// The file of the instance in a [record_directory].
+/// The file of the instance in a [`record_directory`].
 pub(super) fn record_path(name: &str, instance: &str) -> PathBuf {
     record_directory(name).join(format!("{instance}{ENDING}"))
 }
@@ -73,7 +73,7 @@ fn attachment_paths(owner: AttachmentId<'_>) -> (PathBuf, PathBuf) {
     )
 }
 
-/// The instances of `network`, or of all networks, that have a file in the folder.
+/// The instances of `network`, or of all networks, that have a file in the directory.
 pub(super) fn list_instances(name: &str, network: Option<&str>) -> Vec<String> {
     let prefix = network.map(network_hash).unwrap_or_default();
     let entries = fs::read_dir(record_directory(name)).into_iter().flatten().flatten();
@@ -96,10 +96,10 @@ pub(super) fn stale_instances(
 
 /// Adds a link to the record, in place of a file of release 0.2.0.
 pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> {
-    let folder = path.parent().unwrap_or(path);
+    let directory = path.parent().unwrap_or(path);
     for _ in 0..LINK_TRIES {
         match symlink(record_path(ATTACHMENTS, instance), path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => create_directory(folder)?,
+            Err(e) if e.kind() == ErrorKind::NotFound => create_directory(directory)?,
             Err(e) if e.kind() == ErrorKind::AlreadyExists && path.is_symlink() => return Ok(()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => remove_file(path)?,
             linked => return linked.during("link", path),
@@ -108,13 +108,13 @@ pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> 
     Err(files::FileError::new("link", path, ErrorKind::ResourceBusy))
 }
 
-/// Creates the folder, which must be below [`DIR`]. Only root may write to both.
-fn create_directory(folder: &Path) -> files::FileResult<()> {
-    if DirBuilder::new().mode(0o700).create(folder).is_ok() {
+/// Creates the directory, which must be below [`DIR`]. Only root may write to both.
+fn create_directory(directory: &Path) -> files::FileResult<()> {
+    if DirBuilder::new().mode(0o700).create(directory).is_ok() {
         return Ok(());
     }
     dir::ensure_directory(Path::new(DIR), 0o700)?;
-    dir::ensure_directory(folder, 0o700)
+    dir::ensure_directory(directory, 0o700)
 }
 
 fn address_directory(ip: IpAddr) -> PathBuf {
@@ -145,7 +145,7 @@ fn is_written_here(record: &AttachmentRecord, here: &HostNetnsIds) -> bool {
     host == **here || host == netns::current_inode()
 }
 
-/// The record of the instance in a folder, if it was written here.
+/// The record of the instance in a directory, if it was written here.
 pub(super) fn read_record(
     name: &str,
     instance: &str,
@@ -198,8 +198,8 @@ impl AttachmentRecord {
         instances.filter_map(|instance| read_record(ATTACHMENTS, &instance, &here)).collect()
     }
 
-    /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files, locks, and
-    /// records that release 0.2.0 was writing.
+    /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
+    /// locks, and records that release 0.2.0 was writing.
     pub fn remove_leftovers(network: &NetworkName, valid: &[AttachmentId<'_>]) {
         FileLock::remove_stale_locks();
         backup::remove_temporaries(&record_directory(ATTACHMENTS), network.as_str(), valid);
@@ -212,9 +212,9 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits until nobody else reclaims the attachment, and excludes that until the lock is dropped: ADD takes it while it replaces
-    /// the record, and whoever reclaims the attachment for as long as that takes. Without a folder for locks there are no records
-    /// either.
+    /// Waits until nobody else reclaims the attachment, and excludes that until the lock is dropped: ADD takes it while
+    /// it replaces the record, and whoever reclaims the attachment for as long as that takes. Without a directory for
+    /// locks there are no records either.
     pub fn lock_attachment(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id())?)
     }
@@ -246,7 +246,8 @@ impl AttachmentRecord {
         }
     }
 
-    /// Removes the record, or, while features have parts in it, only the plugin's name: the last feature then removes it.
+    /// Removes the record, or, while features have parts in it, only the plugin's name: the last feature then removes
+    /// it.
     pub fn release_from_plugin(mut self) -> Result<()> {
         if self.rules.is_empty() {
             return self.remove_with_addresses();
@@ -257,10 +258,10 @@ impl AttachmentRecord {
 
     /// Removes the record and its entries by address.
     pub fn remove_with_addresses(&self) -> Result<()> {
-        for folder in self.ips.iter().map(|ip| address_directory(*ip)) {
-            remove_file(&folder.join(self.attachment_id().instance_id()))?;
+        for directory in self.ips.iter().map(|ip| address_directory(*ip)) {
+            remove_file(&directory.join(self.attachment_id().instance_id()))?;
             // Fails while the address has other owners.
-            drop(fs::remove_dir(&folder));
+            drop(fs::remove_dir(&directory));
         }
         let (path, temporary) = attachment_paths(self.attachment_id());
         remove_file(&temporary)?;
@@ -268,8 +269,8 @@ impl AttachmentRecord {
     }
 }
 
-/// Removes the attachment's record if this plugin wrote the record, or the record cannot be parsed, and what killed processes left
-/// besides.
+/// Removes the attachment's record if this plugin wrote the record, or the record cannot be parsed, and what killed
+/// processes left besides.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
     let is_its = |record: &AttachmentRecord| {
@@ -285,14 +286,16 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     Ok(remove_file(&temporary)?)
 }
 
-/// Removes all records of this host, what refers to records that no longer exist, and the files of release 0.2.0: other plugins
-/// are responsible for the attachments from now on.
+/// Removes all records of this host, what refers to records that no longer exist, and the files of release 0.2.0: other
+/// plugins are responsible for the attachments from now on.
 pub fn remove_all_records() -> Result<()> {
     AttachmentRecord::read_all(None)
         .iter()
         .try_for_each(AttachmentRecord::remove_with_addresses)?;
-    let (here, folders) = (host_netns_ids(), fs::read_dir(DIR).into_iter().flatten().flatten());
-    for entry in folders.flat_map(|folder| fs::read_dir(folder.path())).flatten().flatten() {
+    let (here, directories) = (host_netns_ids(), fs::read_dir(DIR).into_iter().flatten().flatten());
+    for entry in
+        directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten()
+    {
         let path = entry.path();
         let is_old = || matches!(load_record(&path), Ok(Some(old)) if is_written_here(&old, &here));
         if (path.is_symlink() && !path.exists()) || is_old() {

@@ -1,8 +1,9 @@
-//! What a feature of the packet filter keeps in the [records](AttachmentRecord) of attachments, to restore their rules after a flush.
+//! What a feature of the packet filter keeps in the [records](AttachmentRecord) of attachments, to restore their rules
+//! after a flush.
 //!
-//! ADD writes its part of the record, and a link that lists the attachment under the feature, before it creates the rules. DEL and
-//! GC remove the link and the part before they delete the rules: a process that restores rules verifies afterwards that the link
-//! still exists ([`RecordStore::has_instance`]).
+//! ADD writes its part of the record, and a link that lists the attachment under the feature, before it creates the
+//! rules. DEL and GC remove the link and the part before they delete the rules: a process that restores rules verifies
+//! afterwards that the link still exists ([`RecordStore::has_instance`]).
 //!
 //! Up to release 0.2.0 the feature's part was a file in place of the link; such files are still read.
 
@@ -95,7 +96,8 @@ impl RecordStore {
 
     /// Whether any attachment is listed under the feature.
     pub fn is_used(self) -> bool {
-        fs::read_dir(file::record_directory(self.0)).is_ok_and(|mut folder| folder.next().is_some())
+        fs::read_dir(file::record_directory(self.0))
+            .is_ok_and(|mut directory| directory.next().is_some())
     }
 
     /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the feature.
@@ -136,8 +138,8 @@ impl RecordStore {
         })
     }
 
-    /// The parts of the attachments whose rules are to be restored: those that exist, and those made on this host in this
-    /// boot that have no link which would show their end.
+    /// The parts of the attachments whose rules are to be restored: those that exist, and those made on this host in
+    /// this boot that have no link which would show their end.
     pub fn restorable_parts<T: DeserializeOwned>(self) -> Vec<StoredRecord<T>> {
         let mut all: Vec<StoredRecord<T>> = self.iter_parts().collect();
         let records: Vec<&AttachmentRecord> = all.iter().map(|kept| &kept.record).collect();
@@ -150,8 +152,8 @@ impl RecordStore {
 
     /// The part in the attachment's record, or in a file of release 0.2.0 in place of the link.
     fn read_part(self, instance: &str, here: &HostNetnsIds) -> Option<StoredRecord<Value>> {
-        [ATTACHMENTS, self.0].into_iter().find_map(|folder| {
-            let mut record = file::read_record(folder, instance, here)?;
+        [ATTACHMENTS, self.0].into_iter().find_map(|directory| {
+            let mut record = file::read_record(directory, instance, here)?;
             let content = record.rules.remove(self.0).or(record.content.take())?;
             Some(StoredRecord { record, content })
         })

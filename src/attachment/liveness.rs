@@ -1,8 +1,8 @@
 //! Whether an attachment has ended.
 //!
 //! Besides its DEL and a GC whose list lacks it, two facts prove the end of an attachment
-//! (`docs/decisions/0007-lease-liveness.md`): it was made before this boot, or the host's end of its veth pair no longer
-//! exists, which vanishes with the container's end. Paths, processes and addresses prove nothing. An attachment
+//! (`docs/decisions/0007-lease-liveness.md`): it was made before this boot, or the host's end of its veth pair no
+//! longer exists, which vanishes with the container's end. Paths, processes and addresses prove nothing. An attachment
 //! that is in doubt stays.
 
 use std::cell::OnceCell;
@@ -104,7 +104,8 @@ impl HostPairEnd {
     }
 }
 
-/// Whether a link of this kind consists of two ends, each of which is deleted with the other, and with its network namespace.
+/// Whether a link of this kind consists of two ends, each of which is deleted with the other, and with its network
+/// namespace.
 pub fn is_pair(link: &Link) -> bool {
     matches!(link.kind.as_deref(), Some("veth" | "netkit"))
 }

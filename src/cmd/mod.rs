@@ -18,7 +18,7 @@ use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
 
-/// Searched after `PATH`, in which runtimes often lack these folders.
+/// Searched after `PATH`, in which runtimes often lack these directories.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
 /// Finds the executable `name` in `PATH`, `/usr/sbin` and `/sbin`. Starts nothing.
@@ -146,12 +146,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn system_folders_are_searched_after_path() {
+    fn system_directories_are_searched_after_path() {
         assert_eq!(find_in_path("sh", OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
         assert_eq!(
             find_in_path("sh", OsStr::new("bin:.")),
             None,
-            "relative folders are not searched"
+            "relative directories are not searched"
         );
         assert_eq!(find_in_path("passwd", OsStr::new("/etc")), None, "not executable");
     }

@@ -191,14 +191,16 @@ fn collect_values(json: &Json, is_of_secret: bool, found: &mut Vec<String>) {
             }
         }
         Json::Array(items) => {
-            items.iter().for_each(|item| collect_values(item, is_of_secret, found))
+            for item in items {
+                collect_values(item, is_of_secret, found);
+            }
         }
         Json::String(text) if is_of_secret && text.len() >= SHORTEST => found.push(text.clone()),
         _ => {}
     }
 }
 
-/// As [`redact_text`], also without these [find_values] of the configuration that the text is about.
+/// As [`redact_text`], also without these [`find_values`] of the configuration that the text is about.
 pub fn redact_values(text: &str, values: &[String]) -> String {
     let text = values.iter().fold(text.to_owned(), |text, value| text.replace(value, LEFT_OUT));
     redact_text(&text)
@@ -266,8 +268,8 @@ fn find_secret_option(text: &str) -> Option<usize> {
     })
 }
 
-/// A word without the user, password and query of its URLs (RFC 3986, section 3.2.1), up to the last `@` before the next
-/// URL, as a password may have any character; and without `user:password@` of a data source's name.
+/// A word without the user, password and query of its URLs (RFC 3986, section 3.2.1), up to the last `@` before the
+/// next URL, as a password may have any character; and without `user:password@` of a data source's name.
 fn redact_word(word: &str) -> String {
     let after_at = |text: &str| match text.rfind('@') {
         Some(at) => format!("{LEFT_OUT}{}", &text[at..]),

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::conf::{DhcpIpamConfig, FOLDER, SOCKET};
+use super::conf::{DIRECTORY, DhcpIpamConfig, SOCKET};
 use super::daemon::READY;
 use super::family::DhcpFamily;
 use super::interface;
@@ -48,22 +48,26 @@ impl DaemonClient {
         Ok(self)
     }
 
-    /// The socket of a daemon that may be started: below [`FOLDER`] after following links. The daemon creates folders
-    /// and files beside the socket, and the author of a network's configuration must not choose where root does so.
+    /// The socket of a daemon that may be started: below [`DIRECTORY`] after following links. The daemon creates
+    /// directories and files beside the socket, and the author of a network's configuration must not choose where root
+    /// does so.
     fn startable_socket(&self) -> Result<PathBuf> {
-        let folder =
-            self.socket.parent().filter(|folder| folder.is_absolute()).and_then(resolve_symlinks);
-        let allowed = resolve_symlinks(Path::new(FOLDER));
-        match (folder, allowed, self.socket.file_name()) {
-            (Some(folder), Some(allowed), Some(name)) if folder.starts_with(&allowed) => {
-                Ok(folder.join(name))
+        let directory = self
+            .socket
+            .parent()
+            .filter(|directory| directory.is_absolute())
+            .and_then(resolve_symlinks);
+        let allowed = resolve_symlinks(Path::new(DIRECTORY));
+        match (directory, allowed, self.socket.file_name()) {
+            (Some(directory), Some(allowed), Some(name)) if directory.starts_with(&allowed) => {
+                Ok(directory.join(name))
             }
             _ => Err(Error::config(format!(
-                "\"startDaemon\" is not possible for {}: it is not below {FOLDER}",
+                "\"startDaemon\" is not possible for {}: it is not below {DIRECTORY}",
                 self.socket.display()
             ))
             .with_details(format!(
-                "start that daemon yourself, or set \"daemonSocketPath\" below {FOLDER}"
+                "start that daemon yourself, or set \"daemonSocketPath\" below {DIRECTORY}"
             ))),
         }
     }
@@ -111,7 +115,7 @@ impl DaemonClient {
         let records = match DhcpRecordStore::open_existing(&self.socket) {
             Ok(Some(records)) => records,
             Ok(None) => return Ok(()),
-            // The daemon does not keep leases in such a folder either.
+            // The daemon does not keep leases in such a directory either.
             Err(error) => {
                 log::warn(error);
                 return Ok(());

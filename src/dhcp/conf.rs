@@ -15,8 +15,8 @@ use crate::cni::json::Json;
 use crate::error::{Error, ErrorCode, Result};
 use crate::framework::CallContext;
 
-/// The folder for sockets of a daemon that is started on demand.
-pub(super) const FOLDER: &str = "/run/cni";
+/// The directory for sockets of a daemon that is started on demand.
+pub(super) const DIRECTORY: &str = "/run/cni";
 /// The default socket of the daemon.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 

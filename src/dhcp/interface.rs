@@ -69,8 +69,8 @@ pub struct DhcpLeaseChange {
 }
 
 impl DhcpLeaseChange {
-    /// Applies the change to an interface. An interface without the current address is configured by another program: it is not
-    /// changed, and the function returns `false`.
+    /// Applies the change to an interface. An interface without the current address is configured by another program:
+    /// it is not changed, and the function returns `false`.
     pub fn apply_to_interface(&self, ifname: &str) -> Result<bool> {
         let here = Netns::open_current()?;
         let inside = ContainerNetns { netns: &here, netlink: Netlink::open()? };

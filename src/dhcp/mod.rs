@@ -93,8 +93,8 @@ impl Plugin for Dhcp {
         }
         let link = find_procfs_link(netns)?;
         request.netns = absolute_path(link.as_ref().map_or(netns.path(), ProcfsLink::link_path))?;
-        let folder = link.as_ref().map(ProcfsLink::directory_fd);
-        let passed: Vec<_> = [netns.as_fd()].into_iter().chain(folder).collect();
+        let directory = link.as_ref().map(ProcfsLink::directory_fd);
+        let passed: Vec<_> = [netns.as_fd()].into_iter().chain(directory).collect();
         let result = DaemonClient::from_ipam(&ipam)
             .ensure_running()?
             .send_with_descriptors(&request, &passed)?;

@@ -1,7 +1,7 @@
 //! Descriptors that the plugin passes to the daemon with an ADD, as ancillary data of its request (`SCM_RIGHTS`).
 //!
-//! A daemon that does not expect them discards them, and a plugin that passes none is served as far as the daemon can open
-//! the namespace itself.
+//! A daemon that does not expect them discards them, and a plugin that passes none is served as far as the daemon can
+//! open the namespace itself.
 
 use std::fs;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
@@ -30,15 +30,15 @@ const MOST_LINKS: usize = 40;
 pub struct PassedDescriptors {
     /// The container's network namespace.
     pub netns: Option<OwnedFd>,
-    /// The folder of the [`ProcfsLink`] that the path of the namespace is or leads to.
-    pub folder: Option<OwnedFd>,
+    /// The directory of the [`ProcfsLink`] that the path of the namespace is or leads to.
+    pub directory: Option<OwnedFd>,
 }
 
 impl PassedDescriptors {
     /// The descriptors in the order of [`send_line`].
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> PassedDescriptors {
         let mut descriptors = descriptors.into_iter();
-        PassedDescriptors { netns: descriptors.next(), folder: descriptors.next() }
+        PassedDescriptors { netns: descriptors.next(), directory: descriptors.next() }
     }
 }
 
@@ -76,11 +76,11 @@ pub fn receive_bytes(
     Ok(received.bytes)
 }
 
-/// A link of procfs to a namespace, such as `/proc/<pid>/ns/net`. It exists as long as the process; opening what it points to
-/// needs `CAP_SYS_PTRACE`, but looking whether it exists needs only a descriptor of its folder.
+/// A link of procfs to a namespace, such as `/proc/<pid>/ns/net`. It exists as long as the process; opening what it
+/// points to needs `CAP_SYS_PTRACE`, but looking whether it exists needs only a descriptor of its directory.
 #[derive(Debug)]
 pub struct ProcfsLink {
-    folder: OwnedFd,
+    directory: OwnedFd,
     path: PathBuf,
 }
 
@@ -89,29 +89,29 @@ impl ProcfsLink {
     pub fn from_path(path: &Path) -> io::Result<Option<ProcfsLink>> {
         let mut path = path.to_owned();
         for _ in 0..MOST_LINKS {
-            let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { break };
+            let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { break };
             if !path.symlink_metadata()?.is_symlink() {
                 break;
             }
-            if statfs(folder)?.filesystem_type() == PROC_SUPER_MAGIC {
+            if statfs(directory)?.filesystem_type() == PROC_SUPER_MAGIC {
                 let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-                let folder = open(folder, flags, Mode::empty())?;
-                let path = fs::read_link(proc_self_path(&folder))?.join(name);
-                return Ok(Some(ProcfsLink { folder, path }));
+                let directory = open(directory, flags, Mode::empty())?;
+                let path = fs::read_link(proc_self_path(&directory))?.join(name);
+                return Ok(Some(ProcfsLink { directory, path }));
             }
-            path = folder.join(fs::read_link(&path)?);
+            path = directory.join(fs::read_link(&path)?);
         }
         Ok(None)
     }
 
-    /// The link at `path` in a folder that a plugin has passed.
-    pub fn from_directory(folder: OwnedFd, path: PathBuf) -> ProcfsLink {
-        ProcfsLink { folder, path }
+    /// The link at `path` in a directory that a plugin has passed.
+    pub fn from_directory(directory: OwnedFd, path: PathBuf) -> ProcfsLink {
+        ProcfsLink { directory, path }
     }
 
-    /// The folder of the link.
+    /// The directory of the link.
     pub fn directory_fd(&self) -> BorrowedFd<'_> {
-        self.folder.as_fd()
+        self.directory.as_fd()
     }
 
     /// The path of the link, without symbolic links before it.
@@ -119,9 +119,9 @@ impl ProcfsLink {
         &self.path
     }
 
-    /// The path of the link by the open folder: it is never that of another process with the same id.
+    /// The path of the link by the open directory: it is never that of another process with the same id.
     pub fn descriptor_path(&self) -> PathBuf {
-        proc_self_path(&self.folder).join(self.path.file_name().unwrap_or_default())
+        proc_self_path(&self.directory).join(self.path.file_name().unwrap_or_default())
     }
 
     /// Whether the link exists. An error says nothing about it.
@@ -135,8 +135,8 @@ impl ProcfsLink {
     }
 }
 
-fn proc_self_path(folder: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
+fn proc_self_path(directory: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
 }
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
         });
         assert_eq!(descriptors.len(), 2);
         let passed = PassedDescriptors::from_descriptors(descriptors);
-        assert!(passed.netns.is_some() && passed.folder.is_some());
+        assert!(passed.netns.is_some() && passed.directory.is_some());
         // As a daemon of release 0.2.0 reads.
         send_line(&one, b"line\n", &[file.as_fd()]).unwrap();
         let mut line = String::new();

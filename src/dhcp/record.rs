@@ -1,4 +1,4 @@
-//! Leases on disk, for the next daemon: a file per lease in the folder with the name of the socket without `.sock`.
+//! Leases on disk, for the next daemon: a file per lease in the directory with the name of the socket without `.sock`.
 //!
 //! Times are relative to boot. Records of another boot are void, like the namespaces in them.
 
@@ -41,8 +41,8 @@ pub struct DhcpRecord {
     pub netns: String,
     /// Device and inode of the namespace: the path may refer to another one meanwhile.
     pub netns_id: (u64, u64),
-    /// The cookie of the namespace: the kernel may give the inode's number to another one meanwhile. `None` before Linux
-    /// 5.14, and in records of release 0.2.0.
+    /// The cookie of the namespace: the kernel may give the inode's number to another one meanwhile. `None` before
+    /// Linux 5.14, and in records of release 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
     /// The Ethernet address of the interface.
@@ -122,8 +122,8 @@ pub fn decode_record(bytes: &[u8]) -> Option<DhcpRecord> {
     parse_record_file(bytes).map(|content| content.record)
 }
 
-/// The folder of leases. Only files that this module has written are read or removed: the configuration determines the
-/// folder, which may contain files of other programs.
+/// The directory of leases. Only files that this module has written are read or removed: the configuration determines
+/// the directory, which may contain files of other programs.
 #[derive(Debug)]
 pub struct DhcpRecordStore {
     dir: PathBuf,
@@ -131,13 +131,13 @@ pub struct DhcpRecordStore {
 }
 
 impl DhcpRecordStore {
-    /// The folder for the daemon on this socket, if it exists.
+    /// The directory for the daemon on this socket, if it exists.
     pub fn open_existing(socket: &Path) -> Result<Option<DhcpRecordStore>> {
         let dir = directory_for_socket(socket);
         Ok(dir::require_own_directory(&dir)?.then(|| DhcpRecordStore::from_directory(dir)))
     }
 
-    /// Opens or creates the folder, with access for root only.
+    /// Opens or creates the directory, with access for root only.
     pub fn open_or_create(socket: &Path) -> Result<DhcpRecordStore> {
         let dir = directory_for_socket(socket);
         dir::ensure_directory(&dir, 0o700)?;
@@ -151,12 +151,12 @@ impl DhcpRecordStore {
         }
     }
 
-    /// The folder.
+    /// The directory.
     pub fn directory_path(&self) -> &Path {
         &self.dir
     }
 
-    /// Locks the folder for this process; `None` if another process holds the lock.
+    /// Locks the directory for this process; `None` if another process holds the lock.
     pub fn try_lock(&self) -> Result<Option<FileLock>> {
         Ok(FileLock::try_acquire_exclusive(&self.dir.join("lock"))?)
     }
@@ -217,7 +217,7 @@ impl DhcpRecordStore {
         found
     }
 
-    /// Removes temporary files of a killed daemon. For a daemon that has claimed the folder.
+    /// Removes temporary files of a killed daemon. For a daemon that has claimed the directory.
     pub fn remove_temporary_files(&self) {
         atomic::remove_stale_temporaries(&self.dir);
     }
@@ -232,7 +232,7 @@ impl DhcpRecordStore {
     }
 }
 
-/// The folder with the name of the socket without `.sock`.
+/// The directory with the name of the socket without `.sock`.
 fn directory_for_socket(socket: &Path) -> PathBuf {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").map_or(format!("{name}.leases"), str::to_owned);

@@ -1,8 +1,8 @@
 //! The namespace of a lease: which one it is, and how the daemon enters it again.
 //!
 //! A descriptor or a socket would keep the namespace of an ended container alive. A mount is therefore opened again for
-//! each visit. A link of procfs is not, because that needs `CAP_SYS_PTRACE`: the daemon keeps the descriptor that it got,
-//! and closes it when the link is gone.
+//! each visit. A link of procfs is not, because that needs `CAP_SYS_PTRACE`: the daemon keeps the descriptor that it
+//! got, and closes it when the link is gone.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,8 @@ enum SandboxAccess {
 }
 
 impl LeaseSandbox {
-    /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can open.
+    /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can
+    /// open.
     pub fn from_passed(
         path: PathBuf,
         passed: PassedDescriptors,
@@ -70,10 +71,12 @@ impl LeaseSandbox {
             return LeaseSandbox::from_mount(path, None);
         };
         let id = netns.device_and_inode().map_err(Error::from)?;
-        let Some(folder) = passed.folder else { return LeaseSandbox::from_mount(path, Some(id)) };
+        let Some(directory) = passed.directory else {
+            return LeaseSandbox::from_mount(path, Some(id));
+        };
         let sandbox = LeaseSandbox {
             id,
-            way: SandboxAccess::Link(netns, ProcfsLink::from_directory(folder, path)),
+            way: SandboxAccess::Link(netns, ProcfsLink::from_directory(directory, path)),
         };
         sandbox.verify_present().map(|()| sandbox)
     }
@@ -127,8 +130,8 @@ impl LeaseSandbox {
         }
     }
 
-    /// How often the task of the lease calls [`verify`](LeaseSandbox::verify_present). An open descriptor keeps the namespace of an ended
-    /// container alive for this time.
+    /// How often the task of the lease calls [`verify`](LeaseSandbox::verify_present). An open descriptor keeps the
+    /// namespace of an ended container alive for this time.
     pub fn verify_interval(&self) -> Duration {
         match self.way {
             SandboxAccess::Mount(_) => Duration::from_secs(30),

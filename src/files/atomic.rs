@@ -42,8 +42,8 @@ impl AtomicWriter {
         AtomicWriter { temp: temp.into(), durability }
     }
 
-    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`remove_stale_temporaries`]. The name is short,
-    /// because the name of `path` may have the maximum length.
+    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`remove_stale_temporaries`]. The
+    /// name is short, because the name of `path` may have the maximum length.
     pub fn with_unique_name(path: &Path, durability: Durability) -> AtomicWriter {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);

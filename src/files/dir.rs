@@ -1,9 +1,9 @@
-//! Folders of state.
+//! Directories of state.
 //!
-//! [`ensure_directory`] and [`require_own_directory`] are for folders that only their owner may write to: a user who could create a file
-//! there would control what the next command does as root. A [`OpenDirectory`] is an open folder; its files are opened by name
-//! from its descriptor and never through a symbolic link, so that a user who may write there cannot redirect root's
-//! writes.
+//! [`ensure_directory`] and [`require_own_directory`] are for directories that only their owner may write to: a user
+//! who could create a file there would control what the next command does as root. A [`OpenDirectory`] is an open
+//! directory; its files are opened by name from its descriptor and never through a symbolic link, so that a user who
+//! may write there cannot redirect root's writes.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,9 +23,9 @@ use super::{FileError, FileOperationContext, FileResult};
 const NO_LINKS: [Errno; 5] =
     [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
-const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// An open folder: it stays the same if its path is renamed or replaced.
+/// An open directory: it stays the same if its path is renamed or replaced.
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
     /// For messages.
@@ -34,20 +34,20 @@ pub(crate) struct OpenDirectory {
 }
 
 impl OpenDirectory {
-    /// Opens the folder at `path`, following symbolic links.
+    /// Opens the directory at `path`, following symbolic links.
     pub(crate) fn open(path: &Path) -> FileResult<OpenDirectory> {
-        let dir = openat(AT_FDCWD, path, FOLDER, Mode::empty()).during("open", path)?;
+        let dir = openat(AT_FDCWD, path, DIRECTORY, Mode::empty()).during("open", path)?;
         Ok(OpenDirectory { path: path.to_owned(), dir: dir.into() })
     }
 
-    /// The folder of a network; `None` if there is none. The folder may be a symbolic link that this user owns, such as
-    /// to another disk; links of other users are not followed.
+    /// The directory of a network; `None` if there is none. The directory may be a symbolic link that this user owns,
+    /// such as to another disk; links of other users are not followed.
     pub(crate) fn open_network(
         data_dir: &Path,
         network: &str,
     ) -> FileResult<Option<OpenDirectory>> {
         let path = data_dir.join(network);
-        match openat(AT_FDCWD, &path, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
+        match openat(AT_FDCWD, &path, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
             Ok(dir) => Ok(Some(OpenDirectory { path, dir: dir.into() })),
             Err(Errno::ENOENT) => Ok(None),
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
@@ -78,10 +78,10 @@ impl OpenDirectory {
         Ok(OpenDirectory { path, ..OpenDirectory::open(&target)? })
     }
 
-    /// The subfolder `name`, if owned and writable by this user alone; `None` if there is none.
+    /// The subdirectory `name`, if owned and writable by this user alone; `None` if there is none.
     pub(crate) fn open_private(&self, name: &str) -> FileResult<Option<OpenDirectory>> {
         let path = self.file_path(name);
-        let dir = match openat(&self.dir, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
+        let dir = match openat(&self.dir, name, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
             Err(Errno::ENOENT) => return Ok(None),
             dir => File::from(dir.during("open", &path)?),
         };
@@ -89,7 +89,7 @@ impl OpenDirectory {
         Ok(Some(OpenDirectory { path, dir }))
     }
 
-    /// Creates the subfolder `name` for this user alone, unless the name exists.
+    /// Creates the subdirectory `name` for this user alone, unless the name exists.
     pub(crate) fn create_private(&self, name: &str) -> FileResult<()> {
         match mkdirat(&self.dir, name, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => Ok(()),
@@ -97,20 +97,20 @@ impl OpenDirectory {
         }
     }
 
-    /// The path of a file in the folder, for messages.
+    /// The path of a file in the directory, for messages.
     pub(crate) fn file_path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// The metadata of the folder.
+    /// The metadata of the directory.
     pub(crate) fn metadata(&self) -> FileResult<Metadata> {
         self.dir.metadata().during("stat", &self.path)
     }
 
     /// The names of all entries.
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
-        // Opens the folder again: the position in the listing belongs to the open file description.
-        let dir = openat(&self.dir, ".", FOLDER, Mode::empty()).and_then(nix::dir::Dir::from_fd);
+        // Opens the directory again: the position in the listing belongs to the open file description.
+        let dir = openat(&self.dir, ".", DIRECTORY, Mode::empty()).and_then(nix::dir::Dir::from_fd);
         let mut names = Vec::new();
         for entry in dir.during("list", &self.path)?.iter() {
             let entry = entry.during("list", &self.path)?;
@@ -119,12 +119,12 @@ impl OpenDirectory {
         Ok(names)
     }
 
-    /// Whether the name exists in the folder.
+    /// Whether the name exists in the directory.
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Opens a file in the folder.
+    /// Opens a file in the directory.
     pub(crate) fn open_file(
         &self,
         name: &str,
@@ -134,13 +134,13 @@ impl OpenDirectory {
         open_regular(&self.dir, Path::new(name), flags, mode)
     }
 
-    /// The content of a file in the folder, up to `most` bytes.
+    /// The content of a file in the directory, up to `most` bytes.
     pub(crate) fn read_file(&self, name: &str, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
         let (mut file, meta) = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?;
         Ok((read_up_to(&mut file, &meta, most)?, meta))
     }
 
-    /// As [`create_new`], for a file in the folder.
+    /// As [`create_new`], for a file in the directory.
     pub(crate) fn create_file(&self, name: &str, bytes: &[u8]) -> FileResult<File> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         create_new(self.as_fd(), Path::new(name), &self.file_path(name), mode, bytes)
@@ -176,8 +176,8 @@ impl OpenDirectory {
         written.and_then(|()| cut()).during("write", &path)
     }
 
-    /// Gives a file of the folder a name in the folder `to`, complete at once; false if the name is taken. The name in
-    /// this folder may remain.
+    /// Gives a file of the directory a name in the directory `to`, complete at once; false if the name is taken. The
+    /// name in this directory may remain.
     pub(crate) fn publish_file(
         &self,
         name: &str,
@@ -221,8 +221,8 @@ impl AsFd for OpenDirectory {
     }
 }
 
-/// Creates the file `name` in the folder `dir` with this content, in place of a file that a killed process left. Errors
-/// show `path`.
+/// Creates the file `name` in the directory `dir` with this content, in place of a file that a killed process left.
+/// Errors show `path`.
 pub(super) fn create_new(
     dir: BorrowedFd<'_>,
     name: &Path,
@@ -248,8 +248,8 @@ pub(super) fn create_new(
     written.during("write", path).map(|()| file)
 }
 
-/// Removes the file `name` in the folder `dir`; a missing file is success, also where a file is in place of the folder.
-/// Errors show `path`.
+/// Removes the file `name` in the directory `dir`; a missing file is success, also where a file is in place of the
+/// directory. Errors show `path`.
 pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> FileResult<()> {
     match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
         Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(()),
@@ -283,7 +283,7 @@ pub(crate) fn open_regular(
     let irregular = || io::Error::new(ErrorKind::InvalidInput, "not a regular file");
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = match openat(dir, path, flags, mode) {
-        // In this order: a link; a socket, or a FIFO without a reader; a folder.
+        // In this order: a link; a socket, or a FIFO without a reader; a directory.
         Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => return Err(irregular()),
         file => File::from(file?),
     };
@@ -294,8 +294,8 @@ pub(crate) fn open_regular(
 /// Write permission of the group and of all others.
 pub(super) const OTHERS_WRITE: u32 = 0o022;
 
-/// Creates the folder with `mode`, regardless of the umask, and its missing parents. A folder that exists must pass
-/// [`require_own_directory`].
+/// Creates the directory with `mode`, regardless of the umask, and its missing parents. A directory that exists must
+/// pass [`require_own_directory`].
 pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
     if require_own_directory(dir)? {
         return Ok(());
@@ -305,13 +305,13 @@ pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
     }
     match DirBuilder::new().mode(mode).create(dir) {
         Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)).during("create", dir),
-        // Another command has created the folder meanwhile.
+        // Another command has created the directory meanwhile.
         Err(e) if e.kind() == ErrorKind::AlreadyExists => require_own_directory(dir).map(drop),
         Err(e) => Err(FileError::new("create", dir, e)),
     }
 }
 
-/// Whether the folder exists. Fails unless it is a folder, not a symbolic link, is owned by this user, and is
+/// Whether the directory exists. Fails unless it is a directory, not a symbolic link, is owned by this user, and is
 /// not writable by others.
 pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     let mut options = OpenOptions::new();
@@ -324,7 +324,7 @@ pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     require_owner(&meta, dir).map(|()| true)
 }
 
-/// Fails unless an open folder is owned by this user and not writable by others.
+/// Fails unless an open directory is owned by this user and not writable by others.
 pub(crate) fn require_owner(meta: &Metadata, dir: &Path) -> FileResult<()> {
     if meta.uid() == geteuid().as_raw() && meta.mode() & OTHERS_WRITE == 0 {
         return Ok(());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn links_files_and_folders_others_can_write_to_are_refused() {
+    fn links_files_and_directories_others_can_write_to_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         for (name, mode) in [("group", 0o770), ("all", 0o1777)] {

@@ -19,15 +19,15 @@ use crate::netns::Netns;
 use crate::sort::sort_by_key;
 use crate::{log, trace};
 
-/// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds, those of the reference
-/// with 60,000 leases for seconds.
+/// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds, those of the
+/// reference with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Read access is enough for flock(2), and possible if the file system became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
-/// The folder of locks for state outside of the networks' folders: owned by root, and not visible in containers.
+/// The directory of locks for state outside of the networks' directories: owned by root, and not visible in containers.
 const TURNS: &str = "/run/cni/cnibox";
 /// The prefix and the suffix of the names of containers' locks.
 const OF_NETNS: (&str, &str) = ("netns-", ".lock");
@@ -64,8 +64,8 @@ impl FileLock {
         FileLock::acquire_within(path, Duration::MAX)
     }
 
-    /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' folders. `None` if
-    /// the folder of these locks cannot be used: the caller proceeds without a lock.
+    /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' directories.
+    /// `None` if the directory of these locks cannot be used: the caller proceeds without a lock.
     pub fn acquire_host_lock(name: &str) -> FileResult<Option<FileLock>> {
         FileLock::acquire_in_lock_directory(name, FileLock::acquire_within)
     }
@@ -78,7 +78,8 @@ impl FileLock {
         )
     }
 
-    /// Removes the file of an attachment's lock that a killed process left. For DEL, which no ADD of the attachment runs beside.
+    /// Removes the file of an attachment's lock that a killed process left. For DEL, which no ADD of the attachment
+    /// runs beside.
     pub fn remove_attachment_lock(instance: &str) -> FileResult<()> {
         remove_file(&Path::new(TURNS).join(attachment_lock_name(instance)))
     }
@@ -98,8 +99,8 @@ impl FileLock {
         }
     }
 
-    /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any process
-    /// in the container could hold.
+    /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any
+    /// process in the container could hold.
     pub fn acquire_netns_lock(netns: &Netns) -> crate::error::Result<Option<FileLock>> {
         let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
@@ -147,7 +148,8 @@ impl FileLock {
         FileLock::wait_for_lock(open_lock_file(path)?, path, timeout)
     }
 
-    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that none is left of a container.
+    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that none is left of a
+    /// container.
     fn acquire_with_removal(path: &Path, timeout: Duration) -> FileResult<FileLock> {
         let start = Instant::now();
         loop {

@@ -1,11 +1,11 @@
-//! Files that outlive a call: locks, atomic replacement, folders that others may write to.
+//! Files that outlive a call: locks, atomic replacement, directories that others may write to.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `lock.rs` | flock(2) with a timeout |
 //! | `atomic.rs` | atomic replacement of files |
-//! | `dir.rs` | folders of state, whose files are opened without following links |
-//! | `trust.rs` | which folders are believed |
+//! | `dir.rs` | directories of state, whose files are opened without following links |
+//! | `trust.rs` | which directories are believed |
 //! | `read.rs` | reading files that others have named |
 //! | `ring.rs` | a log file of bounded size |
 

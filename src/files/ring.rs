@@ -20,7 +20,7 @@ pub struct RotatingLog {
 }
 
 impl RotatingLog {
-    /// The ring in the files `path` and `path.1`, in a folder that only root can write to.
+    /// The ring in the files `path` and `path.1`, in a directory that only root can write to.
     pub fn new(path: &Path, limit: u64) -> RotatingLog {
         RotatingLog { path: path.to_owned(), limit }
     }

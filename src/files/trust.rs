@@ -1,9 +1,9 @@
-//! The folders whose files are believed, because only root of the node can have written them.
+//! The directories whose files are believed, because only root of the node can have written them.
 //!
-//! The author of a configuration names a folder by `dataDir`, and what is in it decides what DEL does as root. An owner
-//! proves nothing: uid 0 of a container without a user namespace is uid 0 of the node as well, and it makes folders with
-//! any mode in its volumes. The place is the proof: no container has [`PLACES`], and nobody but root can replace anything
-//! on the way there.
+//! The author of a configuration names a directory by `dataDir`, and what is in it decides what DEL does as root. An
+//! owner proves nothing: uid 0 of a container without a user namespace is uid 0 of the node as well, and it makes
+//! directories with any mode in its volumes. The place is the proof: no container has [`PLACES`], and nobody but root
+//! can replace anything on the way there.
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -16,20 +16,20 @@ use nix::unistd::geteuid;
 use super::dir::{OTHERS_WRITE, ensure_directory};
 use crate::error::{Error, Result};
 
-/// The folders of state of CNI plugins; `/var/run` is the former name of `/run`.
+/// The directories of state of CNI plugins; `/var/run` is the former name of `/run`.
 const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
-/// The folders of records whose place no configuration chooses.
+/// The directories of records whose place no configuration chooses.
 const OWN: [&str; 3] = ["/run/cni/cnibox", "/run/cni/dhcp", "/run/cni/host-device"];
-/// `S_ISVTX`: only the owner of an entry, and of the folder, can rename and remove the entry.
+/// `S_ISVTX`: only the owner of an entry, and of the directory, can rename and remove the entry.
 const STICKY: u32 = 0o1000;
 /// The maximum number of symbolic links on a path, as in the kernel.
 const MOST_LINKS: usize = 40;
-const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write there: name a folder \
-                      below /run/cni or /var/lib/cni; \"chown root\" and \"chmod go-w\" close a folder to others";
+const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write there: name a directory \
+                      below /run/cni or /var/lib/cni; \"chown root\" and \"chmod go-w\" close a directory to others";
 
-/// The path of the folder of a `dataDir` without symbolic links, if the folder is below [`PLACES`], and it and every
-/// folder and symbolic link on the way belong to root and cannot be written or replaced by others. What is missing can
-/// be created by root only. Fails with code 7 otherwise.
+/// The path of the directory of a `dataDir` without symbolic links, if the directory is below [`PLACES`], and it and
+/// every directory and symbolic link on the way belong to root and cannot be written or replaced by others. What is
+/// missing can be created by root only. Fails with code 7 otherwise.
 pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(path)?;
     let refuse = |why: String| {
@@ -45,11 +45,11 @@ pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// As [`resolve_data_dir`], for a folder that is created with `mode` if it is missing.
+/// As [`resolve_data_dir`], for a directory that is created with `mode` if it is missing.
 pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
     let found = resolve_data_dir(path)?;
     ensure_directory(&found, mode)?;
-    // A missing folder proves nothing: in a folder with the sticky bit others could have created it meanwhile.
+    // A missing directory proves nothing: in a directory with the sticky bit others could have created it meanwhile.
     resolve_data_dir(path)
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn only_folders_of_state_are_named() {
+    fn only_directories_of_state_are_named() {
         for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
             require_data_dir_path(Path::new(path)).unwrap();
         }
@@ -144,12 +144,12 @@ mod tests {
         }
     }
 
-    /// A folder as if it were below [`PLACES`].
+    /// A directory as if it were below [`PLACES`].
     fn found(path: &Path) -> Result<PathBuf, String> {
         resolve_links(path)
     }
 
-    fn folder(path: &Path, mode: u32) {
+    fn directory(path: &Path, mode: u32) {
         fs::create_dir(path).unwrap();
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
@@ -158,8 +158,8 @@ mod tests {
     fn links_are_followed_where_only_root_can_make_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        folder(&path("disk"), 0o755);
-        folder(&path("closed"), 0o755);
+        directory(&path("disk"), 0o755);
+        directory(&path("closed"), 0o755);
         symlink("../disk", path("closed/link")).unwrap();
         symlink(path("closed/link"), path("closed/far")).unwrap();
         symlink("loop", path("closed/loop")).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     fn what_another_user_has_is_not_on_the_way() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        folder(&path("theirs"), 0o755);
+        directory(&path("theirs"), 0o755);
         symlink("/", path("link")).unwrap();
         if chown(path("theirs"), Some(4711), None).is_err() {
             // Without privileges there is no other user.

@@ -18,8 +18,8 @@ pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> 
     }
 }
 
-/// Warns of routes of a family in which the interface has no address, and of default routes that are written like subnets.
-/// Without addresses, which the runtime supplies, only of the latter.
+/// Warns of routes of a family in which the interface has no address, and of default routes that are written like
+/// subnets. Without addresses, which the runtime supplies, only of the latter.
 pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
     let mut warnings = Vec::new();
     for ResultRoute { dst, .. } in routes {
@@ -40,7 +40,8 @@ pub fn route_warnings(ips: &[IpConfig], routes: &[ResultRoute]) -> Vec<Error> {
     warnings
 }
 
-/// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the routes itself.
+/// Warns of gateways that the interface cannot reach: outside of all subnets, without a route to them. ptp adds the
+/// routes itself.
 pub fn gateway_warnings(
     net: &NetworkConfig,
     ips: &[IpConfig],

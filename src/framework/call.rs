@@ -46,8 +46,9 @@ impl AppletTable {
         self.applets.iter().find(|applet| applet.name == name)
     }
 
-    /// The applet that an executable of this file name is: the one of exactly this name, else the plugin with the longest
-    /// name that the file name ends in after a hyphen. `BuildKit` calls its plugins `buildkit-cni-bridge` and the like.
+    /// The applet that an executable of this file name is: the one of exactly this name, else the plugin with the
+    /// longest name that the file name ends in after a hyphen. `BuildKit` calls its plugins `buildkit-cni-bridge` and
+    /// the like.
     pub fn find_by_file_name(&self, name: &str) -> Option<&'static Applet> {
         let is_end = |applet: &&Applet| {
             let start = name.strip_suffix(applet.name);

@@ -5,13 +5,14 @@ use std::cell::{Cell, OnceCell};
 use serde::de::DeserializeOwned;
 
 use super::call::{CniVerb, PluginCall, PluginCaller};
+use super::rollback::Rollback;
 use crate::attachment::HostPairEnd;
 use crate::cni::args::CniArgPairs;
 use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
-use crate::netfilter::PacketFilter;
+use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
 use crate::netlink::Netlink;
 
 /// Whether the call only removes.
@@ -70,6 +71,24 @@ impl<'a> CallContext<'a> {
         &self.filter
     }
 
+    /// Masquerades the addresses of the result by rules, with the configured back end or the usual one. The attachment has
+    /// been recorded.
+    pub fn masquerade_result(
+        &'a self,
+        configured: Option<RuleBackend>,
+        owner: AttachmentId<'a>,
+        result: &CniResult,
+        undo: &mut Rollback<'a>,
+    ) -> Result<()> {
+        let (filter, addrs) = (&self.filter, result.all_addresses());
+        let backend = RuleBackend::choose_for_add(configured, filter);
+        let registered = addrs.clone();
+        undo.add_step("end masquerading", move || {
+            masquerade::delete_addresses(filter, owner, &registered)
+        });
+        masquerade::add_addresses(filter, backend, owner, &addrs)
+    }
+
     /// Netlink in the namespace of the plugin's process, opened on first use.
     pub fn host_netlink(&self) -> Result<&Netlink> {
         if let Some(host) = self.host.get() {
@@ -84,7 +103,8 @@ impl<'a> CallContext<'a> {
         self.end.set(end);
     }
 
-    /// The host's end of the attachment's veth pair: of this plugin, else of the plugin that calls this one in this process.
+    /// The host's end of the attachment's veth pair: of this plugin, else of the plugin that calls this one in this
+    /// process.
     pub fn host_end(&self) -> Option<HostPairEnd> {
         let of_caller = match self.call.caller {
             PluginCaller::Plugin(end) => end,

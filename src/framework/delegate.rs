@@ -1,7 +1,7 @@
 //! Calls another plugin: as a function if it is in this executable, else as a process.
 //!
-//! The plugin is always looked up on `CNI_PATH`, so that a foreign `host-local` earlier in the path is used. Both ways have
-//! the same outcome: the result passes through the version's layout, errors keep their code and message.
+//! The plugin is always looked up on `CNI_PATH`, so that a foreign `host-local` earlier in the path is used. Both ways
+//! have the same outcome: the result passes through the version's layout, errors keep their code and message.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -62,8 +62,8 @@ impl<'a> CallContext<'a> {
         if self.has_ipam() { call(self) } else { Ok(()) }
     }
 
-    /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has its name: it would call
-    /// its IPAM plugin in turn, without end.
+    /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has its name: it would
+    /// call its IPAM plugin in turn, without end.
     pub fn ipam_plugin(&'a self) -> Result<DelegatePlugin<'a>> {
         let name = &self.net.ipam_type;
         match self.call.table.find_plugin(name) {
@@ -79,9 +79,9 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Requests addresses from the configuration's IPAM plugin and registers their release, which is also run if the IPAM
-    /// plugin itself fails (spec, section 4, "Delegated plugins"): after the links with the addresses are deleted, or
-    /// before, if it [needs the link](CallContext::ipam_needs_link). The result is of the newest version.
+    /// Requests addresses from the configuration's IPAM plugin and registers their release, which is also run if the
+    /// IPAM plugin itself fails (spec, section 4, "Delegated plugins"): after the links with the addresses are deleted,
+    /// or before, if it [needs the link](CallContext::ipam_needs_link). The result is of the newest version.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam_plugin()?;
         let releaser = ipam.clone();
@@ -142,7 +142,8 @@ impl<'a> CallContext<'a> {
         failures.into_result()
     }
 
-    /// Whether `ipam.type` is a plugin of another kind, or the name of an IPAM plugin of this executable with a mistake.
+    /// Whether `ipam.type` is a plugin of another kind, or the name of an IPAM plugin of this executable with a
+    /// mistake.
     fn is_wrong_ipam(&self) -> bool {
         let (table, name) = (self.call.table, &self.net.ipam_type);
         let kind = |name: &str| table.find_plugin(name).map(|plugin| plugin.kind);
@@ -176,8 +177,8 @@ impl<'a> DelegatePlugin<'a> {
         self
     }
 
-    /// Runs the plugin with this call's environment and standard input and the given verb. The details of its errors name
-    /// the plugin, except for errors about the configuration, whose details name a key.
+    /// Runs the plugin with this call's environment and standard input and the given verb. The details of its errors
+    /// name the plugin, except for errors about the configuration, whose details name a key.
     pub fn run_verb(&self, verb: CniVerb) -> Result<Option<CniResult>> {
         let span = trace::begin_span("delegate");
         span.add_text("cni.plugin", || self.name);

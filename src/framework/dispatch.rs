@@ -46,8 +46,8 @@ impl Applet {
 /// Runs `P` for a call whose environment was checked ([`CallEnvironment::require_variables`]). The result is within the
 /// limits of the configuration's version.
 ///
-/// The compiler generates this function for each plugin, so the parts that are the same for all plugins are in functions
-/// without the type parameter.
+/// The compiler generates this function for each plugin, so the parts that are the same for all plugins are in
+/// functions without the type parameter.
 fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> {
     let (verb, cx) = &prepare_call(call, P::VERSIONS)?;
     let conf = decode_config::<P>(cx)?;
@@ -225,8 +225,8 @@ fn run_add<P: Plugin>(cx: &CallContext<'_>, conf: &P::Conf) -> Result<CniResult>
     Ok(converted)
 }
 
-/// Protections of the host that a flush of rules may have ended, also for a plugin without rules: until a plugin with rules of its own
-/// runs, containers would reach the host's loopback addresses.
+/// Protections of the host that a flush of rules may have ended, also for a plugin without rules: until a plugin with
+/// rules of its own runs, containers would reach the host's loopback addresses.
 fn restore_protection(cx: &CallContext<'_>) {
     if cx.call.caller == PluginCaller::Runtime
         && let Err(error) = localhost::restore_if_flushed(cx.packet_filter())
@@ -251,8 +251,8 @@ fn attachment_request(cx: &CallContext<'_>, sandbox: ContainerSandbox) -> Result
     Ok(AddRequest { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-/// A namespace that no longer exists is not an error. A namespace that cannot be opened is treated as absent and reported
-/// at the end, so that no address leaks.
+/// A namespace that no longer exists is not an error. A namespace that cannot be opened is treated as absent and
+/// reported at the end, so that no address leaks.
 fn del_request(cx: &CallContext<'_>) -> Result<(DelRequest, Result<()>)> {
     let (id, ifname) = parse_names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {

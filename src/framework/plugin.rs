@@ -35,8 +35,8 @@ pub trait Plugin {
     /// Whether ADD may create state on the host that outlives the container's namespace, such as rules: ADD then
     /// [records](CallContext::record_attachment) the attachment first.
     const OUTLIVES_ITS_CONTAINER: bool = false;
-    /// Whether ADD connects the container to anything. Only then it restores protections of the host that a flush has ended:
-    /// a plugin that connects follows those that do not.
+    /// Whether ADD connects the container to anything. Only then it restores protections of the host that a flush has
+    /// ended: a plugin that connects follows those that do not.
     const CONNECTS: bool = true;
     /// Whether [`repair`](Plugin::repair) does anything.
     const REPAIRS: bool = false;

@@ -1,5 +1,5 @@
-//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of it in its
-//! way: stale rules would apply to the next owner of the address.
+//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of it in
+//! its way: stale rules would apply to the next owner of the address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ use crate::netfilter::{PacketFilter, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
 
-/// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
-/// namespace. The caller has the [turn](AttachmentRecord::lock_attachment).
+/// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's
+/// network namespace. The caller has the [turn](AttachmentRecord::lock_attachment).
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
     // The record is removed last: while any state is left, its owner is known.
@@ -33,8 +33,8 @@ pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Resul
         .map_or(Ok(()), |record| record.remove_with_addresses())
 }
 
-/// Removes the rules of all features, and the devices. Of an attachment that `is_being_added` the source MAC check stays, which
-/// ADD creates before it asks for addresses.
+/// Removes the rules of all features, and the devices. Of an attachment that `is_being_added` the source MAC check
+/// stays, which ADD creates before it asks for addresses.
 fn remove_rules_and_devices(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -106,8 +106,8 @@ impl<'a> CallContext<'a> {
         undo.add_step("forget the attachment", move || record.remove_with_addresses());
     }
 
-    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is recorded for the
-    /// plugins that follow.
+    /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is
+    /// recorded for the plugins that follow.
     pub(super) fn has_mac_lease(&self, plugin: &str) -> bool {
         self.ipam_needs_link() && plugin != self.net.ipam_type
     }
@@ -154,8 +154,8 @@ impl<'a> CallContext<'a> {
     }
 }
 
-/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
-/// exists.
+/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same
+/// network that exists.
 pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
         if !remove_if_ended(&record)?
@@ -221,11 +221,11 @@ pub fn remove_former_instance(owner: AttachmentId<'_>) {
     }
 }
 
-/// The plugin whose leases are in folders of this node.
+/// The plugin whose leases are in directories of this node.
 pub const LEASER: &str = "host-local";
 
-/// Releases the leases of an attachment that is being deleted in the folder that ADD has recorded and in the default one, but not
-/// in the folders `done`: the configuration may have been changed since.
+/// Releases the leases of an attachment that is being deleted in the directory that ADD has recorded and in the default
+/// one, but not in the directories `done`: the configuration may have been changed since.
 pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Result<()> {
     let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.data_dir);
     let recorded = recorded.as_deref().filter(|dir| *dir != Path::new(DATA_DIR));
@@ -242,7 +242,7 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
     failures.into_result()
 }
 
-/// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
+/// Whether an attachment exists, by its record, else by its leases in the directory `data_dir`.
 pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness {
     if let Some(record) = AttachmentRecord::find_by_attachment(owner) {
         return record.liveness();
@@ -256,8 +256,8 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
         .map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
 }
 
-/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is proved of an
-/// attachment without a record, such as the reference's.
+/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is
+/// proved of an attachment without a record, such as the reference's.
 pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
     let PortOwner { network, id, ifname, .. } = holder;
     let record = match ifname {
@@ -268,9 +268,9 @@ pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
     record.map_or(Ok(false), |record| remove_if_ended(&record))
 }
 
-/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, but for
-/// the parts from which the next plugins know their rules; and reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
-/// proof counts.
+/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has
+/// removed, but for the parts from which the next plugins know their rules; and reclaims attachments that have
+/// certainly ended, except for those that the runtime lists as valid. Without a request only the proof counts.
 pub(super) fn collect_garbage(
     plugin: &str,
     network: &NetworkName,
@@ -297,8 +297,8 @@ pub(super) fn collect_garbage(
     failures.into_result()
 }
 
-/// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its record and its
-/// source MAC check stay.
+/// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its
+/// record and its source MAC check stay.
 fn remove_lease_owner_state(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -306,15 +306,15 @@ fn remove_lease_owner_state(
 ) -> Result<()> {
     let _turn = AttachmentRecord::lock_attachment(owner)?;
     match AttachmentRecord::find_by_attachment(owner) {
-        // By its own proof: the store of the leases may be in a folder of a tenant.
+        // By its own proof: the store of the leases may be in a directory of a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),
         _ if next == Some(owner) => remove_rules_and_devices(owner, ips, true),
         _ => Ok(()),
     }
 }
 
-/// Removes and returns the leases of attachments that have ended, with their other state. `failures` get the leases that cannot be
-/// removed. `next` is the attachment being added.
+/// Removes and returns the leases of attachments that have ended, with their other state. `failures` get the leases
+/// that cannot be removed. `next` is the attachment being added.
 pub fn remove_ended_leases(
     store: &mut LeaseStore,
     next: Option<AttachmentId<'_>>,
@@ -328,7 +328,8 @@ pub fn remove_ended_leases(
     Ok(reclaimed)
 }
 
-/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be removed;
+/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be
+/// removed;
 /// `failures` has the reasons for the others. `next` is the attachment being added.
 pub fn remove_lease_owners(
     network: &str,

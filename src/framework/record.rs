@@ -1,5 +1,5 @@
-//! The choice of the calls that are recorded, and the files of the recordings: rings of OTLP JSON lines in `/run/cnibox`
-//! (`docs/decisions/0021-flight-recorder.md`).
+//! The choice of the calls that are recorded, and the files of the recordings: rings of OTLP JSON lines in
+//! `/run/cnibox` (`docs/decisions/0021-flight-recorder.md`).
 
 use std::path::Path;
 

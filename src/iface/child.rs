@@ -82,9 +82,9 @@ pub fn address_label_remedy(place: &Netlink, name: &str) -> Result<Option<String
     Ok(is_link.then(|| format!("\"{name}\" is the label of an address: write \"{link}\"")))
 }
 
-/// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this process is
-/// killed. `place` is the socket of the master's namespace. With `up` the same message sets the child up: for a child
-/// without addresses, or with addresses that are requested through the child (DHCP).
+/// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this
+/// process is killed. `place` is the socket of the master's namespace. With `up` the same message sets the child up:
+/// for a child without addresses, or with addresses that are requested through the child (DHCP).
 pub fn create_link(
     place: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -185,7 +185,8 @@ pub struct RecordedLink {
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
-/// attachment's: the container may have [renamed](find_renamed_link) the attachment's link, and put another in its place.
+/// attachment's: the container may have [renamed](find_renamed_link) the attachment's link, and put another in its
+/// place.
 pub fn delete_link(
     netns: &Netns,
     ifname: &InterfaceName,
@@ -239,8 +240,8 @@ pub struct CheckedLink<'r> {
     pub index: usize,
 }
 
-/// CHECK: the link that `prev` lists under this name and in this sandbox; fails unless the link is of this kind, up, and
-/// has the listed hardware address.
+/// CHECK: the link that `prev` lists under this name and in this sandbox; fails unless the link is of this kind, up,
+/// and has the listed hardware address.
 pub fn find_listed_link<'r>(
     inside: &ContainerNetns<'_>,
     prev: &'r CniResult,
@@ -363,8 +364,8 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
-/// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there is
-/// no other way to learn whether the driver exists. `kind` gets the index of an Ethernet link to use as the master.
+/// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there
+/// is no other way to learn whether the driver exists. `kind` gets the index of an Ethernet link to use as the master.
 pub fn require_driver(kind: &dyn Fn(u32) -> LinkKind<'static>) -> Result<()> {
     let elsewhere = Netns::create_unnamed()?;
     let netlink = Netlink::open_in(&elsewhere)?;

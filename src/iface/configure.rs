@@ -34,8 +34,8 @@ pub enum AddressStyle {
     Detect,
     /// Without duplicate address detection: the addresses can be used at once.
     Immediate,
-    /// As [`AddressStyle::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin adds the
-    /// routes.
+    /// As [`AddressStyle::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin
+    /// adds the routes.
     Routed,
 }
 
@@ -193,8 +193,8 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     }
 }
 
-/// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for new
-/// interfaces, and the addresses must survive a down link. Then sets those of `optional`, keys below
+/// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for
+/// new interfaces, and the addresses must survive a down link. Then sets those of `optional`, keys below
 /// `net/ipv6/conf/<ifname>`; the interface works without them.
 pub fn prepare_ipv6(
     inside: &ContainerNetns<'_>,
@@ -286,8 +286,8 @@ pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option
     route.gw.or_else(implied)
 }
 
-/// Whether the destination of a route without a gateway is on the link: by its scope, or because it is a gateway that no
-/// subnet of the interface contains.
+/// Whether the destination of a route without a gateway is on the link: by its scope, or because it is a gateway that
+/// no subnet of the interface contains.
 fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     let ip = route.dst.addr();
     let is_gateway = || {

@@ -10,8 +10,8 @@ use crate::sysctl;
 const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
-/// The parameters to set for the families of `nets`. IPv4 is forwarded from a link only with the link's own parameter, which a
-/// new link takes over from `conf/default`; enabling the first parameter enables those of all links.
+/// The parameters to set for the families of `nets`. IPv4 is forwarded from a link only with the link's own parameter,
+/// which a new link takes over from `conf/default`; enabling the first parameter enables those of all links.
 fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
     let of_link = format!("net/ipv4/conf/{}/forwarding", link.name);
@@ -29,8 +29,8 @@ fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     Ok(disabled)
 }
 
-/// Enables forwarding from `link` for the families of `nets`. Forwarding is never disabled, since other programs may rely on it,
-/// and not written if enabled already.
+/// Enables forwarding from `link` for the families of `nets`. Forwarding is never disabled, since other programs may
+/// rely on it, and not written if enabled already.
 pub fn enable_for_link(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
     for key in disabled_parameters(link, nets).context(failed)? {
@@ -49,9 +49,9 @@ pub fn restore_disabled(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &m
     }
 }
 
-/// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the node
-/// loses the routes that its routers advertise, or never gets them. Not on `own`, the link of the containers, nor on others
-/// of containers: ports, links with the random names of host ends, and bridges without a gateway behind them.
+/// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the
+/// node loses the routes that its routers advertise, or never gets them. Not on `own`, the link of the containers, nor
+/// on others of containers: ports, links with the random names of host ends, and bridges without a gateway behind them.
 fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     let leads_out = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };

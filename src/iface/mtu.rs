@@ -1,5 +1,5 @@
-//! The key `mtu` of a network: bytes, or `"auto"`, the MTU of the link of the host's default route, so that the MTU of an
-//! overlay or a cloud's network is configured in one place only.
+//! The key `mtu` of a network: bytes, or `"auto"`, the MTU of the link of the host's default route, so that the MTU of
+//! an overlay or a cloud's network is configured in one place only.
 
 use std::fmt;
 

@@ -5,8 +5,8 @@ use ipnet::IpNet;
 use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 
-/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of the bridge `own` and of the
-/// gateways of its VLANs, and routes that are [no subnet](is_subnet_route) of a link.
+/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of the bridge `own` and
+/// of the gateways of its VLANs, and routes that are [no subnet](is_subnet_route) of a link.
 pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
     let vlan_gateways = format!("{own}.");
     let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
@@ -22,8 +22,8 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
     Ok(found)
 }
 
-/// Whether the route is to the subnet of a link of the node. Routes to single addresses are those of ptp, default routes and those
-/// through a gateway lead out of the node.
+/// Whether the route is to the subnet of a link of the node. Routes to single addresses are those of ptp, default
+/// routes and those through a gateway lead out of the node.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
     route.table == Some(RT_TABLE_MAIN)

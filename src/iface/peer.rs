@@ -33,8 +33,8 @@ pub fn is_peer_on_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link)
     Ok(link.link.is_some() && is_same_netns(host, inside, None, link.link_netnsid)?)
 }
 
-/// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint only;
-/// the attributes of the host's end decide.
+/// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint
+/// only; the attributes of the host's end decide.
 pub fn find_host_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -50,7 +50,8 @@ pub fn find_host_end(
     Ok((host.namespace_id(inside.netns.as_fd())? == Some(netns)).then_some(end))
 }
 
-/// The links of the host in a result whose other end is in the container `netns`: of plugins of any kind, so the kernel decides.
+/// The links of the host in a result whose other end is in the container `netns`: of plugins of any kind, so the kernel
+/// decides.
 pub fn find_listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
     let mut ends = Vec::new();
     for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {

@@ -21,8 +21,8 @@ pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<Ke
     nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr())).map(of_address).collect()
 }
 
-/// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF, an
-/// interface that is down and a missing address are deliberate changes: they stay, and are reported.
+/// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF,
+/// an interface that is down and a missing address are deliberate changes: they stay, and are reported.
 pub fn restore_missing(
     inside: &ContainerNetns<'_>,
     link: &Link,

@@ -19,8 +19,8 @@ pub struct RoutingTables {
 }
 
 impl RoutingTables {
-    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect: the tables are in use only
-    /// as far as they were when read.
+    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect: the tables are in use
+    /// only as far as they were when read.
     pub fn read_tables(netlink: &Netlink) -> Result<RoutingTables> {
         let rules = netlink.dump_rules()?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
@@ -91,8 +91,8 @@ pub fn replace_routes(netlink: &Netlink, routes: &[KernelRoute], table: u32) -> 
     Ok(())
 }
 
-/// Restores the link's routes in `table` as [`routes_of_link`] returned them: completes all steps that can be done, then
-/// reports the first error.
+/// Restores the link's routes in `table` as [`routes_of_link`] returned them: completes all steps that can be done,
+/// then reports the first error.
 pub fn restore_routes(
     netlink: &Netlink,
     link: &Link,

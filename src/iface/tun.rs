@@ -1,8 +1,8 @@
 //! Tap devices: the only kind of link that netlink reads and changes but cannot create. They are created by ioctl(2) on
 //! `/dev/net/tun`.
 //!
-//! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device vanishes with this process, so that a plugin that
-//! fails or is killed leaves no device.
+//! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device vanishes with this
+//! process, so that a plugin that fails or is killed leaves no device.
 
 use std::fs::{self, File, OpenOptions};
 use std::mem::size_of;

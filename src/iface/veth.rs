@@ -114,14 +114,15 @@ pub(super) fn random_number() -> u32 {
     (RandomState::new().build_hasher().finish() & 0xffff_ffff) as u32
 }
 
-/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal digits, as in the reference plugins.
+/// Whether a name has the pattern of [`create_with_random_name`]: `veth` and eight hexadecimal digits, as in the
+/// reference plugins.
 fn is_random_name(name: &str) -> bool {
     let digits = name.strip_prefix("veth").unwrap_or_default();
     digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which [`delete_pair`] and
-/// [`delete_labelled_pairs`] find the pair even if the container changed its end.
+/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which
+/// [`delete_pair`] and [`delete_labelled_pairs`] find the pair even if the container changed its end.
 pub fn start_host_end(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
     host.change_link(end.index, change.set_alias(label).set_up())
         .context(|| format!("failed to set \"{}\" up", end.name))
@@ -161,9 +162,9 @@ pub fn interface_entry(link: &Link, sandbox: &str) -> ResultInterface {
     }
 }
 
-/// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end, so
-/// the host's end decides: the link of that name in the result, else the other end of the container's interface, else a
-/// link with a label that `is_own`.
+/// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end,
+/// so the host's end decides: the link of that name in the result, else the other end of the container's interface,
+/// else a link with a label that `is_own`.
 pub fn delete_pair(
     host: &Netlink,
     ifname: &InterfaceName,
@@ -186,8 +187,8 @@ pub fn delete_pair(
     inside.transpose().and(labelled)
 }
 
-/// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the attachment's
-/// label or, for a pair without an alias, if its MAC is the recorded one.
+/// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the
+/// attachment's label or, for a pair without an alias, if its MAC is the recorded one.
 fn find_listed_end(
     host: &Netlink,
     result: &CniResult,
@@ -205,8 +206,8 @@ fn find_listed_end(
     Ok(None)
 }
 
-/// Deletes the pair by the container's end, unless the pair is known to be another attachment's. Returns whether the pair
-/// was deleted.
+/// Deletes the pair by the container's end, unless the pair is known to be another attachment's. Returns whether the
+/// pair was deleted.
 fn delete_by_container_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,

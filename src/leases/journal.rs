@@ -10,16 +10,17 @@
 //! - 10.88.0.3 <time> host-end <container id> <interface> .
 //! ```
 //!
-//! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
-//! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on the host, `this` or
+//! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and modification
+//! time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on
+//! the host, `this` or
 //! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
-//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal, if the address is withheld, and why the lease was
-//! reclaimed from which container, `host-end` or `earlier-boot`.
+//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal, if the address is
+//! withheld, and why the lease was reclaimed from which container, `host-end` or `earlier-boot`.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
-//! journal. The modification time of the network's folder shows such a change: a session of this program that
-//! changed leases ends by setting the modification times of the folder and of the journal to one time whose
+//! journal. The modification time of the network's directory shows such a change: a session of this program that
+//! changed leases ends by setting the modification times of the directory and of the journal to one time whose
 //! nanoseconds are [`SEAL`], which the kernel's clock practically never yields. Any other change moves one of
 //! the two times. A journal that is not sealed in this way, or is of another boot, or contradicts a lease, is
 //! rewritten from the leases. See `docs/decisions/0001-lease-journal.md`.
@@ -49,8 +50,8 @@ use crate::log;
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
 const SEAL: i64 = 424_242_000;
-/// The folder, in a network's folder, of all files that the reference does not have.
-const FOLDER: &str = ".cnibox";
+/// The directory, in a network's directory, of all files that the reference does not have.
+const DIRECTORY: &str = ".cnibox";
 /// The journal, and its temporary name while it is written.
 const JOURNAL: &str = "leases";
 const JOURNAL_TEMP: &str = "leases.new";
@@ -70,20 +71,20 @@ pub(super) struct LeaseJournal {
     /// Numbers of lines that add and that remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
-    /// Whether the session changed the journal or the network's folder, and has to seal them at its end.
+    /// Whether the session changed the journal or the network's directory, and has to seal them at its end.
     is_changed: bool,
 }
 
 impl LeaseJournal {
-    /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
+    /// The journal in `directory`; `None` if the leases may have changed since it was sealed.
     pub(super) fn open_sealed(
         network: &OpenDirectory,
-        folder: &OpenDirectory,
+        directory: &OpenDirectory,
         boot: &BootIdentity,
     ) -> Option<LeaseJournal> {
         let sealed = seal_seconds(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
-        let (mut file, meta) = folder.open_file(JOURNAL, flags, Mode::empty()).ok()?;
+        let (mut file, meta) = directory.open_file(JOURNAL, flags, Mode::empty()).ok()?;
         if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err()
         {
             return None;
@@ -97,17 +98,17 @@ impl LeaseJournal {
     /// Writes the journal with `contents`: all leases of `network`.
     pub(super) fn create_from(
         network: &OpenDirectory,
-        folder: &OpenDirectory,
+        directory: &OpenDirectory,
         boot: &BootIdentity,
         contents: &JournalContents,
     ) -> FileResult<LeaseJournal> {
         network.remove_file(TEMP)?;
         for leftover in [LEASE_TEMP, FREED] {
-            folder.remove_file(leftover)?;
+            directory.remove_file(leftover)?;
         }
-        require_seal_support(folder)?;
+        require_seal_support(directory)?;
         let text = lines::header_line(boot) + &contents.to_lines();
-        let file = folder.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+        let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         Ok(LeaseJournal { file, text, added: 0, removed: 0, is_changed: true })
     }
 
@@ -158,17 +159,17 @@ impl LeaseJournal {
         self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
-    /// Marks the network's folder as changed, although no lease was changed.
+    /// Marks the network's directory as changed, although no lease was changed.
     pub(super) fn mark_directory_changed(&mut self) {
         self.is_changed = true;
     }
 
-    /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
+    /// Seals journal and directory, as the last step, if there was any change. A journal that is dropped without a seal
     /// is invalid.
     pub(super) fn seal_if_changed(
         mut self,
         network: &OpenDirectory,
-        folder: &OpenDirectory,
+        directory: &OpenDirectory,
         quarantine: &AddressQuarantine,
     ) -> FileResult<()> {
         if !self.is_changed {
@@ -179,7 +180,7 @@ impl LeaseJournal {
             let header = self.text.lines().next().unwrap_or_default().to_owned();
             let text = header
                 + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
-            self.file = folder.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+            self.file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
         let sealed = current_unix_time();
         set_seal_time(&self.file, sealed)?;
@@ -187,22 +188,23 @@ impl LeaseJournal {
     }
 }
 
-/// The text of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that file.
-pub(super) fn read_journal_text(folder: &OpenDirectory) -> String {
-    let text = folder.read_file(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
+/// The text of the journal in `directory`, sealed or not: each entry names a lease file, and is valid only for that
+/// file.
+pub(super) fn read_journal_text(directory: &OpenDirectory) -> String {
+    let text = directory.read_file(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 
 /// The addresses that must not be allocated yet, with the time left.
 pub(super) fn withheld_addresses(
-    folder: Option<&OpenDirectory>,
+    directory: Option<&OpenDirectory>,
     quarantine: &AddressQuarantine,
 ) -> BTreeMap<IpAddr, Duration> {
-    let Some(folder) = folder.filter(|_| quarantine.removal_time().is_some()) else {
+    let Some(directory) = directory.filter(|_| quarantine.removal_time().is_some()) else {
         return BTreeMap::new();
     };
     let JournalContents { entries, mut removals, .. } =
-        JournalContents::parse(&read_journal_text(folder));
+        JournalContents::parse(&read_journal_text(directory));
     removals.retain(|ip, _| !entries.contains_key(ip));
     removals
         .iter()
@@ -210,17 +212,17 @@ pub(super) fn withheld_addresses(
         .collect()
 }
 
-/// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
-/// reads all leases.
+/// The directory `.cnibox` in `network`, created if missing. Without the directory there is no journal, and every
+/// command reads all leases.
 pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    network.create_private(FOLDER).inspect_err(log_unwritable).ok()?;
+    network.create_private(DIRECTORY).inspect_err(log_unwritable).ok()?;
     existing_directory(network)
 }
 
-/// The folder `.cnibox` in `network`, if it exists.
+/// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
     let warned = |e| log::warn(format_args!("no lease journal: {e}"));
-    network.open_private(FOLDER).map_err(warned).ok()?
+    network.open_private(DIRECTORY).map_err(warned).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
@@ -228,17 +230,17 @@ pub(super) fn log_unwritable(error: &FileError) {
     log::debug(format_args!("no lease journal: {error}"));
 }
 
-/// The temporary name of leases in [`FOLDER`], and in networks that cannot have one.
+/// The temporary name of leases in [`DIRECTORY`], and in networks that cannot have one.
 const LEASE_TEMP: &str = "tmp";
 const TEMP: &str = ".cnibox-tmp";
 
-/// Folder and name of the temporary file of a lease: in `.cnibox`, which the reference plugins do not list, if the
-/// folder exists.
+/// Directory and name of the temporary file of a lease: in `.cnibox`, which the reference plugins do not list, if the
+/// directory exists.
 pub(super) fn temporary_lease_file<'f>(
     network: &'f OpenDirectory,
-    folder: Option<&'f OpenDirectory>,
+    directory: Option<&'f OpenDirectory>,
 ) -> (&'f OpenDirectory, &'static str) {
-    folder.map_or((network, TEMP), |folder| (folder, LEASE_TEMP))
+    directory.map_or((network, TEMP), |directory| (directory, LEASE_TEMP))
 }
 
 /// Marks a lease of this program by its modification time, before the lease is linked. A power cut may lose the content
@@ -255,11 +257,11 @@ pub(super) fn is_marked(meta: &Metadata) -> bool {
 
 /// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
 /// journal.
-fn require_seal_support(folder: &OpenDirectory) -> FileResult<()> {
-    set_seal_time(folder, 0)?;
-    match seal_seconds(&folder.metadata()?) {
+fn require_seal_support(directory: &OpenDirectory) -> FileResult<()> {
+    set_seal_time(directory, 0)?;
+    match seal_seconds(&directory.metadata()?) {
         Some(_) => Ok(()),
-        None => Err(FileError::new("seal", &folder.file_path(""), ErrorKind::Unsupported)),
+        None => Err(FileError::new("seal", &directory.file_path(""), ErrorKind::Unsupported)),
     }
 }
 
@@ -271,5 +273,5 @@ fn seal_seconds(meta: &Metadata) -> Option<i64> {
 /// Sets the modification time to the seal of these seconds.
 fn set_seal_time(file: impl AsFd, seconds: i64) -> FileResult<()> {
     let time = TimeSpec::new(seconds, SEAL);
-    futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(FOLDER))
+    futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(DIRECTORY))
 }

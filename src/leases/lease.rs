@@ -58,8 +58,8 @@ impl AddressLease {
         }
     }
 
-    /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may reserve an address by a
-    /// file with any text.
+    /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may reserve an address by
+    /// a file with any text.
     pub(super) fn parse_file(ip: IpAddr, content: &[u8]) -> Option<AddressLease> {
         let text = std::str::from_utf8(content).ok()?.trim();
         let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';

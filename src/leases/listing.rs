@@ -78,8 +78,8 @@ pub(super) enum AddressFile {
 }
 
 impl LeaseListing {
-    /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store that
-    /// ADD could create is empty.
+    /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store
+    /// that ADD could create is empty.
     pub fn open_writable(
         data_dir: &Path,
         network: &str,
@@ -101,8 +101,8 @@ impl LeaseListing {
         Ok(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), quarantined })
     }
 
-    /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
-    /// has the file `lock`, which every command that made a lease has created.
+    /// Lists the store of `network`, without write permission; `None` if there is no store. A directory is a store if
+    /// it has the file `lock`, which every command that made a lease has created.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseListing>> {
         let dir =
             OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));

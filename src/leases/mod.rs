@@ -1,11 +1,11 @@
-//! The leases of host-local: in a network's folder a file for each address, in the reference's format,
-//! and beside them the folder `.cnibox` with the journal, the notes on containers and the quarantine.
+//! The leases of host-local: in a network's directory a file for each address, in the reference's format,
+//! and beside them the directory `.cnibox` with the journal, the notes on containers and the quarantine.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `store.rs` | the leases of a network under its lock: start here |
 //! | `lease.rs` | one lease: owner, address, the file's text |
-//! | `listing.rs` | the content of a network's folder, read with or without the lock |
+//! | `listing.rs` | the content of a network's directory, read with or without the lock |
 //! | `journal.rs` | a text file of all leases, which saves reading their files one by one |
 //! | `lines.rs` | its lines |
 //! | `notes.rs` | the journal's data on containers, for [`crate::attachment::liveness`] |

@@ -1,5 +1,5 @@
-//! The journal's data on the attachments of leases, from which [`crate::attachment::liveness`] decides whether an attachment has
-//! ended.
+//! The journal's data on the attachments of leases, from which [`crate::attachment::liveness`] decides whether an
+//! attachment has ended.
 
 use std::fs::Metadata;
 
@@ -14,12 +14,12 @@ use crate::attachment::{
 use crate::files::dir::OpenDirectory;
 
 impl JournalContents {
-    /// Reads the journal in `folder`, sealed or not, in the boot `current`.
+    /// Reads the journal in `directory`, sealed or not, in the boot `current`.
     pub(super) fn read_journal(
-        folder: Option<&OpenDirectory>,
+        directory: Option<&OpenDirectory>,
         current: &BootIdentity,
     ) -> JournalContents {
-        let text = folder.map(journal::read_journal_text).unwrap_or_default();
+        let text = directory.map(journal::read_journal_text).unwrap_or_default();
         let mut contents =
             JournalContents { unlisted: BootRelation::Now, ..JournalContents::parse(&text) };
         let Some(then) = lines::parse_header(&text) else { return contents };
@@ -63,8 +63,8 @@ impl JournalContents {
     }
 }
 
-/// Whether the attachment of each entry of `network` exists, in order. A lease without an interface names no attachment: its file
-/// may be a reservation by an administrator.
+/// Whether the attachment of each entry of `network` exists, in order. A lease without an interface names no
+/// attachment: its file may be a reservation by an administrator.
 pub(super) fn judge_entries(network: &str, entries: &[JournalEntry]) -> Vec<Liveness> {
     let evidence = entries.iter().map(|entry| {
         let AddressLease { id, ifname, .. } = &entry.lease;
@@ -79,8 +79,9 @@ pub(super) fn judge_entries(network: &str, entries: &[JournalEntry]) -> Vec<Live
     lives.map(|(life, entry)| if names_none(entry) { doubt } else { life }).collect()
 }
 
-/// The end in the attachment's record: a plugin of another program tells host-local nothing of its link, but the plugins after it
-/// see the link in its result. A record that is older than the lease may be of an earlier container with the same id.
+/// The end in the attachment's record: a plugin of another program tells host-local nothing of its link, but the
+/// plugins after it see the link in its result. A record that is older than the lease may be of an earlier container
+/// with the same id.
 fn recorded_host_end(
     owner: AttachmentId<'_>,
     JournalEntry { lease, file, .. }: &JournalEntry,

@@ -2,8 +2,8 @@
 //! (`reuseDelay`).
 //!
 //! The journal's line of a removed lease has the boot id, the seconds since boot, and the wall clock's time. Within one
-//! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is over by
-//! either clock: all of the time since boot is after the release.
+//! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is
+//! over by either clock: all of the time since boot is after the release.
 
 use std::time::Duration;
 

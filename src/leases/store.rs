@@ -34,8 +34,8 @@ static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct LeaseStore {
     dir: OpenDirectory,
-    /// The folder `.cnibox`; `None` if it cannot be created or trusted.
-    folder: Option<OpenDirectory>,
+    /// The directory `.cnibox`; `None` if it cannot be created or trusted.
+    directory: Option<OpenDirectory>,
     quarantine: AddressQuarantine,
     /// The current boot.
     boot: BootIdentity,
@@ -47,7 +47,7 @@ pub struct LeaseStore {
 }
 
 impl LeaseStore {
-    /// Opens the store of `network`, creating missing folders.
+    /// Opens the store of `network`, creating missing directories.
     pub fn open(
         data_dir: &Path,
         network: &str,
@@ -79,11 +79,12 @@ impl LeaseStore {
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
         let lock = take_lock(&dir, lock_timeout)?;
-        let folder = journal::create_directory(&dir);
+        let directory = journal::create_directory(&dir);
         let quarantine = AddressQuarantine::new(reuse_delay, &boot);
-        let journal =
-            folder.as_ref().and_then(|folder| LeaseJournal::open_sealed(&dir, folder, &boot));
-        let mut store = LeaseStore { dir, folder, quarantine, boot, journal, _lock: lock };
+        let journal = directory
+            .as_ref()
+            .and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
+        let mut store = LeaseStore { dir, directory, quarantine, boot, journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild_journal()?;
         }
@@ -103,8 +104,8 @@ impl LeaseStore {
         if self.dir.has_entry(&name) {
             return Ok(false);
         }
-        let (folder, temp) = journal::temporary_lease_file(&self.dir, self.folder.as_ref());
-        let file = folder.create_file(temp, lease.file_text().as_bytes())?;
+        let (directory, temp) = journal::temporary_lease_file(&self.dir, self.directory.as_ref());
+        let file = directory.create_file(temp, lease.file_text().as_bytes())?;
         if let Err(e) = journal::mark_lease(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
@@ -114,10 +115,10 @@ impl LeaseStore {
                 LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
             journal.add_entry(&JournalEntry { lease, file, end, made: BootRelation::Now })
         });
-        let linked = folder.publish_file(temp, &self.dir, &name);
+        let linked = directory.publish_file(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
         // next command that writes a lease removes the name.
-        if let Err(error) = folder.remove_file(temp) {
+        if let Err(error) = directory.remove_file(temp) {
             log::debug(format_args!("left behind: {error}"));
         }
         let reserved = linked?;
@@ -156,13 +157,13 @@ impl LeaseStore {
         self.remove_leases(vec![lease], |lease| JournalRemoval::of_address(lease.ip)).map(|_| true)
     }
 
-    /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address. `reclaim`
-    /// gets the network's name, removes the other state of the attachments, and returns the leases to remove.
+    /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address.
+    /// `reclaim` gets the network's name, removes the other state of the attachments, and returns the leases to remove.
     pub fn reclaim_ended(
         &mut self,
         reclaim: impl FnOnce(&str, Vec<ReclaimedLease>) -> Vec<ReclaimedLease>,
     ) -> error::Result<Vec<ReclaimedLease>> {
-        let noted = JournalContents::read_journal(self.folder.as_ref(), &self.boot);
+        let noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
         let entries: Vec<JournalEntry> = noted.entries.into_values().collect();
         let network = listing::network_name_of(&self.dir);
         let mut gone = Vec::new();
@@ -189,7 +190,7 @@ impl LeaseStore {
 
     /// The addresses that were freed less than `reuseDelay` ago, with the time left.
     pub fn quarantined_addresses(&self) -> BTreeMap<IpAddr, Duration> {
-        journal::withheld_addresses(self.folder.as_ref(), &self.quarantine)
+        journal::withheld_addresses(self.directory.as_ref(), &self.quarantine)
     }
 
     /// Removes and returns the `unwanted` reservations.
@@ -216,8 +217,8 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns the
-    /// leases that were removed, and those that were spared.
+    /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns
+    /// the leases that were removed, and those that were spared.
     pub fn retain_leases(
         &mut self,
         keep: impl Fn(&AddressLease) -> bool,
@@ -225,7 +226,7 @@ impl LeaseStore {
     ) -> error::Result<(Vec<AddressLease>, Vec<AddressLease>)> {
         let mut refused = self.read_all_leases()?;
         refused.retain(|(lease, _)| !keep(lease));
-        let noted = JournalContents::read_journal(self.folder.as_ref(), &self.boot);
+        let noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
         let lives = noted.judge_leases(&listing::network_name_of(&self.dir), &refused);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
         for ((lease, _), life) in refused.into_iter().zip(lives) {
@@ -268,7 +269,7 @@ impl LeaseStore {
 
     fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<AddressLease>> {
         let held = self.journal.as_mut().and_then(|journal| journal.leases_held_by(owner));
-        // A lease that was overwritten in place does not change the folder's modification time.
+        // A lease that was overwritten in place does not change the directory's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds_lease(lease))) {
             return Ok(held);
         }
@@ -318,8 +319,8 @@ impl LeaseStore {
     /// Reads all leases and writes the journal of them if possible.
     fn rebuild_journal(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
         let leases = self.read_all_leases()?;
-        self.journal = self.folder.as_ref().and_then(|folder| {
-            let mut noted = JournalContents::read_journal(Some(folder), &self.boot);
+        self.journal = self.directory.as_ref().and_then(|directory| {
+            let mut noted = JournalContents::read_journal(Some(directory), &self.boot);
             let entry = |(lease, meta): &(AddressLease, Metadata)| {
                 (lease.ip, noted.entry_of_lease(lease, meta))
             };
@@ -334,7 +335,7 @@ impl LeaseStore {
             }
             let contents =
                 JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
-            LeaseJournal::create_from(&self.dir, folder, &self.boot, &contents)
+            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents)
                 .inspect_err(log_unwritable)
                 .ok()
         });
@@ -371,8 +372,8 @@ impl LeaseStore {
 impl Drop for LeaseStore {
     /// Seals the journal, under the lock: a sealed journal agrees with the leases.
     fn drop(&mut self) {
-        if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
-            && let Err(e) = journal.seal_if_changed(&self.dir, folder, &self.quarantine)
+        if let (Some(journal), Some(directory)) = (self.journal.take(), &self.directory)
+            && let Err(e) = journal.seal_if_changed(&self.dir, directory, &self.quarantine)
         {
             log_unwritable(&e);
         }

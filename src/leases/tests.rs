@@ -88,7 +88,7 @@ impl Scene {
         fs::read_to_string(self.journal_file()).unwrap()
     }
 
-    /// Gives folder and journal one seal, as a session does.
+    /// Gives directory and journal one seal, as a session does.
     fn seal(&self) {
         stamp(&self.journal_file(), 2);
         stamp(&self.dir, 2);

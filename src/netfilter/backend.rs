@@ -57,9 +57,9 @@ impl RuleBackend {
         configured.unwrap_or_else(|| RuleBackend::default_backend(filter))
     }
 
-    /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and has fewer
-    /// back ends than can be configured: without a record, rules that either back end finds are accepted. The error is that of the
-    /// configured, or usual, back end.
+    /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and
+    /// has fewer back ends than can be configured: without a record, rules that either back end finds are accepted. The
+    /// error is that of the configured, or usual, back end.
     pub fn check_rules(
         configured: Option<RuleBackend>,
         filter: &PacketFilter,
@@ -78,8 +78,8 @@ impl RuleBackend {
         check(first).or_else(|error| check(other).map_err(|_| error))
     }
 
-    /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never used, is
-    /// tried, which starts a process.
+    /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never
+    /// used, is tried, which starts a process.
     pub fn default_backend(filter: &PacketFilter) -> RuleBackend {
         let works = |programs: &IptablesPrograms| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
@@ -267,8 +267,8 @@ impl PacketFilter {
             .as_ref()
     }
 
-    /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI plugin. Of
-    /// iptables-legacy only the table is looked for. Starts no process.
+    /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI
+    /// plugin. Of iptables-legacy only the table is looked for. Starts no process.
     pub fn iptables_with_chains(
         &self,
         family: IpFamily,

@@ -1,14 +1,14 @@
 //! The required content of our tables of `nf_tables`, its verification and its changes.
 //!
-//! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
-//! its layout, plans, and commits ([`OwnTables::change_tables`]). After a flush of rules or sets the same transaction restores them,
-//! and the state of all attachments of this host in all of our tables ([`RestorableState`]), so that protections and the
-//! traffic they protect become effective together.
+//! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table
+//! with its layout, plans, and commits ([`OwnTables::change_tables`]). After a flush of rules or sets the same
+//! transaction restores them, and the state of all attachments of this host in all of our tables ([`RestorableState`]),
+//! so that protections and the traffic they protect become effective together.
 //!
 //! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
-//! release that lacks only [additions](TableLayout::additions) is no damage, because a runtime that is told so by STATUS
-//! sends no ADD any more; the next ADD completes it. A set contains a
-//! sentinel, an element that matches no packet: a set without it was flushed.
+//! release that lacks only [additions](TableLayout::additions) is no damage, because a runtime that is told so by
+//! STATUS sends no ADD any more; the next ADD completes it. A set contains a sentinel, an element that matches no
+//! packet: a set without it was flushed.
 
 mod transaction;
 
@@ -91,8 +91,9 @@ impl TableLayout {
         rules.iter().filter(is_former).cloned().collect()
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
-    /// only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are `kept`.
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
+    /// that only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are
+    /// `kept`.
     pub fn hand_on_elements(
         &self,
         nft: &NftSocket,

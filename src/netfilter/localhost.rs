@@ -113,8 +113,8 @@ pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
 }
 
 /// For the ADD of any plugin that connects the container: restores the rules if a flush has deleted them, and with them
-/// those of all tables. Opens no socket on a host without port mappings. Without `nf_tables` only mappings of a container
-/// restore them.
+/// those of all tables. Opens no socket on a host without port mappings. Without `nf_tables` only mappings of a
+/// container restore them.
 pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());

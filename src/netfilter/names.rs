@@ -42,8 +42,8 @@ impl AttachmentId<'_> {
             .to_owned()
     }
 
-    /// The comment of this attachment's objects in our own layouts: as [`AttachmentId::reference_comment`], but if it is too long,
-    /// the end of the network's name is cut rather than the container's id. Parsed by [`parse_label`].
+    /// The comment of this attachment's objects in our own layouts: as [`AttachmentId::reference_comment`], but if it
+    /// is too long, the end of the network's name is cut rather than the container's id. Parsed by [`parse_label`].
     pub fn object_label(&self) -> String {
         let [network, ifname, id] = self.unquoted_names();
         cut_comment(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance_id()))
@@ -65,7 +65,8 @@ impl AttachmentId<'_> {
         move |comment| comment.is_some_and(|comment| comment.starts_with(&instance))
     }
 
-    /// Whether an nftables object with this [label](AttachmentId::object_label) belongs to the same container in another network.
+    /// Whether an nftables object with this [label](AttachmentId::object_label) belongs to the same container in
+    /// another network.
     pub fn is_of_same_container(&self, label: Option<&str>) -> bool {
         label.is_some_and(|label| {
             container_of_label(label) == Some(self.id)
@@ -84,7 +85,8 @@ pub fn container_of_label(label: &str) -> Option<&str> {
     Some(label.split_once(", id: ")?.1.split_once(", if: ")?.0)
 }
 
-/// The container's id, the interface and the network in a [label](AttachmentId::object_label). The network's name may be cut;
+/// The container's id, the interface and the network in a [label](AttachmentId::object_label). The network's name may
+/// be cut;
 /// `None` if the interface or the id is cut.
 pub fn parse_label(label: &str) -> Option<(&str, &str, &str)> {
     let (_, rest) = label.split_once(", id: ")?;

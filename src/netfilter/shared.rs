@@ -1,8 +1,8 @@
 //! Keys of sets and maps that several attachments need: two networks with one subnet, a fixed address of a neighbour.
 //!
-//! An element belongs to one attachment, the first one. ADD of another attachment leaves the element in place unless its
-//! owner is certainly gone. The deletion of the owner hands the element to another living attachment with a record of the
-//! key, in the same transaction (`docs/decisions/0022-shared-elements.md`).
+//! An element belongs to one attachment, the first one. ADD of another attachment leaves the element in place unless
+//! its owner is certainly gone. The deletion of the owner hands the element to another living attachment with a record
+//! of the key, in the same transaction (`docs/decisions/0022-shared-elements.md`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -75,8 +75,8 @@ pub fn other_attachments<T: DeserializeOwned>(
         .collect()
 }
 
-/// The [heirs](HeirFinder): for the deletion of the `owner` among the attachments with the same addresses; for GC, after the removal
-/// of stale records, among all attachments. `elements` makes the elements of a record.
+/// The [heirs](HeirFinder): for the deletion of the `owner` among the attachments with the same addresses; for GC,
+/// after the removal of stale records, among all attachments. `elements` makes the elements of a record.
 pub fn find_heirs<T: DeserializeOwned>(
     kept: RecordStore,
     owner: Option<AttachmentId<'_>>,

@@ -1,11 +1,10 @@
 //! Deleting a link without waiting for the kernel's grace periods.
 //!
-//! Half a millisecond after the request a link is gone from its namespace, and announced as deleted; the request returns
-//! 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child makes the request. It keeps nothing
-//! of this process but the socket of the request, which receives the announcement and the kernel's reply: this process
-//! returns after the first of them. The child then is an orphan, and pid 1 has to reap it. Where that is uncertain this
-//! process makes the request itself.
-//! docs/decisions/0023-detached-deletions.md
+//! Half a millisecond after the request a link is gone from its namespace, and announced as deleted; the request
+//! returns 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child makes the request. It
+//! keeps nothing of this process but the socket of the request, which receives the announcement and the kernel's reply:
+//! this process returns after the first of them. The child then is an orphan, and pid 1 has to reap it. Where that is
+//! uncertain this process makes the request itself. docs/decisions/0023-detached-deletions.md
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -42,8 +41,8 @@ pub fn set_process_ends() {
 }
 
 impl Netlink {
-    /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if this process has to make
-    /// the request.
+    /// Makes the `request` to delete a link, and returns as soon as the link is gone. `None` if this process has to
+    /// make the request.
     pub(super) fn delete_detached(
         &self,
         index: u32,
@@ -57,9 +56,9 @@ impl Netlink {
 }
 
 /// Whether pid 1 reaps the children that this process leaves, and is not its caller. A program that blocks `SIGCHLD`
-/// receives it by signalfd(2), as systemd does; for one that ignores it the kernel reaps. All others are in doubt: every
-/// Go program has a handler, but waits for its own children only, and the kernel shows no signal as blocked while a
-/// process waits for it in sigtimedwait(2), as tini does. `/proc` may be that of another pid namespace.
+/// receives it by signalfd(2), as systemd does; for one that ignores it the kernel reaps. All others are in doubt:
+/// every Go program has a handler, but waits for its own children only, and the kernel shows no signal as blocked while
+/// a process waits for it in sigtimedwait(2), as tini does. `/proc` may be that of another pid namespace.
 fn are_orphans_reaped() -> bool {
     let own = process::id().to_string();
     getppid() > Pid::from_raw(1)
@@ -127,7 +126,7 @@ impl DetachedDeletion {
                 }
                 Ok(None) if has_ended => return None,
                 Ok(None) => {
-                    has_ended = !self.socket.wait_for_datagram(SILENCE).ok()? && !self.is_running()
+                    has_ended = !self.socket.wait_for_datagram(SILENCE).ok()? && !self.is_running();
                 }
                 // Of a flood of events some are lost: then the reply decides.
                 Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => {}

@@ -166,7 +166,7 @@ impl Link {
         match attr.kind {
             libc::IFLA_IFNAME => self.name = attr.to_text(),
             libc::IFLA_PROP_LIST => {
-                self.alt_names = attr.nested_attributes().map(ReplyAttribute::to_text).collect()
+                self.alt_names = attr.nested_attributes().map(ReplyAttribute::to_text).collect();
             }
             libc::IFLA_IFALIAS => self.alias = attr.to_text(),
             libc::IFLA_PERM_ADDRESS => self.permanent_mac = MacAddress::from_bytes(attr.value),
@@ -204,10 +204,10 @@ impl Link {
                 Some("tun") => self.tun = Some(link_info::parse_tun_tap(data)),
                 Some("vrf") => {
                     self.vrf_table =
-                        data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32)
+                        data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32);
                 }
                 Some("vlan") => {
-                    self.vlan = data.find_nested(IFLA_VLAN_ID).and_then(ReplyAttribute::to_u16)
+                    self.vlan = data.find_nested(IFLA_VLAN_ID).and_then(ReplyAttribute::to_u16);
                 }
                 _ => {}
             }

@@ -1,7 +1,7 @@
 //! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
 //! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
-//! outside this folder handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes
+//! outside this directory handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes
 //! take [`NewLink`], [`LinkChange`], [`NewLinkAddress`] and [`KernelRoute`].
 //!
 //! Methods: `x` looks up, `require_x` fails if the object is absent, `add_x` fails if it exists, `del_x`
@@ -89,7 +89,8 @@ impl Netlink {
         Ok(Netlink { socket, elsewhere: Some(ns.clone()) })
     }
 
-    /// The [identity](netns::current_id) of the calling thread's namespace, in which the socket was [opened](Netlink::open).
+    /// The [identity](netns::current_id) of the calling thread's namespace, in which the socket was
+    /// [opened](Netlink::open).
     pub fn netns_id(&self) -> Option<u64> {
         netns::id_by_socket(&self.socket)
     }

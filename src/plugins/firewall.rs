@@ -5,8 +5,8 @@
 //! nftables), `ingressPolicy` (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`,
 //! `firewalldZone`.
 //!
-//! State on the host while the container lives: its addresses in the chosen back end (`netfilter/filter/`). Permanently:
-//! the back end's tables or chains; and the policy of its bridge until a GC finds it without use.
+//! State on the host while the container lives: its addresses in the chosen back end (`netfilter/filter/`).
+//! Permanently: the back end's tables or chains; and the policy of its bridge until a GC finds it without use.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! One file or folder per plugin, named as the plugin.
+//! One file or directory per plugin, named as the plugin.
 
 pub mod bandwidth;
 pub mod bridge;

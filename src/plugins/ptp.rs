@@ -81,7 +81,6 @@ impl Plugin for Ptp {
         let netns = req.sandbox.open_netns()?;
         let host = cx.host_netlink()?;
         let mtu = conf.mtu.resolve_bytes(host)?;
-        let filter = cx.packet_filter();
         let mut undo = Rollback::new();
 
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
@@ -109,17 +108,7 @@ impl Plugin for Ptp {
         configure_container(&inside, &link, &result, &hops)?;
         if conf.ip_masq {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
-            let addrs = result.all_addresses();
-            let registered = addrs.clone();
-            undo.add_step("end masquerading", move || {
-                masquerade::delete_addresses(filter, owner, &registered)
-            });
-            masquerade::add_addresses(
-                filter,
-                RuleBackend::choose_for_add(backend, filter),
-                owner,
-                &addrs,
-            )?;
+            cx.masquerade_result(backend, owner, &result, &mut undo)?;
         }
         configure::wait_for_carrier(host, &end)?;
         configure::wait_for_ipv6(host, &mut hops.iter().map(|hop| hop.gateway))?;
@@ -289,8 +278,8 @@ impl PtpHostEnd<'_> {
         Err(occupied_error(&present, through)).context(failed)
     }
 
-    /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets went until
-    /// now.
+    /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets
+    /// went until now.
     fn warn_of_subnet(&self, host: &Netlink, wider: &KernelRoute, address: IpNet) {
         let Some(oif) = wider.oif.filter(|_| overlap::is_subnet_route(wider)) else { return };
         let links = host.dump_links().inspect_err(|e| log::debug(e)).unwrap_or_default();
@@ -352,7 +341,8 @@ fn host_route(hop: &RoutedAddress, end: &Link) -> KernelRoute {
     KernelRoute { oif, scope, ..KernelRoute::new(host_net(hop.address.addr())) }
 }
 
-/// Restores missing attributes, addresses and routes of the host's end. An end that was down has lost all of its routes.
+/// Restores missing attributes, addresses and routes of the host's end. An end that was down has lost all of its
+/// routes.
 fn restore_host_end(
     host: &Netlink,
     end: &Link,

@@ -226,8 +226,8 @@ fn find_vrf(netlink: &Netlink, name: &str) -> Result<Option<RoutingDomain>> {
     }
 }
 
-/// The VRF that DEL takes the interface out of: the one that it is in, else that of the configuration, which may have been
-/// changed since ADD.
+/// The VRF that DEL takes the interface out of: the one that it is in, else that of the configuration, which may have
+/// been changed since ADD.
 fn find_vrf_to_leave(
     netlink: &Netlink,
     conf: &VrfConfig,
@@ -289,8 +289,8 @@ fn join_vrf(
     lost.move_routes(RT_TABLE_MAIN, *table).restore_on_link(netlink, link, *table, *table)
 }
 
-/// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error: usually the interface
-/// is about to be deleted.
+/// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error: usually the
+/// interface is about to be deleted.
 fn leave_vrf(netlink: &Netlink, link: &Link, lost: &VolatileState) -> Result<()> {
     netlink
         .change_link(link.index, LinkChange::new().clear_master())

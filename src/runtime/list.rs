@@ -22,7 +22,7 @@ pub struct NetworkList {
     pub disable_check: bool,
     /// `disableGC`: GC does nothing.
     pub disable_gc: bool,
-    /// `loadOnlyInlinedPlugins`: the folder beside the file is not read.
+    /// `loadOnlyInlinedPlugins`: the directory beside the file is not read.
     pub only_inlined: bool,
     /// The plugins, in the order of ADD.
     pub plugins: Vec<PluginConfig>,
@@ -33,7 +33,7 @@ pub struct NetworkList {
 
 impl NetworkList {
     /// Parses a list. Keys of the top level are case-sensitive; unknown keys stay in the bytes but
-    /// are passed to no plugin. Plugins in a folder are not read.
+    /// are passed to no plugin. Plugins in a directory are not read.
     ///
     /// Errors: `error parsing configuration list: <reason>`, and for an entry of `plugins`
     /// `failed to parse plugin config <i>: <reason>`.
@@ -47,7 +47,7 @@ impl NetworkList {
         Ok(list)
     }
 
-    /// Parses a list and appends the plugins of the folder beside it that has the network's name
+    /// Parses a list and appends the plugins of the directory beside it that has the network's name
     /// (`*.conf`, sorted), unless the list has `loadOnlyInlinedPlugins`. The bytes of such a list
     /// contain these plugins, so that the cached configuration is complete.
     ///
@@ -114,7 +114,7 @@ impl NetworkList {
         Err(Error::config(msg).with_details(details))
     }
 
-    /// The bytes of the document as read, including the plugins of a folder, if there are any.
+    /// The bytes of the document as read, including the plugins of a directory, if there are any.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -147,8 +147,8 @@ impl NetworkList {
         }
     }
 
-    fn append_directory(&mut self, folder: &Path) -> Result<()> {
-        let files = find_config_files(folder, &["conf"])?;
+    fn append_directory(&mut self, directory: &Path) -> Result<()> {
+        let files = find_config_files(directory, &["conf"])?;
         if files.is_empty() {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use sha2::{Digest, Sha512};
 
-use super::folders::CONF_DIR;
+use super::directories::CONF_DIR;
 use super::{ToolCommand, lint, print_text};
 use crate::cni::ValidAttachment;
 use crate::cni::json::{Json, encode_pretty};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::folders::{CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories};
+use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories};
 use super::life::{AttachmentSelection, doubt_reason};
 use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand};
@@ -79,12 +79,12 @@ impl FoundAttachments {
 /// The attachments of the selection whose network is known: from the cache, else from records and leases, with the
 /// current configuration of the network.
 fn find_ended(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     runtime: &Runtime,
     selection: &AttachmentSelection<'_>,
 ) -> Result<FoundAttachments> {
     let mut found = FoundAttachments::default();
-    for (cached, life) in folders.cached_attachments(runtime)? {
+    for (cached, life) in directories.cached_attachments(runtime)? {
         let CachedAttachment { network, attach, .. } = &cached;
         let AttachmentParams { container_id, ifname, .. } = attach;
         found.insert_if_new(network, container_id, ifname);
@@ -105,7 +105,7 @@ fn find_ended(
         // What was found first counts: the cache, then the record, then the lease.
         if found.insert_if_new(network, id, ifname)
             && let Some(why) = selection.deletion_reason(network, id, liveness)
-            && let Ok(list) = NetworkList::load(&folders.conf, network)
+            && let Ok(list) = NetworkList::load(&directories.conf, network)
         {
             found.ended.push(EndedAttachment {
                 list,
@@ -117,7 +117,7 @@ fn find_ended(
     for record in AttachmentRecord::read_all(selection.network) {
         add(&record.network, &record.id, &record.ifname, record.liveness());
     }
-    for store in folders.find_lease_directories(selection.network)? {
+    for store in directories.find_lease_directories(selection.network)? {
         for status in store.read_listing()?.lease_statuses() {
             if let Some(ifname) = &status.lease.ifname {
                 add(&store.network, &status.lease.id, ifname, status.liveness);
@@ -143,17 +143,18 @@ fn attachment_liveness(stores: &[LeaseDirectory], owner: AttachmentId<'_>) -> Li
 
 /// Fails if the selection names a network or a container that this node does not know.
 fn require_known(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     found: &FoundAttachments,
     selection: &AttachmentSelection<'_>,
 ) -> Result<()> {
     let missing = |what| Err(Error::config(what));
     if let Some(name) = selection.network {
-        let is_configured = || folders.configured_networks().iter().any(|list| list.name == name);
+        let is_configured =
+            || directories.configured_networks().iter().any(|list| list.name == name);
         let is_cached = || found.known.iter().any(|(network, ..)| network == name);
         if !is_cached()
             && !is_configured()
-            && folders.find_lease_directories(Some(name))?.is_empty()
+            && directories.find_lease_directories(Some(name))?.is_empty()
         {
             return missing(format!("no network \"{name}\" on this node"));
         }
@@ -190,18 +191,18 @@ fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
 
 /// Deletes, or with `dry_run` lists, the attachments of the selection that have ended.
 pub(super) fn collect_garbage(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     table: AppletTable,
     selection: &AttachmentSelection<'_>,
     dry_run: bool,
 ) -> Result<Vec<ActionOutcome>> {
-    let runtime = folders.new_runtime(table);
-    let found = find_ended(folders, &runtime, selection)?;
-    require_known(folders, &found, selection)?;
+    let runtime = directories.new_runtime(table);
+    let found = find_ended(directories, &runtime, selection)?;
+    require_known(directories, &found, selection)?;
     // Reclaimed under the locks of the leases and records, because a runtime may attach a container again with the
     // same id; a DEL has no such lock.
     let mut reclaimed = Vec::new();
-    for store in folders.find_lease_directories(selection.network)? {
+    for store in directories.find_lease_directories(selection.network)? {
         reclaim_leases(&store, selection, dry_run, &mut reclaimed)?;
     }
     for record in AttachmentRecord::read_all(selection.network) {
@@ -218,7 +219,8 @@ pub(super) fn collect_garbage(
             continue;
         }
         let owner = AttachmentId { network, ifname, id: container_id };
-        let liveness = attachment_liveness(&folders.find_lease_directories(Some(network))?, owner);
+        let liveness =
+            attachment_liveness(&directories.find_lease_directories(Some(network))?, owner);
         let is_reclaimed = liveness == Liveness::Unknown(LivenessDoubt::NoRecord);
         if !is_reclaimed && selection.deletion_reason(network, container_id, liveness).is_none() {
             continue;

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-use super::folders::{CACHE, CONF, LEASES, LeaseDirectory, ToolDirectories};
+use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, ToolDirectories};
 use super::life::{AttachmentSelection, alive_and_reason, format_alive};
 use super::outcome::{ActionOutcome, report_outcomes};
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_columns, gc, print_text};
@@ -92,7 +92,7 @@ struct IpamRequest {
     command: IpamCommand,
     json: bool,
     dry_run: bool,
-    folders: ToolDirectories,
+    directories: ToolDirectories,
 }
 
 /// Runs the tool with the arguments that follow its name.
@@ -152,13 +152,14 @@ impl IpamRequest {
             command,
             json,
             dry_run,
-            folders: ToolDirectories::from_command_line(line),
+            directories: ToolDirectories::from_command_line(line),
         })
     }
 
     fn run_command(&self, table: AppletTable) -> Result<ExitCode> {
-        let stores =
-            |network: &Option<String>| require_lease_directories(&self.folders, network.as_deref());
+        let stores = |network: &Option<String>| {
+            require_lease_directories(&self.directories, network.as_deref())
+        };
         let outcomes = match &self.command {
             IpamCommand::List { network } if self.json => {
                 return print_text(&list_json(&stores(network)?)?);
@@ -182,7 +183,7 @@ impl IpamRequest {
                 let selection =
                     AttachmentSelection { network: network.as_deref(), container: None };
                 let mut outcomes =
-                    gc::collect_garbage(&self.folders, table, &selection, self.dry_run)?;
+                    gc::collect_garbage(&self.directories, table, &selection, self.dry_run)?;
                 if *empty {
                     outcomes.extend(free_empty_files(&stores, self.dry_run)?);
                 }
@@ -195,14 +196,16 @@ impl IpamRequest {
 
 /// The leases of the network, of which there must be some, or of all networks.
 fn require_lease_directories(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     network: Option<&str>,
 ) -> Result<Vec<LeaseDirectory>> {
-    let stores = folders.find_lease_directories(network)?;
+    let stores = directories.find_lease_directories(network)?;
     match network {
         Some(network) if stores.is_empty() => {
-            let msg =
-                format!("no network \"{network}\" in {}", folders.searched_directories(network));
+            let msg = format!(
+                "no network \"{network}\" in {}",
+                directories.searched_directories(network)
+            );
             Err(Error::config(msg))
         }
         _ => Ok(stores),
@@ -401,7 +404,7 @@ mod tests {
         assert_eq!(parsed("free net 10.0.0.2"), free(false));
         assert_eq!(parsed("gc -n"), Ok(IpamCommand::Gc { network: None, empty: false }));
         assert_eq!(parsed("gc net --empty"), Ok(IpamCommand::Gc { network: net(), empty: true }));
-        let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().folders.leases;
+        let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().directories.leases;
         assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [
             "",

@@ -22,7 +22,8 @@ impl ContainerState {
     }
 }
 
-/// The states of these attachments, which are all in the cache; `data_dir` is the folder with the leases of one of them.
+/// The states of these attachments, which are all in the cache; `data_dir` is the directory with the leases of one of
+/// them.
 pub(super) fn container_states(
     cached: &[CachedAttachment],
     data_dir: impl Fn(&CachedAttachment) -> PathBuf,

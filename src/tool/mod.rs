@@ -1,9 +1,9 @@
 //! The tools for users.
 
 pub mod cnitool;
+mod directories;
 pub mod doctor;
 mod finding;
-mod folders;
 pub mod gc;
 mod in_process;
 pub mod install;

@@ -56,8 +56,8 @@ pub fn is_own_name(name: &str) -> bool {
     name == "cnibox" || name.starts_with("cnibox-")
 }
 
-/// Runs the executable under the name of an applet. A link of a tool without an argument prints what a plugin prints, and
-/// its help: programs such as Nomad start each file in a folder of plugins to find out which plugin it is.
+/// Runs the executable under the name of an applet. A link of a tool without an argument prints what a plugin prints,
+/// and its help: programs such as Nomad start each file in a directory of plugins to find out which plugin it is.
 pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable) -> ExitCode {
     let AppletMain::Tool(tool) = applet.main else { return run::main(applet, args, table) };
     if !args.is_empty() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::folders::{CACHE, PLUGIN_PATH, ToolDirectories};
+use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
 use super::in_process::InProcessExecutor;
 use super::outcome::{ActionOutcome, FAILED};
 use super::pause::{StopSignals, WakeReason};
@@ -68,12 +68,13 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The interval of checks if rules change without an event, as in the legacy iptables.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]: changes in quick succession
-/// cost a tenth of a processor.
+/// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]: changes in quick
+/// succession cost a tenth of a processor.
 const PAUSE_FACTOR: u32 = 10;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause doubles up to this as long as each check finds something missing: another program removes what is restored.
+/// The pause doubles up to this as long as each check finds something missing: another program removes what is
+/// restored.
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
 struct RepairJob {
@@ -139,7 +140,8 @@ impl RepairJob {
         repairs
     }
 
-    /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs nothing.
+    /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs
+    /// nothing.
     fn repair_attachment(&self, cached: &CachedAttachment, repairs: &mut RepairFindings) {
         let attach = &cached.attach;
         let Some(list) = cached.network_list().filter(|_| !attach.netns.is_empty()) else { return };
@@ -163,8 +165,8 @@ impl RepairJob {
     /// Repairs until SIGTERM or SIGINT. Failures are reported, and the repair is retried after the next change.
     fn repair_until_stopped(&self, install: Option<&str>) -> Result<ExitCode> {
         let signals = StopSignals::block_signals()?;
-        if let Some(folder) = install {
-            keep_installed(folder.into(), self.table);
+        if let Some(directory) = install {
+            keep_installed(directory.into(), self.table);
         }
         // Opened before the first check, so that no change after that check is missed.
         let mut rules = PacketFilterWatch::open(&PacketFilter::new());
@@ -208,9 +210,9 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
 
 /// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service
 /// manager notices.
-fn keep_installed(folder: PathBuf, table: AppletTable) {
+fn keep_installed(directory: PathBuf, table: AppletTable) {
     thread::spawn(move || {
-        install::maintain_installation(&folder, table).unwrap_or_else(log::warn);
+        install::maintain_installation(&directory, table).unwrap_or_else(log::warn);
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }

@@ -1,7 +1,7 @@
 //! No live container is declared dead, whatever hides it; and what a dead one leaves is reclaimed.
 //!
-//! Each test has a network whose pool has one address and whose host port is one: every ADD of another container needs what
-//! the first has.
+//! Each test has a network whose pool has one address and whose host port is one: every ADD of another container needs
+//! what the first has.
 
 mod dead;
 mod hidden;
@@ -69,7 +69,7 @@ impl World {
             "macvlan" => json!({"type": "macvlan", "master": "up0"}),
             other => json!({"type": other}),
         };
-        // In the default folder, which is the only one that plugins after another program's know.
+        // In the default directory, which is the only one that plugins after another program's know.
         let leases = node.path("leases").display().to_string();
         node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
         let networks = "/var/lib/cni/networks";
@@ -101,7 +101,7 @@ impl World {
     fn tool(&self, args: &[&str]) -> Call {
         let [cache, bin, leases, conf] = ["cache", "bin", "leases", "net.d"]
             .map(|name| self.node.path(name).display().to_string());
-        let folders: &[&str] = match args {
+        let directories: &[&str] = match args {
             ["ipam", ..] => &["--data-dir", &leases],
             ["cnitool", ..] => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf],
             _ => &[
@@ -115,7 +115,7 @@ impl World {
                 &leases,
             ],
         };
-        let call = self.node.tool("cnitool", &[args, folders].concat()).program(executable());
+        let call = self.node.tool("cnitool", &[args, directories].concat()).program(executable());
         self.seen(call)
     }
 

@@ -10,7 +10,7 @@ use crate::node::{Call, Container, Node, assert_unchanged, executable};
 /// The plugins of its image.
 const NAMES: [&str; 4] = ["bridge", "loopback", "host-local", "firewall"];
 
-/// A folder with these names only, the network that buildkitd writes for its bridge mode, and a runtime.
+/// A directory with these names only, the network that buildkitd writes for its bridge mode, and a runtime.
 struct BuildKit {
     node: Node,
 }
@@ -41,8 +41,8 @@ impl BuildKit {
         let id = format!("step{step}");
         let args =
             ["cnitool", verb, "buildkit", netns, "--container-id", &id, "--cache-dir", &cache];
-        let folders = ["--plugin-path", &image, "--conf-dir", &conf];
-        self.node.cnibox(&[&args[..], &folders].concat())
+        let directories = ["--plugin-path", &image, "--conf-dir", &conf];
+        self.node.cnibox(&[&args[..], &directories].concat())
     }
 }
 

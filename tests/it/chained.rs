@@ -30,7 +30,7 @@ pub(crate) struct Subject {
     pub(crate) result: fn(&mut Value, &str),
     /// Sysctls of the container that a snapshot does not include.
     pub(crate) sysctls: &'static [&'static str],
-    /// The folder of the plugin's files, relative to the folder of state.
+    /// The directory of the plugin's files, relative to the directory of state.
     pub(crate) files: &'static str,
 }
 

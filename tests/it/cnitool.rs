@@ -1,7 +1,7 @@
 //! cnitool with the real plugins: the walk-through of its documentation, lists with foreign
 //! plugins, capabilities, and CHECK, GC and STATUS of a list.
 //!
-//! The tool's cache is in the node's folder, so that tests do not change the machine.
+//! The tool's cache is in the node's directory, so that tests do not change the machine.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const MYPTP: &str = r#"{
     }
 }"#;
 
-/// A call of cnitool with the configuration and cache folders of `node`.
+/// A call of cnitool with the configuration and cache directories of `node`.
 fn tool(node: &Node, args: &[&str]) -> Call {
     let cache = node.path("cache").display().to_string();
     let args = args.iter().copied().chain(["--cache-dir", &cache]);

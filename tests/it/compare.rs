@@ -2,7 +2,7 @@
 
 use crate::node::{Container, Node, exists};
 
-/// The folder of the reference plugins: `$PEER`, or the folder of Debian's package
+/// The directory of the reference plugins: `$PEER`, or the directory of Debian's package
 /// containernetworking-plugins. Without it this prints a skip notice and returns `None`, or fails
 /// if `CNIBOX_TEST_STRICT=1`.
 pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {

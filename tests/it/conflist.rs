@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::node::{Call, Node, Outcome};
 
-/// A list of plugins, whose executables are in one folder.
+/// A list of plugins, whose executables are in one directory.
 #[derive(Clone)]
 pub(crate) struct Conflist<'n> {
     pub(crate) node: &'n Node,
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     /// `cniVersion`, `name` and `plugins`.
     pub(crate) conf: Value,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Failed {
 impl<'n> Conflist<'n> {
     /// A list whose plugins are the executable under test.
     pub(crate) fn new(node: &'n Node, conf: Value) -> Conflist<'n> {
-        Conflist { node, folder: node.bin(), conf }
+        Conflist { node, directory: node.bin(), conf }
     }
 
     /// The types of the plugins, in the order of ADD.
@@ -67,9 +67,9 @@ impl<'n> Conflist<'n> {
             conf["prevResult"] = prev.clone();
         }
         let plugin = conf["type"].as_str().unwrap().to_owned();
-        let folder = self.folder.display().to_string();
-        let call = self.node.call(&plugin, verb).program(self.folder.join(&plugin));
-        call.env("CNI_PATH", &folder).conf(&conf).id(&at.id).ifname(&at.ifname).netns(&at.netns)
+        let directory = self.directory.display().to_string();
+        let call = self.node.call(&plugin, verb).program(self.directory.join(&plugin));
+        call.env("CNI_PATH", &directory).conf(&conf).id(&at.id).ifname(&at.ifname).netns(&at.netns)
     }
 
     /// ADD of all plugins; the result of the last.

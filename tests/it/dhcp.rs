@@ -1,9 +1,9 @@
 //! dhcp: leases of real servers, misbehaving servers, and the life cycle of the daemon.
 
 mod daemon;
+mod directory;
 mod fake;
 mod fake_v6;
-mod folder;
 mod hostile;
 mod leases;
 mod life;

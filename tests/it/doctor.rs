@@ -63,11 +63,11 @@ impl Ward {
 
     pub(crate) fn cnibox(&self, args: &[&str]) -> Call {
         let below = |name: &str| self.node.path(name).display().to_string();
-        let folders = [("--cache-dir", below("cache")), ("--plugin-path", below("bin"))];
+        let directories = [("--cache-dir", below("cache")), ("--plugin-path", below("bin"))];
         let args: Vec<String> = args
             .iter()
             .map(|arg| (*arg).to_owned())
-            .chain(folders.iter().flat_map(|(flag, dir)| [(*flag).to_owned(), dir.clone()]))
+            .chain(directories.iter().flat_map(|(flag, dir)| [(*flag).to_owned(), dir.clone()]))
             .collect();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         self.node.tool("cnitool", &args).program(executable())
@@ -104,8 +104,8 @@ impl Ward {
     fn look(&self, args: &[&str]) -> Call {
         let [leases, net_d] =
             ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
-        let folders = ["--data-dir", &*leases, "--conf-dir", &net_d];
-        self.cnibox(&[args, &folders].concat())
+        let directories = ["--data-dir", &*leases, "--conf-dir", &net_d];
+        self.cnibox(&[args, &directories].concat())
     }
 }
 
@@ -177,7 +177,7 @@ impl Ward {
 }
 
 /// Replaces `$N` by a command prefix for the container's namespace, `$P` by the name of its bridge
-/// port, and `$D` by the node's folder.
+/// port, and `$D` by the node's directory.
 fn filled(ward: &Ward, line: &str) -> String {
     let veths = "ip -o link show type veth | head -1 | cut -d: -f2 | cut -d@ -f1";
     let port = if line.contains("$P") { ward.node.sh(veths) } else { String::new() };

@@ -7,14 +7,14 @@ use crate::conflist::{Attached, Conflist};
 use crate::net::{merged, wire};
 use crate::node::{Container, Node, Snapshot, assert_unchanged};
 
-/// The state of the host, with the leases in the default folder.
+/// The state of the host, with the leases in the default directory.
 fn state(node: &Node) -> Snapshot {
     let leases = node.sh("ls /var/lib/cni/networks/net | grep '^[0-9]' || true");
-    node.snapshot().with("leases in the default folder", leases)
+    node.snapshot().with("leases in the default directory", leases)
 }
 
-/// Leases of attachments without a record are found in the folder of the configuration and in the default one.
-fn default_folder(node: &Node) -> Value {
+/// Leases of attachments without a record are found in the directory of the configuration and in the default one.
+fn default_directory(node: &Node) -> Value {
     node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
     json!({"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]})
 }
@@ -122,7 +122,7 @@ fn ptp_portmap_and_firewall_with_iptables() {
 #[test]
 fn ptp_bandwidth_tuning_and_sbr() {
     let node = Node::new();
-    let ipam = default_folder(&node);
+    let ipam = default_directory(&node);
     let limits = json!({"ingressRate": 1_000_000, "ingressBurst": 1_000_000});
     sweep(
         &node,
@@ -141,7 +141,7 @@ fn ptp_bandwidth_tuning_and_sbr() {
 fn macvlan_and_tap() {
     let node = Node::new();
     wire(&node);
-    let ipam = default_folder(&node);
+    let ipam = default_directory(&node);
     sweep(&node, &json!([{"type": "macvlan", "master": "wire0", "mode": "bridge", "ipam": ipam}]));
     sweep(&node, &json!([{"type": "tap", "multiQueue": true, "ipam": ipam}]));
 }
@@ -162,7 +162,7 @@ fn flannel() {
 #[test]
 fn the_leases_of_another_ipam_type_go_as_well() {
     let (node, container) = (Node::new(), Container::new());
-    default_folder(&node);
+    default_directory(&node);
     let ipam = |kind: &str| json!({"type": kind, "subnet": "10.1.0.0/24"});
     let conf =
         |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam});

@@ -62,7 +62,7 @@ fn alike(page: &str, printed: &str) -> bool {
     true
 }
 
-/// Prepares the folders of the examples, the network card `eth1` with a carrier, and the page's
+/// Prepares the directories of the examples, the network card `eth1` with a carrier, and the page's
 /// prerequisites.
 fn prepare(node: &Node, page: &str) {
     node.sh("for dir in /opt /run /var/lib; do mount -t tmpfs -o mode=755 tmpfs $dir; done");
@@ -79,7 +79,7 @@ fn prepare(node: &Node, page: &str) {
     }
 }
 
-/// Runs commands in the folder of the example; returns their output.
+/// Runs commands in the directory of the example; returns their output.
 #[track_caller]
 fn run(node: &Node, script: &str) -> String {
     let path = format!("{}:{}", node.bin().display(), std::env::var("PATH").unwrap());

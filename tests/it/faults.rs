@@ -89,7 +89,7 @@ impl Scene {
         let (neighbour, container, scratch) = (quick(), quick(), quick());
         let call = node.call(plugin, "ADD").conf(&merged(&conf, neighbours));
         call.netns(&neighbour.path()).id("neighbour").result();
-        // ADD and DEL create permanent state first: forwarding sysctls, the store's folder.
+        // ADD and DEL create permanent state first: forwarding sysctls, the store's directory.
         let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
         call("ADD").result();
         call("DEL").ok();

@@ -47,7 +47,7 @@ pub(super) fn simple(node: &Node) -> Net<'_> {
 pub(super) const ENV_V4: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
     FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
-/// The files below flannel's data folder.
+/// The files below flannel's data directory.
 pub(super) fn kept(node: &Node) -> Vec<String> {
     let text = node.sh(&format!(
         "cd {} 2>/dev/null && find . -type f | sort || true",

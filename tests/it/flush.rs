@@ -423,7 +423,7 @@ fn nothing_comes_back_for_who_was_deleted_meanwhile() {
                 netfilter::repair_rules(&PacketFilter::new(), RepairMode::Restore).unwrap()
             });
             each(&|filter, owner, addrs| {
-                masquerade::delete_addresses(filter, owner, addrs).unwrap()
+                masquerade::delete_addresses(filter, owner, addrs).unwrap();
             });
         });
         let rules = node.sh("nft list ruleset");

@@ -165,8 +165,8 @@ fn add_starts_no_program_for_iptables() {
     assert_eq!(rules.matches("-A POSTROUTING -s 10.1.0.3/32 ").count(), 1, "{rules}");
 }
 
-/// The second container's ADD examines, for each family, the record and the link of the first, which show whether the rules
-/// were flushed.
+/// The second container's ADD examines, for each family, the record and the link of the first, which show whether the
+/// rules were flushed.
 #[test]
 fn a_chain_opens_few_sockets_and_reads_few_records() {
     let node = Node::new();

@@ -193,12 +193,12 @@ fn the_notes_of_owners_go_without_iptables() {
     let dir = pod.node.path("plugins");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("firewall"), "the reference").unwrap();
-    let folder = dir.display().to_string();
+    let directory = dir.display().to_string();
     let tool = |args: &[&str]| pod.node.tool("cnibox", args).program(executable());
-    tool(&["install", "--replace", &folder]).printed();
+    tool(&["install", "--replace", &directory]).printed();
     // As in a container image with only this executable.
     let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
-    let uninstall = tool(&["uninstall", &folder]);
+    let uninstall = tool(&["uninstall", &directory]);
     let uninstall =
         uninstall.env("PATH", "/usr/bin:/bin").under(&["unshare", "-m", "sh", "-c", hidden, "sh"]);
     let outcome = uninstall.run();

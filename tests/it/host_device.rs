@@ -70,7 +70,8 @@ fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
 }
 
-/// Moves the container's device to the host, as the kernel does with physical devices when a namespace ends: a veth it deletes.
+/// Moves the container's device to the host, as the kernel does with physical devices when a namespace ends: a veth it
+/// deletes.
 /// `name` is its name there.
 fn fall_back(container: &Container, name: &str) {
     let host = File::open("/proc/thread-self/ns/net").unwrap();

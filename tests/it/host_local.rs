@@ -117,7 +117,7 @@ fn add_prints_the_golden_result_and_keeps_the_references_files() {
 }
 
 #[test]
-fn del_of_a_network_that_never_was_makes_no_folder() {
+fn del_of_a_network_that_never_was_makes_no_directory() {
     for version in VERSIONS {
         let node = Node::new();
         let net = net(&node, version, &json!({"subnet": "10.1.2.0/24"}));

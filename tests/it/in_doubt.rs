@@ -1,5 +1,5 @@
-//! GC without an attachment that the reference made: nothing tells whose its pair is, so its address stays in use as long as
-//! a pair may be its own.
+//! GC without an attachment that the reference made: nothing tells whose its pair is, so its address stays in use as
+//! long as a pair may be its own.
 
 use std::fs;
 
@@ -14,9 +14,9 @@ fn as_by_the_reference(node: &Node) {
         let name = name["ifname"].as_str().unwrap();
         node.sh(&format!("ip link set dev {name} alias ''"));
     }
-    for folder in [node.path("leases/net/.cnibox"), node.state("flannel").join(".cnibox")] {
-        if folder.exists() {
-            fs::remove_dir_all(folder).unwrap();
+    for directory in [node.path("leases/net/.cnibox"), node.state("flannel").join(".cnibox")] {
+        if directory.exists() {
+            fs::remove_dir_all(directory).unwrap();
         }
     }
     node.sh("rm -rf /run/cni/cnibox");

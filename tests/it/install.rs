@@ -22,20 +22,20 @@ use crate::node::{Call, Node, Outcome, executable, exists};
 /// The executable under test and a plugin directory, `plugins`.
 struct Installer<'n> {
     node: &'n Node,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl<'n> Installer<'n> {
     fn new(node: &'n Node) -> Installer<'n> {
-        let folder = node.path("plugins");
-        fs::create_dir(&folder).unwrap();
-        Installer { node, folder }
+        let directory = node.path("plugins");
+        fs::create_dir(&directory).unwrap();
+        Installer { node, directory }
     }
 
-    /// A call of `cnibox <command> <folder> <args>`.
+    /// A call of `cnibox <command> <directory> <args>`.
     fn call(&self, command: &str, args: &[&str]) -> Call {
-        let folder = self.folder.display().to_string();
-        let args = [&[command, &folder], args].concat();
+        let directory = self.directory.display().to_string();
+        let args = [&[command, &directory], args].concat();
         self.node.tool("cnitool", &args).program(executable()).without("DESTDIR")
     }
 
@@ -62,20 +62,20 @@ impl<'n> Installer<'n> {
     /// Every file and link of the directory: contents or hash, mode and inode.
     fn state(&self) -> BTreeMap<PathBuf, String> {
         let mut found = BTreeMap::new();
-        let mut folders = vec![self.folder.clone()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).unwrap() {
+        let mut directories = vec![self.directory.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(&directory).unwrap() {
                 let path = entry.unwrap().path();
                 let metadata = path.symlink_metadata().unwrap();
                 let text = if metadata.is_dir() {
-                    folders.push(path.clone());
-                    "folder".to_owned()
+                    directories.push(path.clone());
+                    "directory".to_owned()
                 } else if metadata.is_symlink() {
                     format!("-> {}", fs::read_link(&path).unwrap().display())
                 } else {
                     format!("{:o} {} {}", metadata.mode(), metadata.ino(), metadata.len())
                 };
-                found.insert(path.strip_prefix(&self.folder).unwrap().to_owned(), text);
+                found.insert(path.strip_prefix(&self.directory).unwrap().to_owned(), text);
             }
         }
         found
@@ -83,7 +83,7 @@ impl<'n> Installer<'n> {
 
     /// The names in the directory, without cnibox's own subdirectory.
     fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.folder).unwrap();
+        let entries = fs::read_dir(&self.directory).unwrap();
         let mut names: Vec<String> =
             entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.retain(|name| name != ".cnibox");
@@ -92,7 +92,7 @@ impl<'n> Installer<'n> {
     }
 
     fn write(&self, name: &str, text: &[u8]) -> PathBuf {
-        let path = self.folder.join(name);
+        let path = self.directory.join(name);
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
@@ -100,12 +100,12 @@ impl<'n> Installer<'n> {
 
     /// The VERSION reply of an installed plugin, started as by a runtime.
     fn version(&self, name: &str) -> Outcome {
-        self.node.call(name, "VERSION").program(self.folder.join(name)).run()
+        self.node.call(name, "VERSION").program(self.directory.join(name)).run()
     }
 
     /// The first line of the plugin's about text; empty if the plugin cannot be started.
     fn about(&self, name: &str) -> String {
-        let call = self.node.tool(name, &[]).program(self.folder.join(name));
+        let call = self.node.tool(name, &[]).program(self.directory.join(name));
         let stderr = call.try_run().map(|outcome| outcome.stderr).unwrap_or_default();
         stderr.lines().next().unwrap_or_default().to_owned()
     }
@@ -120,7 +120,7 @@ impl<'n> Installer<'n> {
     }
 
     fn binary(&self) -> PathBuf {
-        self.folder.join("cnibox")
+        self.directory.join("cnibox")
     }
 }
 
@@ -147,15 +147,15 @@ fn as_release(release: &str) -> Vec<u8> {
 fn install_says_how_the_commands_are_reached() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let folder = at.folder.display().to_string();
-    let hint = format!("cnibox and cnitool are in {folder}: export PATH=$PATH:{folder}\n");
+    let directory = at.directory.display().to_string();
+    let hint = format!("cnibox and cnitool are in {directory}: export PATH=$PATH:{directory}\n");
     assert!(at.install(&[]).ends_with(&hint));
-    let path = format!("/usr/bin:{folder}");
+    let path = format!("/usr/bin:{directory}");
     assert!(!at.call("install", &[]).env("PATH", &path).printed().contains("PATH="));
     for quiet in [&["--json"][..], &["--dry-run"]] {
         assert!(!at.install(quiet).contains("PATH="), "{quiet:?}");
     }
-    assert!(!at.call("install", &["--root", &folder]).printed().contains("PATH="));
+    assert!(!at.call("install", &["--root", &directory]).printed().contains("PATH="));
 }
 
 #[test]
@@ -172,10 +172,13 @@ fn every_applet_is_installed_in_every_mode() {
         let binary = at.binary().metadata().unwrap();
         assert_eq!(binary.mode() & 0o7777, 0o755);
         assert_eq!(fs::read(at.binary()).unwrap(), fs::read(executable()).unwrap());
-        let bridge = at.folder.join("bridge").symlink_metadata().unwrap();
+        let bridge = at.directory.join("bridge").symlink_metadata().unwrap();
         match mode {
             "symlink" => {
-                assert_eq!(fs::read_link(at.folder.join("bridge")).unwrap(), Path::new("cnibox"));
+                assert_eq!(
+                    fs::read_link(at.directory.join("bridge")).unwrap(),
+                    Path::new("cnibox")
+                );
             }
             "hardlink" => assert_eq!(bridge.ino(), binary.ino()),
             _ => assert!(bridge.ino() != binary.ino() && bridge.nlink() == 1),
@@ -209,10 +212,10 @@ fn the_reference_is_replaced_and_returns() {
     let node = Node::new();
     let at = Installer::new(&node);
     for name in ["bridge", "host-local", "loopback", "portmap"] {
-        fs::copy(peer.join(name), at.folder.join(name)).unwrap();
+        fs::copy(peer.join(name), at.directory.join(name)).unwrap();
     }
     // Some distributions install links.
-    symlink(peer.join("ptp"), at.folder.join("ptp")).unwrap();
+    symlink(peer.join("ptp"), at.directory.join("ptp")).unwrap();
     at.write("calico", b"#!/bin/sh\n");
     let before = at.state();
     let said = at.install(&[]);
@@ -224,7 +227,10 @@ fn the_reference_is_replaced_and_returns() {
     let said = at.uninstall();
     assert!(said.contains("restored: a reference plugin"), "{said}");
     assert_eq!(at.state(), before);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), fs::read(peer.join("bridge")).unwrap());
+    assert_eq!(
+        fs::read(at.directory.join("bridge")).unwrap(),
+        fs::read(peer.join("bridge")).unwrap()
+    );
 }
 
 #[test]
@@ -233,20 +239,20 @@ fn foreign_files_stop_it_unless_it_is_told() {
     let at = Installer::new(&node);
     let script = b"#!/bin/sh\necho mine\n";
     at.write("bridge", script);
-    symlink("nowhere", at.folder.join("ptp")).unwrap();
+    symlink("nowhere", at.directory.join("ptp")).unwrap();
     let said = at.refused(&[]);
     let reason = "neither cnibox nor reference plugins: bridge, ptp; nothing was changed";
     assert!(said.contains(reason) && said.contains("--replace"), "{said}");
     at.install(&["--skip", "bridge,ptp"]);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), script);
-    assert!(exists(at.folder.join("loopback")));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), script);
+    assert!(exists(at.directory.join("loopback")));
     let said = at.install(&["--replace"]);
     assert!(said.contains("replaces a foreign file, which is backed up"), "{said}");
     at.is_all_cnibox();
     at.uninstall();
     assert_eq!(at.names(), ["bridge", "ptp"]);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), script);
-    assert_eq!(fs::read_link(at.folder.join("ptp")).unwrap(), Path::new("nowhere"));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), script);
+    assert_eq!(fs::read_link(at.directory.join("ptp")).unwrap(), Path::new("nowhere"));
     // Without a backup, `uninstall` restores nothing.
     at.install(&["--replace", "--no-backup"]);
     at.uninstall();
@@ -254,12 +260,12 @@ fn foreign_files_stop_it_unless_it_is_told() {
 }
 
 #[test]
-fn a_folder_in_a_plugins_place_is_never_replaced() {
+fn a_directory_in_a_plugins_place_is_never_replaced() {
     let node = Node::new();
     let at = Installer::new(&node);
-    fs::create_dir(at.folder.join("bridge")).unwrap();
+    fs::create_dir(at.directory.join("bridge")).unwrap();
     assert!(at.refused(&["--replace"]).contains("bridge"));
-    fs::remove_dir(at.folder.join("bridge")).unwrap();
+    fs::remove_dir(at.directory.join("bridge")).unwrap();
     at.write("cnibox", b"something else");
     assert!(at.refused(&[]).contains("cnibox"));
     assert!(at.refused(&["--policy", "if-not-present"]).contains("neither cnibox nor"));
@@ -280,7 +286,7 @@ fn policies_and_downgrades() {
     assert!(said.contains("bridge         stays: the reference plugin 99.0.0"), "{said}");
     assert_eq!(fs::read(at.binary()).unwrap(), newer);
     assert!(at.about("ptp").contains("+cnibox."));
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), like_the_reference("99.0.0"));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), like_the_reference("99.0.0"));
     at.install(&["--force"]);
     assert_eq!(fs::read(at.binary()).unwrap(), fs::read(executable()).unwrap());
     // The newer release replaces this one.
@@ -305,7 +311,7 @@ fn what_is_present_stays_and_never_means_never() {
     at.install(&["--policy", "never"]);
     assert_eq!(at.state(), before);
     at.install(&["--policy", "if-not-present"]);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), b"mine");
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), b"mine");
     assert_eq!(at.version("ptp").status, Some(0));
     assert!(at.install(&["--policy", "if-not-present"]).contains("nothing to do"));
     at.uninstall();
@@ -341,14 +347,14 @@ fn uninstall_leaves_what_changed_since() {
     let at = Installer::new(&node);
     at.write("bridge", &like_the_reference("1.5.1"));
     at.install(&[]);
-    fs::remove_file(at.folder.join("bridge")).unwrap();
+    fs::remove_file(at.directory.join("bridge")).unwrap();
     at.write("bridge", b"newer than all");
-    fs::remove_file(at.folder.join("ptp")).unwrap();
+    fs::remove_file(at.directory.join("ptp")).unwrap();
     let said = at.uninstall();
     assert!(said.contains("bridge         stays: a foreign file"), "{said}");
     assert_eq!(at.names(), ["bridge"]);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), b"newer than all");
-    let kept = at.folder.join(".cnibox/backup/bridge");
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), b"newer than all");
+    let kept = at.directory.join(".cnibox/backup/bridge");
     assert_eq!(fs::read(kept).unwrap(), like_the_reference("1.5.1"), "lost");
 }
 
@@ -357,15 +363,15 @@ fn an_applet_that_is_no_more_goes_with_the_next_release() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
-    let manifest = at.folder.join(".cnibox/manifest.json");
+    let manifest = at.directory.join(".cnibox/manifest.json");
     let mut json: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     let old = serde_json::json!({"name": "old-plugin", "link": "cnibox"});
     json["files"].as_array_mut().unwrap().push(old);
     fs::write(&manifest, json.to_string()).unwrap();
-    symlink("cnibox", at.folder.join("old-plugin")).unwrap();
+    symlink("cnibox", at.directory.join("old-plugin")).unwrap();
     let said = at.install(&[]);
     assert!(said.contains("old-plugin     removed"), "{said}");
-    assert!(!exists(at.folder.join("old-plugin")));
+    assert!(!exists(at.directory.join("old-plugin")));
     // A manifest must not lead outside the directory.
     json["files"][0]["name"] = "../escaped".into();
     fs::write(&manifest, json.to_string()).unwrap();

@@ -33,9 +33,9 @@ fn ipam(node: &Node, line: &str) -> Call {
 fn gc(node: &Node, line: &str) -> Call {
     let [dir, conf, cache] =
         ["leases", "net.d", "cache"].map(|name| node.path(name).display().to_string());
-    let folders = ["--data-dir", &dir, "--conf-dir", &conf, "--cache-dir", &cache];
+    let directories = ["--data-dir", &dir, "--conf-dir", &conf, "--cache-dir", &cache];
     let words: Vec<&str> =
-        ["gc"].into_iter().chain(line.split_whitespace()).chain(folders).collect();
+        ["gc"].into_iter().chain(line.split_whitespace()).chain(directories).collect();
     node.cnibox(&words)
 }
 
@@ -180,7 +180,7 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
     });
     let dry = ends_with(1, &gc(&node, "--dry-run"));
-    // The default folder of leases, which is this machine's, is looked into as well.
+    // The default directory of leases, which is this machine's, is looked into as well.
     let own = dry.stdout.lines().filter(|line| line.contains(" 203.0.113."));
     let own = own.collect::<Vec<_>>().join("\n") + "\n";
     assert_eq!(own, dry_line("more") + &dry_line("pods"));
@@ -222,7 +222,7 @@ fn each_data_dir_of_this_node_is_looked_into() {
         (networks(&outcome), &*outcome.stderr),
         (vec!["own true".into(), "state true".into()], "")
     );
-    // Only the cache, whose configurations tenants may write, names the folders.
+    // Only the cache, whose configurations tenants may write, names the directories.
     fs::remove_dir_all(&net_d).unwrap();
     let outcome = ipam(&["ls", "--json"]);
     assert_eq!(networks(&outcome), ["state true"]);

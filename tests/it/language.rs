@@ -1,5 +1,5 @@
-//! One language for all tools: the same options, exit statuses and keys of JSON, and the words of the release before, which
-//! still work and say so.
+//! One language for all tools: the same options, exit statuses and keys of JSON, and the words of the release before,
+//! which still work and say so.
 
 use std::fs;
 
@@ -34,12 +34,12 @@ impl Ground {
         ground
     }
 
-    /// A tool with the folders of this node.
+    /// A tool with the directories of this node.
     fn tool(&self, line: &str) -> Call {
         let [conf, cache, leases] =
             ["net.d", "cache", "leases"].map(|name| self.node.path(name).display().to_string());
         let mut words: Vec<&str> = line.split_whitespace().collect();
-        let folders = match words[0] {
+        let directories = match words[0] {
             "gc" | "ipam" | "doctor" => {
                 vec!["--conf-dir", &conf, "--cache-dir", &cache, "--data-dir", &leases]
             }
@@ -47,7 +47,7 @@ impl Ground {
             "repair" => vec!["--cache-dir", &cache],
             _ => Vec::new(),
         };
-        words.extend(folders);
+        words.extend(directories);
         self.node.cnibox(&words).env("CNI_PATH", &self.node.bin().display().to_string())
     }
 

@@ -19,14 +19,14 @@ pub(crate) struct Subject {
     pub(crate) remove_remainder: fn(&Node),
 }
 
-/// The results in the directory `golden/$folder`, by version.
+/// The results in the directory `golden/$directory`, by version.
 macro_rules! golden {
-    ($folder:literal) => {
+    ($directory:literal) => {
         |version: &str| match version {
-            "0.1.0" | "0.2.0" => include_str!(concat!("golden/", $folder, "/0.1.json")),
-            "1.0.0" => include_str!(concat!("golden/", $folder, "/1.0.json")),
-            "1.1.0" => include_str!(concat!("golden/", $folder, "/1.1.json")),
-            _ => include_str!(concat!("golden/", $folder, "/0.3.json")),
+            "0.1.0" | "0.2.0" => include_str!(concat!("golden/", $directory, "/0.1.json")),
+            "1.0.0" => include_str!(concat!("golden/", $directory, "/1.0.json")),
+            "1.1.0" => include_str!(concat!("golden/", $directory, "/1.1.json")),
+            _ => include_str!(concat!("golden/", $directory, "/0.3.json")),
         }
     };
 }

@@ -28,11 +28,11 @@ fn list(name: &str, plugins: &Value) -> String {
 
 /// The output of lint for the directory's files, without the directory's name.
 fn run(node: &Node, args: &[&str]) -> (Option<i32>, String) {
-    let folder = node.path("net.d").display().to_string();
+    let directory = node.path("net.d").display().to_string();
     let Outcome { status, stdout, stderr } =
-        cnibox(node, &[&["lint", &folder], args].concat()).run();
+        cnibox(node, &[&["lint", &directory], args].concat()).run();
     assert_eq!(stderr, "");
-    (status, stdout.replace(&format!("{folder}/"), "").replace(&folder, "DIR"))
+    (status, stdout.replace(&format!("{directory}/"), "").replace(&directory, "DIR"))
 }
 
 fn bridge(ipam: &Value) -> Value {
@@ -314,18 +314,18 @@ fn networks_are_compared() {
     for (file, name, subnet) in networks {
         write(&node, file, &list(name, &json!([bridge(&pool(subnet))])));
     }
-    let folder = node.path("net.d").display().to_string();
+    let directory = node.path("net.d").display().to_string();
     let said = "20-b.conflist:1:23: warning: subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in 10-a.conflist; two containers may get the same address: choose another subnet\n\
         30-a.conflist:1:23: warning: network \"a\" is already in 10-a.conflist; runtimes use the first of them: rename or remove one\n";
     assert_eq!(run(&node, &["--offline"]), (Some(1), said.to_owned()));
     let object = |file: &str, network: &str, message: String, remedy: &str| {
-        json!({"file": format!("{folder}/{file}"), "network": network, "line": 1, "column": 23,
-            "object": format!("{folder}/{file}:1:23"), "severity": "warning", "problem": message,
+        json!({"file": format!("{directory}/{file}"), "network": network, "line": 1, "column": 23,
+            "object": format!("{directory}/{file}:1:23"), "severity": "warning", "problem": message,
             "message": message, "remedy": remedy})
     };
-    let printed = cnibox(&node, &["lint", &folder, "--offline", "--json"]).run().stdout;
+    let printed = cnibox(&node, &["lint", &directory, "--offline", "--json"]).run().stdout;
     let overlap = format!(
-        "subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {folder}/10-a.conflist"
+        "subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {directory}/10-a.conflist"
     );
     assert_eq!(
         serde_json::from_str::<Value>(&printed).unwrap(),
@@ -339,7 +339,7 @@ fn networks_are_compared() {
             object(
                 "30-a.conflist",
                 "a",
-                format!("network \"a\" is already in {folder}/10-a.conflist"),
+                format!("network \"a\" is already in {directory}/10-a.conflist"),
                 "runtimes use the first of them: rename or remove one"
             ),
         ])
@@ -424,14 +424,14 @@ fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
 #[test]
 fn cnitool_validates_by_it_and_install_refuses() {
     let node = Node::new();
-    let folder = node.path("net.d").display().to_string();
+    let directory = node.path("net.d").display().to_string();
     let bad = list("bad", &json!([merged(&bridge(&pool("10.88.0.0/16")), &json!({"mtu": "15"}))]));
     let odd = list("odd", &json!([merged(&bridge(&pool("10.89.0.0/16")), &json!({"mut": 1500}))]));
     let (bad, odd) = (write(&node, "10-bad.conflist", &bad), write(&node, "20-odd.conflist", &odd));
     let validate = |name| {
-        let args = ["cnitool", "validate", name, "--conf-dir", &folder];
+        let args = ["cnitool", "validate", name, "--conf-dir", &directory];
         let Outcome { status, stdout, stderr } = cnibox(&node, &args).run();
-        (status, stdout, stderr.replace(&format!("{folder}/"), ""))
+        (status, stdout, stderr.replace(&format!("{directory}/"), ""))
     };
     let (status, stdout, stderr) = validate("bad");
     assert_eq!((status, stdout.as_str()), (Some(1), ""));

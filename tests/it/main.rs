@@ -53,11 +53,11 @@
 //! | `takeover` | each implementation checks and deletes what the other added |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
-//! | `tenant` | folders and files that the author of a configuration names |
+//! | `tenant` | directories and files that the author of a configuration names |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
 //! | `tap` | tap devices, and programs that read and write Ethernet frames |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
-//! | `install` | `cnibox install` and `uninstall`, on folders in use |
+//! | `install` | `cnibox install` and `uninstall`, on directories in use |
 //! | `bandwidth` | limits: measured, in every version, compatibility |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
 //! | `behind` | the verbs of a plugin chained behind bridge in the container, for every version |

@@ -330,7 +330,8 @@ fn a_back_end_is_checked_early_and_by_status() {
     }
 }
 
-/// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and ADD say so if it is configured.
+/// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and ADD say so if it is
+/// configured.
 #[test]
 fn an_iptables_without_comments_is_not_chosen() {
     let node = Node::new();

@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// A node with the reference plugins in a directory, a network that uses them, and another host.
 struct Site {
     node: Node,
-    folder: PathBuf,
+    directory: PathBuf,
     outside: Container,
 }
 
@@ -35,13 +35,13 @@ struct Pod {
 }
 
 impl Site {
-    fn new(folder: PathBuf, node: Node) -> Site {
+    fn new(directory: PathBuf, node: Node) -> Site {
         let outside = Container::new();
         node.sh(&format!("ip link add out0 type veth peer name eth0 netns {}", outside.path()));
         node.sh("ip addr add 192.0.2.1/24 dev out0; ip link set out0 up");
         outside.sh("ip addr add 192.0.2.2/24 dev eth0");
         outside.sh("ip link set eth0 up");
-        let site = Site { node, folder, outside };
+        let site = Site { node, directory, outside };
         let list = json!({"cniVersion": "0.4.0", "name": "pods", "plugins": [
             {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
                 "hairpinMode": true, "ipam": site.ipam()},
@@ -72,7 +72,7 @@ impl Site {
         self.node
             .tool("cnitool", &[verb, "pods", netns, "--cache-dir", &cache])
             .env("NETCONFPATH", &self.state("net.d"))
-            .env("CNI_PATH", &self.folder.display().to_string())
+            .env("CNI_PATH", &self.directory.display().to_string())
             .env("CAP_ARGS", &ports.to_string())
     }
 
@@ -115,18 +115,18 @@ impl Site {
         assert_eq!(pod.container.sysctl("net/core/somaxconn"), "500");
     }
 
-    /// `cnibox <command> <folder>`.
+    /// `cnibox <command> <directory>`.
     #[track_caller]
     fn cnibox(&self, command: &str) {
-        let folder = self.folder.display().to_string();
-        let call = self.node.tool("cnibox", &[command, &folder]).program(executable());
+        let directory = self.directory.display().to_string();
+        let call = self.node.tool("cnibox", &[command, &directory]).program(executable());
         call.without("DESTDIR").printed();
     }
 
     #[track_caller]
     fn plugins_are_cnibox(&self, expected: bool) {
         for name in ["bridge", "host-local", "portmap", "firewall", "tuning"] {
-            let about = self.node.tool(name, &[]).program(self.folder.join(name)).run().stderr;
+            let about = self.node.tool(name, &[]).program(self.directory.join(name)).run().stderr;
             assert_eq!(about.contains("+cnibox."), expected, "{name}: {about}");
         }
     }
@@ -136,10 +136,10 @@ impl Site {
 fn there_and_back(fill: impl Fn(&Path, &Path)) {
     let Some(reference) = peer("migration") else { return };
     let node = Node::new();
-    let folder = node.path("plugins");
-    fs::create_dir(&folder).unwrap();
-    fill(&reference, &folder);
-    let site = Site::new(folder, node);
+    let directory = node.path("plugins");
+    fs::create_dir(&directory).unwrap();
+    fill(&reference, &directory);
+    let site = Site::new(directory, node);
     site.plugins_are_cnibox(false);
     // The bridge and the shared chains persist, so they are created before the snapshot.
     let empty = {
@@ -186,10 +186,10 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     site.del(&last);
     // Uninstallation has removed the records that DEL of the reference does not know.
     drop(new);
-    let folders = ["cache", "net.d", "leases"].map(|name| site.state(name));
-    let [cache, net_d, leases] = &folders;
+    let directories = ["cache", "net.d", "leases"].map(|name| site.state(name));
+    let [cache, net_d, leases] = &directories;
     let gc = ["gc", "--cache-dir", cache, "--conf-dir", net_d, "--data-dir", leases];
-    let cni_path = site.folder.display().to_string();
+    let cni_path = site.directory.display().to_string();
     let said =
         site.node.tool("cnibox", &gc).program(executable()).env("CNI_PATH", &cni_path).printed();
     assert_eq!(said, "no dead attachment was found\n");
@@ -204,23 +204,23 @@ fn names(reference: &Path) -> impl Iterator<Item = String> {
 /// The layout of the reference's archive, Debian's package and `kubernetes-cni`: one file per
 /// plugin.
 #[test]
-fn from_a_folder_of_files() {
-    there_and_back(|reference, folder| {
+fn from_a_directory_of_files() {
+    there_and_back(|reference, directory| {
         for name in names(reference) {
-            fs::copy(reference.join(&name), folder.join(&name)).unwrap();
+            fs::copy(reference.join(&name), directory.join(&name)).unwrap();
         }
     });
 }
 
 /// k3s: a directory of links into another directory that belongs to the release.
 #[test]
-fn from_a_folder_of_links() {
-    there_and_back(|reference, folder| {
-        let data = folder.with_file_name("data");
+fn from_a_directory_of_links() {
+    there_and_back(|reference, directory| {
+        let data = directory.with_file_name("data");
         fs::create_dir(&data).unwrap();
         for name in names(reference) {
             fs::copy(reference.join(&name), data.join(&name)).unwrap();
-            symlink(data.join(&name), folder.join(&name)).unwrap();
+            symlink(data.join(&name), directory.join(&name)).unwrap();
         }
     });
 }

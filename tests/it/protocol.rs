@@ -320,7 +320,7 @@ fn a_runtime_with_set_user_id_is_served() {
     };
     assert_eq!(call("ptp", "VERSION").run().status, Some(0));
     call("ptp", "ADD").result();
-    // Also without the folders of root's programs in PATH.
+    // Also without the directories of root's programs in PATH.
     let narrow = call("ptp", "DEL").env("PATH", "/usr/bin:/bin").run();
     assert_eq!(narrow.status, Some(0), "{narrow:?}");
     assert_eq!(node.leases("n"), [""; 0]);

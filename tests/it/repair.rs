@@ -57,8 +57,8 @@ impl Ward {
         Running::start(&self.cnibox(&["repair", "--watch"]))
     }
 
-    /// Whether all containers reach the gateway: one reply is enough. After a failed neighbour resolution, the kernel retries
-    /// after one second.
+    /// Whether all containers reach the gateway: one reply is enough. After a failed neighbour resolution, the kernel
+    /// retries after one second.
     fn all_reach_the_gateway(&self) -> bool {
         self.pods.iter().all(|pod| pod.try_sh("ping -n -c 4 -i 0.5 -W 1 10.88.0.1"))
     }
@@ -90,7 +90,7 @@ fn a_deleted_bridge_comes_back_with_all_of_its_ports() {
     }
 }
 
-/// Nomad starts each file of its plugin folder without arguments, to see which plugin it is.
+/// Nomad starts each file of its plugin directory without arguments, to see which plugin it is.
 #[test]
 fn a_link_without_arguments_only_prints() {
     let ward = ward(&json!({}), 1);
@@ -291,14 +291,15 @@ fn watch_goes_on_as_the_executable_that_replaced_its_own() {
     watch.ends();
 }
 
-/// Nor does a watch that keeps the folder put its own release back.
+/// Nor does a watch that keeps the directory put its own release back.
 #[test]
-fn watch_that_keeps_the_folder_becomes_the_new_release() {
+fn watch_that_keeps_the_directory_becomes_the_new_release() {
     let ward = ward(&json!({}), 1);
-    let [folder, new] = ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
-    ward.node.cnibox(&["install", &folder]).without("DESTDIR").printed();
+    let [directory, new] =
+        ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
+    ward.node.cnibox(&["install", &directory]).without("DESTDIR").printed();
     let program = ward.node.path("plugins/cnibox");
-    let args = ["repair", "--watch", "--install", &folder, "--plugin-path", &folder];
+    let args = ["repair", "--watch", "--install", &directory, "--plugin-path", &directory];
     let cache = ward.node.path("cache").display().to_string();
     let watch = ward.node.cnibox(&[&args[..], &["--cache-dir", &cache]].concat());
     let watch = Running::start(&watch.program(&program));
@@ -306,17 +307,18 @@ fn watch_that_keeps_the_folder_becomes_the_new_release() {
         || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
     eventually("it sleeps", || watch.sleeps());
     // Another executable of the same release.
-    ward.node.sh(&format!("cp {folder}/cnibox {new} && echo >>{new} && mv {new} {folder}/cnibox"));
+    ward.node
+        .sh(&format!("cp {directory}/cnibox {new} && echo >>{new} && mv {new} {directory}/cnibox"));
     let size = || std::fs::metadata(&program).unwrap().len();
     let upgraded = size();
-    eventually("it is the new one", || executable() == format!("{folder}/cnibox"));
+    eventually("it is the new one", || executable() == format!("{directory}/cnibox"));
     eventually("it sleeps", || watch.sleeps());
-    ward.node.sh(&format!("rm {folder}/portmap; ip link del cni0"));
-    eventually("the folder is kept", || program.with_file_name("portmap").exists());
+    ward.node.sh(&format!("rm {directory}/portmap; ip link del cni0"));
+    eventually("the directory is kept", || program.with_file_name("portmap").exists());
     eventually("traffic", || ward.pods[0].try_sh("ping -n -c 1 -W 3 10.88.0.1"));
     assert_eq!(size(), upgraded, "the new one stays");
     // What is no cnibox is not executed.
-    ward.node.sh(&format!("cp /bin/true {new} && mv {new} {folder}/cnibox"));
+    ward.node.sh(&format!("cp /bin/true {new} && mv {new} {directory}/cnibox"));
     eventually("it is healed", || size() == upgraded);
     watch.ends();
 }

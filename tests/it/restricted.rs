@@ -59,7 +59,8 @@ fn a_node_without_ipv6_hears_nothing_of_it() {
     }
 }
 
-/// Attaches and detaches a container in a user namespace whose `/run` belongs to another user. `$0` is the folder of plugins.
+/// Attaches and detaches a container in a user namespace whose `/run` belongs to another user. `$0` is the directory of
+/// plugins.
 const ROOTLESS: &str = r#"
 set -e
 ip link set lo up
@@ -85,17 +86,17 @@ echo "$bridge,\"prevResult\":$prev}" | CNI_COMMAND=DEL $0/bridge
 #[test]
 fn a_rootless_runtime_hears_no_warnings() {
     let node = Node::new();
-    // For a user who may read neither the folder of the test nor the one of the build.
-    let folder = node.sh("mktemp -d").trim().to_owned();
-    fs::copy(executable(), format!("{folder}/cnibox")).unwrap();
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    // For a user who may read neither the directory of the test nor the one of the build.
+    let directory = node.sh("mktemp -d").trim().to_owned();
+    fs::copy(executable(), format!("{directory}/cnibox")).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
     for name in ["bridge", "portmap", "firewall", "host-local"] {
-        std::os::unix::fs::symlink("cnibox", format!("{folder}/{name}")).unwrap();
+        std::os::unix::fs::symlink("cnibox", format!("{directory}/{name}")).unwrap();
     }
-    node.sh(&format!("mkdir {folder}/leases && chown 65534:65534 {folder}/leases"));
+    node.sh(&format!("mkdir {directory}/leases && chown 65534:65534 {directory}/leases"));
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-rnm"];
-    let call = node.tool("cnitool", &[]).program(&folder);
+    let call = node.tool("cnitool", &[]).program(&directory);
     let outcome = call.under(&[&user[..], &["sh", "-c", ROOTLESS]].concat()).run();
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
     assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
 }

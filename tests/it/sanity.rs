@@ -22,17 +22,17 @@ use crate::node::executable;
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
     lane::begin_test();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut install = Command::new(executable());
-    let output = install.args(["install", "--no-verify"]).arg(folder.path()).output().unwrap();
+    let output = install.args(["install", "--no-verify"]).arg(directory.path()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    folder
+    directory
 }
 
 /// The exit status and the report of a run.
-fn sanity(folder: &Path, args: &[&str]) -> (Option<i32>, Value) {
+fn sanity(directory: &Path, args: &[&str]) -> (Option<i32>, Value) {
     let mut command = Command::new(cni_sanity());
-    let output = command.args(["--format", "json"]).args(args).arg(folder).output().unwrap();
+    let output = command.args(["--format", "json"]).args(args).arg(directory).output().unwrap();
     let report = serde_json::from_slice(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     (output.status.code(), report.unwrap_or_else(|error| panic!("{error}: {stderr}")))
@@ -63,8 +63,8 @@ fn is_known(verdict: &Value) -> bool {
 }
 
 fn assert_sound(args: &[&str], types: usize) {
-    let folder = sound();
-    let (status, report) = sanity(folder.path(), args);
+    let directory = sound();
+    let (status, report) = sanity(directory.path(), args);
     let failures: Vec<&Value> = report["verdicts"]
         .as_array()
         .unwrap()
@@ -105,11 +105,11 @@ fn plugins_that_need_kernel_modules_conform() {
 
 /// A plugin directory with the mutant; the other types are correct.
 fn make(mutant: &Mutant, sound: &Path) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(sound).unwrap() {
         let name = entry.unwrap().file_name();
         if name != mutant.kind {
-            symlink(sound.join(&name), folder.path().join(&name)).unwrap();
+            symlink(sound.join(&name), directory.path().join(&name)).unwrap();
         }
     }
     let real = sound.join(mutant.kind).display().to_string();
@@ -121,15 +121,15 @@ fn make(mutant: &Mutant, sound: &Path) -> TempDir {
          inside() {{ nsenter --net=\"$CNI_NETNS\" \"$@\"; }}\n\
          case $CNI_COMMAND in\n{verb}) {body} ;;\n*) run ;;\nesac\n"
     );
-    let path = folder.path().join(mutant.kind);
+    let path = directory.path().join(mutant.kind);
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    folder
+    directory
 }
 
 /// Returns `Ok` if the suite detects the defect, otherwise the assertions that failed instead.
 fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
-    let folder = make(mutant, sound);
+    let directory = make(mutant, sound);
     let args = [
         "--type",
         mutant.kind,
@@ -141,7 +141,7 @@ fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
         "--jobs",
         "1",
     ];
-    let (_, report) = sanity(folder.path(), &args);
+    let (_, report) = sanity(directory.path(), &args);
     let failed = failed(&report);
     if failed.contains(&format!("\"{}\"", mutant.seen)) {
         return Ok(());
@@ -180,11 +180,11 @@ fn fail_fast_ends_at_the_first_failure() {
         clause: None,
     };
     let sound = sound();
-    let folder = make(&mutant, sound.path());
+    let directory = make(&mutant, sound.path());
     let args = ["--type", "bridge", "--cni-version", "1.1.0", "--only", "del.", "--jobs", "1"];
-    let (status, report) = sanity(folder.path(), &args);
+    let (status, report) = sanity(directory.path(), &args);
     assert!(status == Some(1) && failed(&report).len() > 1, "{report}");
-    let (status, report) = sanity(folder.path(), &[&args[..], &["--fail-fast"]].concat());
+    let (status, report) = sanity(directory.path(), &[&args[..], &["--fail-fast"]].concat());
     assert_eq!((status, failed(&report).len()), (Some(1), 1), "{report}");
 }
 
@@ -247,9 +247,10 @@ fn a_version_that_is_not_listed_is_a_failure() {
             seen: "version.supports-configured",
             clause: None,
         };
-        let folder = make(&mutant, sound.path());
+        let directory = make(&mutant, sound.path());
         let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
-        let (status, report) = sanity(folder.path(), &[&types[..], &["--only", "stdin."]].concat());
+        let (status, report) =
+            sanity(directory.path(), &[&types[..], &["--only", "stdin."]].concat());
         assert_eq!(status, Some(1), "{body}");
         assert!(failed(&report).contains("\"version.supports-configured\""), "{body}");
     }

@@ -1,5 +1,5 @@
-//! Every feature that keeps state of all attachments at 1, 20 and 200, each call a process of its own: ADD, CHECK and GC
-//! succeed, what DEL or GC leaves is what was there before, and the cost of a call does not grow.
+//! Every feature that keeps state of all attachments at 1, 20 and 200, each call a process of its own: ADD, CHECK and
+//! GC succeed, what DEL or GC leaves is what was there before, and the cost of a call does not grow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -305,7 +305,7 @@ fn grow(feature: &'static Feature, sizes: &[usize]) {
     let node = Node::new();
     let (containers, results, costs) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     let mut run = Run { node: &node, feature, containers, results, costs };
-    // What remains permanently: bridges, empty tables, folders.
+    // What remains permanently: bridges, empty tables, directories.
     run.fill(0..1);
     let end = sizes.last().unwrap() + 2;
     if ["bridges", "iptables"].contains(&feature.name) {
@@ -384,14 +384,14 @@ soak! {
 #[test]
 fn two_hundred_cached_attachments() {
     let node = Node::new();
-    let folder = node.path("net.d");
-    fs::create_dir(&folder).unwrap();
+    let directory = node.path("net.d");
+    fs::create_dir(&directory).unwrap();
     let conf = chain(&node, 0);
-    fs::write(folder.join("10-n.conflist"), conf.to_string()).unwrap();
+    fs::write(directory.join("10-n.conflist"), conf.to_string()).unwrap();
     let cache = node.path("cache").display().to_string();
-    let folder = folder.display().to_string();
+    let directory = directory.display().to_string();
     let tool = |name: &str, args: &[&str]| {
-        let call = node.tool(name, args).env("NETCONFPATH", &folder);
+        let call = node.tool(name, args).env("NETCONFPATH", &directory);
         call.program(executable()).env("CNI_PATH", &node.bin().display().to_string())
     };
     let cnitool = |verb: &str, container: &Container| {
@@ -400,7 +400,8 @@ fn two_hundred_cached_attachments() {
     };
     let doctor = || {
         let leases = node.path("leases").display().to_string();
-        let args = ["doctor", "--cache-dir", &cache, "--conf-dir", &folder, "--data-dir", &leases];
+        let args =
+            ["doctor", "--cache-dir", &cache, "--conf-dir", &directory, "--data-dir", &leases];
         tool("cnibox", &args).run()
     };
     let mut containers: Vec<Container> = Vec::new();

@@ -209,7 +209,7 @@ impl Try {
         fs::write(node.path("net.d/10.conflist"), list).unwrap();
         let cnitool = |args: &[&str]| -> Call {
             let below = |name: &str| node.path(name).display().to_string();
-            let folders = [
+            let directories = [
                 "--conf-dir",
                 &below("net.d"),
                 "--cache-dir",
@@ -217,7 +217,7 @@ impl Try {
                 "--plugin-path",
                 &below("bin"),
             ];
-            node.tool("cnitool", &[args, &folders].concat())
+            node.tool("cnitool", &[args, &directories].concat())
                 .program(executable())
                 .without("CNI_PATH")
         };

@@ -131,7 +131,7 @@ fn cases_of(feature: KernelFeature) -> Vec<Case> {
     }
 }
 
-/// A node, and the reference's folder.
+/// A node, and the reference's directory.
 struct Site<'c> {
     node: Node,
     reference: PathBuf,
@@ -184,8 +184,8 @@ impl<'c> Site<'c> {
         match side {
             Side::Ours => call,
             Side::Reference => {
-                let folder = self.reference.display().to_string();
-                call.program(self.reference.join(plugin)).env("CNI_PATH", &folder)
+                let directory = self.reference.display().to_string();
+                call.program(self.reference.join(plugin)).env("CNI_PATH", &directory)
             }
         }
     }

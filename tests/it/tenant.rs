@@ -1,5 +1,5 @@
-//! What the author of a network configuration can name: folders of state, files, and what a pod that runs as uid 0 puts
-//! there.
+//! What the author of a network configuration can name: directories of state, files, and what a pod that runs as uid 0
+//! puts there.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node, exists};
 
-/// A volume of a pod: a folder of uid 0 that nobody else can write to.
+/// A volume of a pod: a directory of uid 0 that nobody else can write to.
 fn volume(node: &Node) -> PathBuf {
     let dir = node.path("volume");
     fs::create_dir(&dir).unwrap();
@@ -94,7 +94,7 @@ fn tuning_has_no_backups_in_a_volume() {
     let msg = format!("{} is not below /run/cni or /var/lib/cni", refusal(&dir));
     assert_eq!(error.brief(), (7, msg.as_str()));
     assert_eq!(net.call("STATUS", "").error().brief(), (50, msg.as_str()));
-    // What needs no backup needs no folder.
+    // What needs no backup needs no directory.
     let sysctl = json!({"sysctl": {"net.core.somaxconn": "500"}, "mtu": 0});
     net.with(&sysctl).on("ADD", &container).result();
     fs::write(dir.join("c1_eth0.json"), r#"{"mtu":1280,"network":"net"}"#).unwrap();
@@ -122,7 +122,7 @@ fn flannel_executes_nothing_that_a_volume_says() {
     let msg = format!("{} is not below /run/cni or /var/lib/cni", refusal(&dir));
     assert_eq!(error.brief(), (7, msg.as_str()));
     assert_eq!(net.call("STATUS", "").error().code, 50);
-    // An attachment of a release that accepted the folder.
+    // An attachment of a release that accepted the directory.
     let prev = usual.add(&container);
     fs::remove_file("/var/lib/cni/flannel/c1").unwrap();
     fs::write(dir.join("c1"), r#"{"cniVersion":"1.1.0","name":"net","type":"pwn"}"#).unwrap();
@@ -141,7 +141,7 @@ fn flannel_executes_nothing_that_a_volume_says() {
 }
 
 #[test]
-fn folders_of_others_are_refused_and_links_of_root_followed() {
+fn directories_of_others_are_refused_and_links_of_root_followed() {
     let node = Node::new();
     let (container, prev) = pod(&node);
     let disk = node.path("disk");
@@ -182,7 +182,7 @@ fn folders_of_others_are_refused_and_links_of_root_followed() {
 }
 
 #[test]
-fn host_local_takes_any_absolute_folder() {
+fn host_local_takes_any_absolute_directory() {
     let node = Node::new();
     let ipam = node.host_local(&["10.1.2.0/24"]);
     let net = |dir: &str| {
@@ -200,7 +200,8 @@ fn host_local_takes_any_absolute_folder() {
     net(&anywhere).call("DEL", "c1").ok();
 }
 
-/// A FIFO, an endless device and a huge file in place of each file that a configuration or a folder of state leads to.
+/// A FIFO, an endless device and a huge file in place of each file that a configuration or a directory of state leads
+/// to.
 #[test]
 fn no_call_waits_for_or_swallows_what_is_no_file() {
     for make in ["mkfifo", "ln -sf /dev/zero", "truncate -s 3G"] {

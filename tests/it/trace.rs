@@ -322,7 +322,7 @@ fn stats_for_people_and_for_prometheus() {
 }
 
 #[test]
-fn a_folder_that_others_may_write_to_is_not_used() {
+fn a_directory_that_others_may_write_to_is_not_used() {
     let (node, container) = (Node::new(), Container::new());
     node.sh("chmod 777 /run/cnibox");
     let call = add(&node, &container).env("CNI_LOG", "trace");

@@ -3,11 +3,12 @@
 //! addresses, routes and leases exist, and who reaches whom, seen as which address. Differences must be in [`KNOWN`],
 //! which are rows of docs/parity.md. At the end, nothing may be left on the node of cnibox.
 //!
-//! Release 0.2.0 differed in 53 of the 200 sequences: it took over host routes (seeds 26, 64, 66), deleted a second interface with the same MAC address (145,
-//! 184), ended masquerading of an address that another container had as well (73, 125, 192), released valid leases at GC (62, 67, 79), refused at
-//! CHECK what the reference had added (21, 40, 54, 77, 87), and kept what tuning had changed under the former name of the network (110, 113).
+//! Release 0.2.0 differed in 53 of the 200 sequences: it took over host routes (seeds 26, 64, 66), deleted a second
+//! interface with the same MAC address (145, 184), ended masquerading of an address that another container had as well
+//! (73, 125, 192), released valid leases at GC (62, 67, 79), refused at CHECK what the reference had added (21, 40, 54,
+//! 77, 87), and kept what tuning had changed under the former name of the network (110, 113).
 //!
-//! `REF` is the folder of the reference plugins; by default `PEER` or Debian's (`compare::peer`). `CNIBOX_TWINS_SEED=n`
+//! `REF` is the directory of the reference plugins; by default `PEER` or Debian's (`compare::peer`). `CNIBOX_TWINS_SEED=n`
 //! plays only the sequence of this seed, and prints it.
 
 mod generate;
@@ -116,8 +117,8 @@ impl Case<'_> {
             && self.difference.reference.iter().all(|line| line.starts_with("traffic"))
     }
 
-    /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has reclaimed
-    /// it, DEL has deleted it, and it remains with the reference.
+    /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has
+    /// reclaimed it, DEL has deleted it, and it remains with the reference.
     fn concerns_stale_state(&self) -> bool {
         let (_, stale) = self.plan.attached(self.number);
         let is_stale = |line: &str| {
@@ -141,8 +142,8 @@ impl Case<'_> {
             && cnibox.iter().all(|line| self.is_of_former_owner(line) || is_reached(line))
     }
 
-    /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule of
-    /// the former owner of its address, whose namespace ended without DEL.
+    /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule
+    /// of the former owner of its address, whose namespace ended without DEL.
     fn is_of_former_owner(&self, line: &str) -> bool {
         let before = &self.plan.steps[..self.number];
         let has_vanished = before.iter().any(|step| matches!(step.op, Op::Vanish(_)));
@@ -277,10 +278,10 @@ enum Ending {
     Known(&'static str),
 }
 
-/// The folder of the reference plugins.
+/// The directory of the reference plugins.
 fn reference() -> Option<PathBuf> {
     match std::env::var_os("REF") {
-        Some(folder) => Some(folder.into()),
+        Some(directory) => Some(directory.into()),
         None => peer("twins"),
     }
 }

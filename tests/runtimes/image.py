@@ -22,7 +22,7 @@ def layer():
     busybox = shutil.which("busybox")
     tar = archive.Archive()
     for name in ("bin", "etc", "proc", "sys", "dev", "run", "tmp", "www"):
-        tar.folder(name)
+        tar.directory(name)
     tar.file("bin/busybox", archive.read(busybox), 0o755)
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
     for applet in applets.stdout.split():

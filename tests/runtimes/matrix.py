@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """matrix.py BINARY PAGE: runs the checks of run.sh with each installed container runtime, and updates the table in PAGE.
 
-RUNTIMES is a colon-separated list of folders with further runtimes: each folder has the programs of one, such as containerd, ctr and
+RUNTIMES is a colon-separated list of directories with further runtimes: each directory has the programs of one, such as containerd, ctr and
 containerd-shim-runc-v2, and is prepended to PATH. Rows of versions that are not installed are kept."""
 
 import os
@@ -60,7 +60,7 @@ def row(binary, runtime, path):
 
 def main(binary, page):
     paths = [os.environ["PATH"]]
-    paths += [f"{folder}:{paths[0]}" for folder in os.environ.get("RUNTIMES", "").split(":") if folder]
+    paths += [f"{directory}:{paths[0]}" for directory in os.environ.get("RUNTIMES", "").split(":") if directory]
     found = {version(runtime, path): (runtime, path) for path in paths for runtime in RUNTIMES}
     done = [row(binary, runtime, path) for name, (runtime, path) in found.items() if name]
     with open(page, encoding="utf-8") as file:

@@ -1,13 +1,13 @@
 #!/bin/bash
 # node.sh COMMAND...: runs a command as root on a temporary node: private mounts, network, PIDs, cgroups
-# and host name. The machine is not changed except for the folder WORK.
+# and host name. The machine is not changed except for the directory WORK.
 #
 # eth0 of the node has 10.89.0.2 and fd89::2; 10.89.0.1 and fd89::1 belong to another host, the
 # namespace "outside". PLUGINS is mounted at /opt/cni/bin, CONF at /etc/cni/net.d.
 set -eu
 : "${WORK:?}" "${PLUGINS:?}" "${CONF:?}"
 
-# Prints the cgroup folders of this process, one for each hierarchy, version 1 or 2.
+# Prints the cgroup directories of this process, one for each hierarchy, version 1 or 2.
 own_cgroups() {
     while IFS=: read -r _ controllers path; do
         case $controllers in

@@ -50,7 +50,7 @@ check "published after the reload" again page 127.0.0.1:18080
 check "restart" podman restart -t 0 web
 check "published after the restart" again page 127.0.0.1:18080
 
-# The init container of the DaemonSet with its restricted privileges, on a temporary folder in place of the
+# The init container of the DaemonSet with its restricted privileges, on a temporary directory in place of the
 # node's plugins, and the main container of the uninstalling DaemonSet, which only waits.
 if [ -e "$WORK/cnibox.oci.tar" ]; then
     mkdir "$WORK/installed"

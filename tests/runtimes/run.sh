@@ -1,6 +1,6 @@
 #!/bin/bash
 # run.sh PLUGINS [SCENARIO...]: tests containerd and podman with these plugins, each on a temporary node.
-# PLUGINS is the executable of cnibox, or a folder of other plugins. With cnibox and the reference
+# PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox and the reference
 # plugins in PEER, a third scenario switches a node from the reference and back.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
@@ -15,7 +15,7 @@ export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 trap 'rm -rf "$base"' EXIT
 /usr/bin/python3 "$HERE/image.py" "$base/images.tar"
 
-# conf PLUGINS: prints a network of bridge and the chained plugins in the folder.
+# conf PLUGINS: prints a network of bridge and the chained plugins in the directory.
 conf() {
     local chained="" name
     for name in portmap firewall tuning bandwidth; do

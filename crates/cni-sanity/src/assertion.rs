@@ -33,7 +33,7 @@ impl Level {
 pub struct Assertion {
     pub id: &'static str,
     pub level: Level,
-    /// The ids of the clauses in `spec.rs` that it follows from, separated by blanks, the most important first.
+    /// The ids of the clauses in `spec.rs` that it follows from, separated by spaces, the most important first.
     pub clauses: &'static str,
     /// The property.
     pub text: &'static str,

@@ -25,7 +25,7 @@ pub struct Call {
     env: Vec<(String, String)>,
     stdin: Vec<u8>,
     /// A working directory that is deleted before the plugin starts.
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     has_stderr: bool,
 }
 
@@ -49,11 +49,11 @@ impl Call {
             plugin: path.to_owned(),
             env: Vec::new(),
             stdin: conf.to_string().into_bytes(),
-            folder: None,
+            directory: None,
             has_stderr: true,
         };
-        let folder = path.parent().unwrap_or(Path::new(".")).display().to_string();
-        call.env("CNI_COMMAND", verb).env("CNI_PATH", &folder)
+        let directory = path.parent().unwrap_or(Path::new(".")).display().to_string();
+        call.env("CNI_COMMAND", verb).env("CNI_PATH", &directory)
     }
 
     /// Sets a variable; an empty value removes it.
@@ -72,8 +72,8 @@ impl Call {
     }
 
     /// Runs the plugin in a working directory that is created, and deleted before the plugin starts.
-    pub fn in_deleted_folder(mut self, folder: &str) -> Call {
-        self.folder = Some(folder.into());
+    pub fn in_deleted_directory(mut self, directory: &str) -> Call {
+        self.directory = Some(directory.into());
         self
     }
 
@@ -96,13 +96,13 @@ impl Call {
         command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (folder, has_stderr) = (self.folder.clone(), self.has_stderr);
-        if folder.is_some() || !has_stderr {
+        let (directory, has_stderr) = (self.directory.clone(), self.has_stderr);
+        if directory.is_some() || !has_stderr {
             let prepare = move || {
-                if let Some(folder) = &folder {
-                    fs::create_dir_all(folder)?;
-                    std::env::set_current_dir(folder)?;
-                    fs::remove_dir(folder)?;
+                if let Some(directory) = &directory {
+                    fs::create_dir_all(directory)?;
+                    std::env::set_current_dir(directory)?;
+                    fs::remove_dir(directory)?;
                 }
                 if !has_stderr {
                     nix::unistd::close(2)?;

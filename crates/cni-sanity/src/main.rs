@@ -1,4 +1,4 @@
-//! `cni-sanity`: a black-box conformance suite for any folder of CNI plugins.
+//! `cni-sanity`: a black-box conformance suite for any directory of CNI plugins.
 //!
 //! | file | |
 //! | --- | --- |
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Task::Print(text) => print(&text).map(|()| ExitCode::SUCCESS),
         Task::Case(case) => print(&run::child(&case)?).map(|()| ExitCode::SUCCESS),
         Task::Run(options) => test(&options),
-        Task::Scoreboard(folders, options) => scoreboard(&folders, &options),
+        Task::Scoreboard(directories, options) => scoreboard(&directories, &options),
     });
     status.unwrap_or_else(|error| {
         // stderr may be closed.
@@ -79,7 +79,7 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn test(options: &Options) -> Result<ExitCode> {
-    let outcomes = run::all(&options.folder, options)?;
+    let outcomes = run::all(&options.directory, options)?;
     let report = Report { outcomes, expected: options.expected.clone() };
     print(&(options.format)(&report))?;
     if let Some(path) = &options.badge {
@@ -88,14 +88,14 @@ fn test(options: &Options) -> Result<ExitCode> {
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// Tests several folders, and prints the results as Markdown tables.
-fn scoreboard(folders: &[(String, PathBuf)], options: &Options) -> Result<ExitCode> {
+/// Tests several directories, and prints the results as Markdown tables.
+fn scoreboard(directories: &[(String, PathBuf)], options: &Options) -> Result<ExitCode> {
     let mut rows =
         "| plugins | required | recommended | informational |\n| --- | --- | --- | --- |\n"
             .to_owned();
     let mut lists = String::new();
-    for (name, folder) in folders {
-        let report = Report { outcomes: run::all(folder, options)?, expected: Vec::new() };
+    for (name, directory) in directories {
+        let report = Report { outcomes: run::all(directory, options)?, expected: Vec::new() };
         let (row, list) = report.row(name);
         rows += &row;
         lists.extend(["\n## ", name, "\n\n"]);

@@ -18,7 +18,7 @@ use super::{Result, context, netlink};
 const RULE_HANDLE: u16 = 3;
 const RULE_POSITION: u16 = 6;
 
-/// The folder of the containers' network namespaces.
+/// The directory of the containers' network namespaces.
 pub const NAMESPACES: &str = "/run/netns";
 
 /// A link, reduced to what results of plugins contain.
@@ -215,9 +215,9 @@ impl Snapshot {
         Ok(Snapshot(found))
     }
 
-    /// Adds the files below a folder, without the namespaces, which are the suite's own.
-    pub fn add_files(&mut self, folder: &Path) {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    /// Adds the files below a directory, without the namespaces, which are the suite's own.
+    pub fn add_files(&mut self, directory: &Path) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let (path, Ok(kind)) = (entry.path(), entry.file_type()) else { continue };
             if path.starts_with(NAMESPACES) {
                 continue;

@@ -16,11 +16,11 @@ const USAGE: &str = "\
 cni-sanity: tests whether CNI plugins do what the specification says
 
 Usage:
-  cni-sanity [options] FOLDER
-  cni-sanity [options] --scoreboard NAME=FOLDER...
+  cni-sanity [options] DIRECTORY
+  cni-sanity [options] --scoreboard NAME=DIRECTORY...
   cni-sanity --list | --clauses | --explain ID
 
-Each plugin in FOLDER whose type is known is tested in every version that it supports, as root or in a user namespace,
+Each plugin in DIRECTORY whose type is known is tested in every version that it supports, as root or in a user namespace,
 in namespaces of its own: nothing of the machine is touched.
 
 Options:
@@ -49,7 +49,7 @@ Exit status: 0 all that is required holds; 1 something required does not; 2 wron
 /// What is tested, and how it is reported.
 #[derive(Debug)]
 pub struct Options {
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub types: Vec<String>,
     pub profile: Option<Profile>,
     pub only: Option<String>,
@@ -69,7 +69,7 @@ pub struct Options {
 pub enum Task {
     Print(String),
     Run(Options),
-    /// Names and folders.
+    /// Names and directories.
     Scoreboard(Vec<(String, PathBuf)>, Options),
     Case(Case),
 }
@@ -84,7 +84,7 @@ impl Options {
 
 fn read(mut line: Parser) -> Result<Task> {
     let mut options = Options {
-        folder: PathBuf::new(),
+        directory: PathBuf::new(),
         types: Vec::new(),
         profile: None,
         only: None,
@@ -132,17 +132,17 @@ fn read(mut line: Parser) -> Result<Task> {
         return Err("--fail-fast needs --only".into());
     }
     if is_scoreboard {
-        let folders = words.iter().map(|word| {
-            let (name, folder) =
-                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
-            Ok((name.to_owned(), PathBuf::from(folder)))
+        let directories = words.iter().map(|word| {
+            let (name, directory) =
+                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=DIRECTORY"))?;
+            Ok((name.to_owned(), PathBuf::from(directory)))
         });
-        return Ok(Task::Scoreboard(folders.collect::<Result<_>>()?, options));
+        return Ok(Task::Scoreboard(directories.collect::<Result<_>>()?, options));
     }
     match words.as_slice() {
-        [folder] => options.folder = folder.into(),
-        [] => return Err("no folder".into()),
-        _ => return Err("more than one folder".into()),
+        [directory] => options.directory = directory.into(),
+        [] => return Err("no directory".into()),
+        _ => return Err("more than one directory".into()),
     }
     Ok(Task::Run(options))
 }

@@ -83,9 +83,9 @@ fn ranges(kind: &str) -> Value {
     }
 }
 
-/// host-local, or an empty object if the folder lacks it.
-pub fn ipam(folder: &Path, kind: &str) -> Value {
-    if !folder.join("host-local").exists() {
+/// host-local, or an empty object if the directory lacks it.
+pub fn ipam(directory: &Path, kind: &str) -> Value {
+    if !directory.join("host-local").exists() {
         return json!({});
     }
     let routes = match kind {
@@ -96,7 +96,7 @@ pub fn ipam(folder: &Path, kind: &str) -> Value {
 }
 
 /// A configuration of a known type.
-pub fn configuration(kind: &Kind, version: &str, folder: &Path) -> Value {
+pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
     let own = match kind.name {
         "bridge" => {
             json!({"bridge": "sanity0", "isGateway": true, "isDefaultGateway": false, "ipMasq": true})
@@ -128,7 +128,7 @@ pub fn configuration(kind: &Kind, version: &str, folder: &Path) -> Value {
     };
     let mut all = json!({"cniVersion": version, "name": "sanity", "type": kind.name});
     if kind.has_ipam {
-        all["ipam"] = ipam(folder, kind.name);
+        all["ipam"] = ipam(directory, kind.name);
     }
     merge(&mut all, own);
     all

@@ -37,36 +37,36 @@ impl Recorded {
     }
 }
 
-/// A recorder in its own folder.
+/// A recorder in its own directory.
 #[derive(Debug)]
 pub struct Recorder {
-    pub folder: PathBuf,
+    pub directory: PathBuf,
 }
 
 impl Recorder {
-    /// Installs a recorder into a new folder.
-    pub fn install(folder: &str) -> Result<Recorder> {
-        let folder = PathBuf::from(folder);
-        fs::create_dir_all(&folder)?;
-        context(fs::copy("/proc/self/exe", folder.join(NAME)), &format!("install {NAME}"))?;
-        Ok(Recorder { folder })
+    /// Installs a recorder into a new directory.
+    pub fn install(directory: &str) -> Result<Recorder> {
+        let directory = PathBuf::from(directory);
+        fs::create_dir_all(&directory)?;
+        context(fs::copy("/proc/self/exe", directory.join(NAME)), &format!("install {NAME}"))?;
+        Ok(Recorder { directory })
     }
 
     /// Sets the answer to a verb.
     pub fn answers(&self, verb: &str, status: u8, stdout: &str) -> Result<()> {
-        Ok(fs::write(self.folder.join(verb), format!("{status}\n{stdout}"))?)
+        Ok(fs::write(self.directory.join(verb), format!("{status}\n{stdout}"))?)
     }
 
     /// The calls of a verb since the last [`Recorder::forget`].
     pub fn calls(&self, verb: &str) -> Vec<Recorded> {
-        let text = fs::read_to_string(self.folder.join("calls")).unwrap_or_default();
+        let text = fs::read_to_string(self.directory.join("calls")).unwrap_or_default();
         let all = text.lines().filter_map(|line| serde_json::from_str::<Recorded>(line).ok());
         all.filter(|call| call.variable("CNI_COMMAND") == verb).collect()
     }
 
     /// The verbs since the last [`Recorder::forget`], for details.
     pub fn verbs(&self) -> String {
-        let text = fs::read_to_string(self.folder.join("calls")).unwrap_or_default();
+        let text = fs::read_to_string(self.directory.join("calls")).unwrap_or_default();
         let all = text.lines().filter_map(|line| serde_json::from_str::<Recorded>(line).ok());
         let verbs: Vec<String> = all.map(|call| call.variable("CNI_COMMAND").to_owned()).collect();
         if verbs.is_empty() {
@@ -78,7 +78,7 @@ impl Recorder {
     /// Deletes the recorded calls.
     pub fn forget(&self) {
         // The file does not exist before the first call.
-        drop(fs::remove_file(self.folder.join("calls")));
+        drop(fs::remove_file(self.directory.join("calls")));
     }
 }
 
@@ -104,11 +104,11 @@ fn record() -> std::io::Result<ExitCode> {
     let stdin = serde_json::from_str(&text).unwrap_or_default();
     let line = serde_json::to_string(&Recorded { env, stdin })?;
     let exe = env::current_exe()?;
-    let folder = exe.parent().unwrap_or(Path::new("/"));
-    let mut calls = File::options().create(true).append(true).open(folder.join("calls"))?;
+    let directory = exe.parent().unwrap_or(Path::new("/"));
+    let mut calls = File::options().create(true).append(true).open(directory.join("calls"))?;
     calls.write_all((line + "\n").as_bytes())?;
     std::io::stderr().write_all(WORDS.as_bytes())?;
-    let answer = fs::read_to_string(folder.join(verb)).unwrap_or_default();
+    let answer = fs::read_to_string(directory.join(verb)).unwrap_or_default();
     let (status, stdout) = answer.split_once('\n').unwrap_or(("0", ""));
     std::io::stdout().write_all(stdout.as_bytes())?;
     let status: u8 = status.parse().unwrap_or_default();

@@ -19,7 +19,7 @@ pub struct Case {
     pub name: String,
     pub kind: String,
     pub version: String,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     pub config: Option<PathBuf>,
     pub only: Option<String>,
     /// Whether the case ends at the first failed assertion of `only`.

@@ -36,15 +36,15 @@ const AREAS: [(&str, &[&str]); 7] = [
     ("faults", &["faults."]),
 ];
 
-/// Runs all cases for the plugins of a folder.
-pub fn all(folder: &Path, options: &Options) -> Result<Vec<Outcome>> {
-    let folder = context(fs::canonicalize(folder), &folder.display().to_string())?;
-    let shown = folder.display();
-    if let Some(hidden) = STATE.iter().find(|state| folder.starts_with(state)) {
+/// Runs all cases for the plugins of a directory.
+pub fn all(directory: &Path, options: &Options) -> Result<Vec<Outcome>> {
+    let directory = context(fs::canonicalize(directory), &directory.display().to_string())?;
+    let shown = directory.display();
+    if let Some(hidden) = STATE.iter().find(|state| directory.starts_with(state)) {
         let error = "of their own; copy the plugins elsewhere";
         return Err(format!("{shown}: cases have a {hidden} {error}").into());
     }
-    let (cases, listed) = discover(&folder, options)?;
+    let (cases, listed) = discover(&directory, options)?;
     if listed.is_empty() {
         let error = "there is no plugin to test; cni-sanity --list has the types";
         return Err(format!("{shown}: {error}").into());
@@ -86,11 +86,11 @@ fn progress(done: usize, total: usize) {
     }
 }
 
-/// The cases of the plugins in the folder for each version to test, and the verdicts on whether VERSION lists it: one
-/// that was asked for and is not listed is a failure.
-fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
+/// The cases of the plugins in the directory for each version to test, and the verdicts on whether VERSION lists it:
+/// one that was asked for and is not listed is a failure.
+fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
     let mut kinds: Vec<Kind> =
-        KINDS.into_iter().filter(|kind| folder.join(kind.name).exists()).collect();
+        KINDS.into_iter().filter(|kind| directory.join(kind.name).exists()).collect();
     if let Some(path) = &options.config {
         let profile = options.profile.unwrap_or(Profile::Interface);
         let kind = foreign(&read_config(path)?, profile);
@@ -98,7 +98,7 @@ fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Out
     }
     for name in &options.types {
         if !kinds.iter().any(|kind| kind.name == name) {
-            return Err(format!("{}: there is no {name}", folder.display()).into());
+            return Err(format!("{}: there is no {name}", directory.display()).into());
         }
     }
     kinds.retain(|kind| {
@@ -107,7 +107,7 @@ fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Out
     });
     let (mut cases, mut outcomes) = (VecDeque::new(), Vec::new());
     for kind in kinds {
-        let answer = ask(&kind, folder)?;
+        let answer = ask(&kind, directory)?;
         let listed = listed(&answer);
         let versions = selected(&listed, &options.versions);
         let tested = versions.iter().filter(|version| listed.contains(version));
@@ -119,7 +119,7 @@ fn discover(folder: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Out
                 name: name.to_owned(),
                 kind: kind.name.to_owned(),
                 version: version.to_owned(),
-                folder: folder.to_owned(),
+                directory: directory.to_owned(),
                 config: options.config.clone(),
                 only: options.only.clone(),
                 fail_fast: options.fail_fast,
@@ -148,8 +148,8 @@ fn foreign(conf: &Value, profile: Profile) -> Option<Kind> {
 }
 
 /// The answer of a plugin to VERSION.
-fn ask(kind: &Kind, folder: &Path) -> Result<Answer> {
-    Call::new(&folder.join(kind.name), "VERSION", &json!({"cniVersion": "1.0.0"})).run()
+fn ask(kind: &Kind, directory: &Path) -> Result<Answer> {
+    Call::new(&directory.join(kind.name), "VERSION", &json!({"cniVersion": "1.0.0"})).run()
 }
 
 /// The versions that a successful answer to VERSION lists.
@@ -274,9 +274,9 @@ fn run_in_world(case: &Case, check: &mut Check) -> Result<Option<String>> {
     {
         return Ok(Some(format!("this kernel has no {lack}")));
     }
-    let mut conf = conf.unwrap_or_else(|| configuration(kind, &case.version, &case.folder));
+    let mut conf = conf.unwrap_or_else(|| configuration(kind, &case.version, &case.directory));
     conf["cniVersion"] = json!(case.version);
-    let (version, folder, only) = (&case.version, &case.folder, case.only.as_deref());
-    let subject = Subject { kind, version, folder, conf, only };
+    let (version, directory, only) = (&case.version, &case.directory, case.only.as_deref());
+    let subject = Subject { kind, version, directory, conf, only };
     check.run(|check| cases::run(&case.name, &subject, check)).map(|()| None)
 }

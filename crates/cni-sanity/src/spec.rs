@@ -69,7 +69,7 @@ pub const TABLE: &[Clause] = clauses! {
         "1.conf.disable-check" Must "with disableCheck nobody calls CHECK" RUNTIME;
         "1.conf.disable-gc" Must "with disableGC nobody calls GC" RUNTIME;
         "1.conf.append" Must "plugins from other files follow those of the list" RUNTIME;
-        "1.conf.merge" Must "the list and the files of the network's folder make up its plugins" RUNTIME;
+        "1.conf.merge" Must "the list and the files of the network's directory make up its plugins" RUNTIME;
         "1.conf.associate" Must "each plugin configuration belongs to one network, is validated, and is called" RUNTIME;
         "1.conf.pass-on" Must "additional keys reach the plugin unchanged" RUNTIME;
         "1.conf.type" Must "the type of a plugin, and that of its IPAM plugin, is a file name without a path";
@@ -161,7 +161,7 @@ pub const TABLE: &[Clause] = clauses! {
         "3.unchanged" Should "the configuration stays the same between ADD and DEL, and between attachments" RUNTIME;
     }
     "SPEC 3, Execution" {
-        "3.path" Must "plugins get the list of folders with plugins" RUNTIME;
+        "3.path" Must "plugins get the list of directories with plugins" RUNTIME;
         "3.store" Must "the result of the last plugin is stored" RUNTIME;
         "3.check-same" Must "CHECK has the parameters of ADD" RUNTIME;
         "3.derive.runtime-config" Must "runtimeConfig is what the capabilities select" RUNTIME;

@@ -25,7 +25,7 @@ use super::netlink;
 use super::observe::{self, NAMESPACES, Snapshot};
 use super::{Result, context};
 
-/// The folders in which plugins keep state.
+/// The directories in which plugins keep state.
 pub const STATE: [&str; 2] = ["/var/lib/cni", "/run"];
 
 /// The node's uplink, the master of interfaces that need one.
@@ -66,9 +66,9 @@ pub fn enter() -> Result<()> {
     let none = None::<&Path>;
     let private = mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none);
     context(private, "make mounts private")?;
-    for folder in STATE {
-        context(fs::create_dir_all(folder), folder)?;
-        context(mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), none), folder)?;
+    for directory in STATE {
+        context(fs::create_dir_all(directory), directory)?;
+        context(mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), none), directory)?;
     }
     // /sys shows the network namespace in which it was mounted.
     context(mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none), "/sys")?;
@@ -173,8 +173,8 @@ pub fn outside() -> Netns {
 /// The state of the node: kernel and files.
 pub fn snapshot() -> Result<Snapshot> {
     let mut snapshot = Snapshot::of_kernel()?;
-    for folder in STATE {
-        snapshot.add_files(Path::new(folder));
+    for directory in STATE {
+        snapshot.add_files(Path::new(directory));
     }
     Ok(snapshot)
 }

@@ -30,7 +30,7 @@ impl DecodedKeys {
         };
         match fields.iter_mut().find(|(field, _)| *field == name) {
             Some((_, known)) => {
-                *known = std::mem::replace(known, DecodedKeys::Any).union_with(keys)
+                *known = std::mem::replace(known, DecodedKeys::Any).union_with(keys);
             }
             None => fields.push((name, keys)),
         }
@@ -103,8 +103,8 @@ const DEEPEST: usize = 2;
 /// [`decode::fields_read`] of a type.
 type FieldReaderFn = fn(&Json) -> Option<&'static [&'static str]>;
 
-/// The keys at `path` within a type. `fields_read` decodes the type from a document with only this path and, at its end,
-/// an object with the [mark](decode::MARK).
+/// The keys at `path` within a type. `fields_read` decodes the type from a document with only this path and, at its
+/// end, an object with the [mark](decode::MARK).
 fn keys_at(fields_read: FieldReaderFn, path: &mut Vec<JsonPathStep>) -> DecodedKeys {
     let fields = fields_read(&probe_document(path));
     let lists = path.iter().rev().take_while(|step| matches!(step, JsonPathStep::Index(_))).count();

@@ -215,7 +215,7 @@ impl From<&str> for Json {
     }
 }
 
-/// Text with an indentation of four blanks and no newline at the end, for results and errors on stdout.
+/// Text with an indentation of four spaces and no newline at the end, for results and errors on stdout.
 pub fn encode_pretty(value: &impl Serialize) -> Result<String> {
     let mut out = Vec::new();
     let formatter = PrettyFormatter::with_indent(b"    ");

@@ -9,8 +9,8 @@ use super::place::JsonPathStep;
 use crate::error::{Error, Result};
 
 impl Json {
-    /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent, and `report` gets its
-    /// error.
+    /// As [`Json::decode`]; a member, or an item of a list, that does not decode counts as absent, and `report` gets
+    /// its error.
     pub fn decode_valid_members<T: DeserializeOwned>(&self, report: &dyn Fn(&Error)) -> Result<T> {
         let mut error = match T::deserialize(self) {
             Ok(value) => return Ok(value),

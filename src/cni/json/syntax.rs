@@ -87,7 +87,7 @@ fn suggest_correction(expected: &str, before: &str, found: char) -> &'static str
         '\u{ff01}'..='\u{ff5e}' => "this is a full-width character: replace it by that of ASCII",
         '\u{2010}'..='\u{2015}' | '\u{2212}' => "this is a dash: replace it by -",
         _ if found.is_whitespace() && !found.is_ascii() => {
-            "this is a no-break space or the like: replace it by a blank"
+            "this is a no-break space or the like: replace it by a space"
         }
         '/' | '#' => "JSON has no comments: delete it",
         '\\' if !expected.starts_with("invalid") => {
@@ -142,7 +142,7 @@ mod tests {
         for (text, found, cause) in [
             ("\u{feff}{}", "value, found U+FEFF at line 1 column 1", "byte order mark"),
             ("{\u{201c}a\u{201d}:1}", "quotes, found '“' (U+201C) at line 1 column 2", "by \""),
-            ("{\"ü\":\n\u{a0}1}", "a value, found U+00A0 at line 2 column 1", "by a blank"),
+            ("{\"ü\":\n\u{a0}1}", "a value, found U+00A0 at line 2 column 1", "by a space"),
             ("{\"a\":1,\u{200b}}", "quotes, found U+200B at line 1 column 8", "delete it"),
             ("{'a':1}", "found ''' at line 1 column 2", "replace it by \""),
             ("{// x\n}", "found '/' at line 1 column 2", "no comments"),

@@ -1,5 +1,5 @@
-//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, the system calls
-//! that take over a node, and with Landlock all files but those of leases.
+//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, the system
+//! calls that take over a node, and with Landlock all files but those of leases.
 //!
 //! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not endanger more than leases.
 //! User 0 owns the files of the node, whatever its capabilities: only Landlock keeps them from being written.
@@ -31,7 +31,8 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
 
-/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach the container runtime.
+/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach the container
+/// runtime.
 const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
 
 /// The flags of clone(2) that create namespaces.
@@ -117,9 +118,10 @@ const REFUSED: &[c_long] = &[
 /// The files that the daemon changes.
 #[derive(Debug)]
 pub(super) struct WritableFiles<'a> {
-    /// The folder of leases.
+    /// The directory of leases.
     pub(super) leases: &'a Path,
-    /// Files that are removed at the end. Landlock has no smaller permission than removing any file below their folders.
+    /// Files that are removed at the end. Landlock has no smaller permission than removing any file below their
+    /// directories.
     pub(super) removed: &'a [Option<&'a Path>],
 }
 
@@ -158,19 +160,19 @@ fn drop_capabilities() -> Result<()> {
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }
 
-/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also refuses mounts, and access to
-/// other processes through procfs.
+/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also refuses mounts, and
+/// access to other processes through procfs.
 fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, RulesetError> {
     let changes = AccessFs::from_write(ABI::V5);
     let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
     let leases = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
-    let folders = files.removed.iter().filter_map(|path| path.as_deref()?.parent());
+    let directories = files.removed.iter().filter_map(|path| path.as_deref()?.parent());
     let here = Path::new(".");
-    let folders = folders.map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
+    let directories = directories.map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
     rules
         .create()?
         .add_rules(path_beneath_rules([files.leases], leases))?
-        .add_rules(path_beneath_rules(folders, AccessFs::RemoveFile))?
+        .add_rules(path_beneath_rules(directories, AccessFs::RemoveFile))?
         .restrict_self()
 }
 
@@ -333,8 +335,8 @@ mod tests {
     impl Node {
         fn new() -> Node {
             let dir = tempfile::tempdir().unwrap();
-            for folder in ["leases", "run"] {
-                fs::create_dir(dir.path().join(folder)).unwrap();
+            for directory in ["leases", "run"] {
+                fs::create_dir(dir.path().join(directory)).unwrap();
             }
             for file in ["leases/old", "run/socket", "foreign"] {
                 fs::write(dir.path().join(file), "x").unwrap();
@@ -402,7 +404,7 @@ mod tests {
             drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] })
                 .unwrap();
             let failed = failed(node.all());
-            // EXDEV is Landlock's answer to a hard link from another folder.
+            // EXDEV is Landlock's answer to a hard link from another directory.
             let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];
             assert_eq!(failed.len(), 10, "{failed:?}");
             assert!(failed.iter().all(|(_, kind)| denied.contains(kind)), "{failed:?}");

@@ -100,8 +100,8 @@ impl LeaseRegistry {
         self.records.remove_record(key)
     }
 
-    /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads. Runs nothing
-    /// in a namespace with another cookie than the recorded one.
+    /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads. Runs
+    /// nothing in a namespace with another cookie than the recorded one.
     pub(super) async fn run_in_namespace<T: Send + 'static>(
         &self,
         sandbox: &LeaseSandbox,

@@ -79,7 +79,7 @@ impl LeaseRegistry {
                 }
             }
             DaemonVerb::Del => {
-                self.release_matching(&|key| key.is_same_attachment(&request.key)).await
+                self.release_matching(&|key| key.is_same_attachment(&request.key)).await;
             }
             DaemonVerb::Gc => self.release_matching(&|key| request.is_stale(key)).await,
             DaemonVerb::Status => {}

@@ -65,8 +65,8 @@ impl LeaseTask {
         self.run_until_end().await;
     }
 
-    /// Verifies that the recorded namespace has the interface. A record of release 0.2.0 has no cookie: the interface must
-    /// have the recorded Ethernet address, or the leased address.
+    /// Verifies that the recorded namespace has the interface. A record of release 0.2.0 has no cookie: the interface
+    /// must have the recorded Ethernet address, or the leased address.
     async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
         let look = |ifname: &str| {
             let cookie = netns::current_cookie().map_err(Error::from)?;

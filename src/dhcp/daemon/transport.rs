@@ -17,8 +17,8 @@ use super::sockets::{send_frame, watch_readable};
 use super::task::LeaseTask;
 use crate::error::Error;
 
-/// The timeout and the poll interval of duplicate address detection for the link-local address. Waiting for the kernel's
-/// event in the namespace would need a thread for each container.
+/// The timeout and the poll interval of duplicate address detection for the link-local address. Waiting for the
+/// kernel's event in the namespace would need a thread for each container.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
 const DAD_POLL: Duration = Duration::from_millis(100);
 

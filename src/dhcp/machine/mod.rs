@@ -359,7 +359,7 @@ impl<P: DhcpProtocol> StateMachine for ClientMachine<P> {
             }
             ClientState::Probing(lease, sent) => self.probe_address(now, lease, sent),
             ClientState::Declining(_) if self.exchange.sent >= P::DECLINES => {
-                self.restart_after_decline(now)
+                self.restart_after_decline(now);
             }
             ClientState::Bound(lease) | ClientState::Renewing(lease)
                 if now >= P::lease_timers(&lease).rebind =>

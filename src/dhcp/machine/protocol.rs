@@ -168,8 +168,8 @@ pub trait DhcpProtocol: Debug + Sized {
         source: PacketSource,
         bytes: &[u8],
     ) -> Option<(Self::Message, Option<MacAddress>)>;
-    /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of the
-    /// exchange, which was that of `step`.
+    /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of
+    /// the exchange, which was that of `step`.
     fn interpret_reply(
         &mut self,
         step: &ExchangeStep<'_, Self>,

@@ -1,5 +1,5 @@
-//! Leases of attachments that have ended: made in an earlier boot, or without their end on the host; and all those that must
-//! not be taken for such.
+//! Leases of attachments that have ended: made in an earlier boot, or without their end on the host; and all those that
+//! must not be taken for such.
 
 use std::os::fd::AsFd;
 use std::time::SystemTime;

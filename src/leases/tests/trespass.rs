@@ -1,4 +1,4 @@
-//! A store in a folder that somebody else can write to: nothing is changed outside of it, and no
+//! A store in a directory that somebody else can write to: nothing is changed outside of it, and no
 //! call waits for ever.
 
 use super::*;
@@ -14,7 +14,7 @@ fn work(scene: &Scene) {
 }
 
 #[test]
-fn links_in_the_folder_of_the_journal_lead_nowhere() {
+fn links_in_the_directory_of_the_journal_lead_nowhere() {
     let (scene, victim) = (Scene::new(), tempfile::tempdir().unwrap());
     drop(scene.open());
     let there = victim.path().join("there");
@@ -50,7 +50,7 @@ fn nothing_is_removed_that_is_not_known_by_name_and_kind() {
 }
 
 #[test]
-fn a_folder_that_others_can_write_to_is_not_used() {
+fn a_directory_that_others_can_write_to_is_not_used() {
     for (mode, user) in [(0o777, 0), (0o770, 0), (0o700, 65_534)] {
         let scene = Scene::new();
         let root = scene.path(".cnibox");
@@ -75,7 +75,7 @@ fn a_second_name_of_another_file_is_not_written_to() {
 }
 
 #[test]
-fn only_root_may_link_the_folder_of_a_network() {
+fn only_root_may_link_the_directory_of_a_network() {
     let scene = Scene::new();
     let open = || LeaseStore::open(&scene.dir, "net", LeaseOptions::default());
     fs::create_dir(scene.path("disk")).unwrap();

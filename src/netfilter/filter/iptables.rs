@@ -1,8 +1,9 @@
 //! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
 //! implementation can delete the rules of the other.
 //!
-//! Those rules do not identify their owner, which the records of attachments do, and leases. Up to release 0.2.0 chains that no
-//! rule jumps to did: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a bridge's policy. GC removes them.
+//! Those rules do not identify their owner, which the records of attachments do, and leases. Up to release 0.2.0 chains
+//! that no rule jumps to did: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a bridge's policy. GC
+//! removes them.
 //!
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
@@ -359,8 +360,8 @@ pub(super) fn create_ownerless_rules(
     Ok(())
 }
 
-/// Removes the rules that the reference does not have and would not delete, and the chains in which release 0.2.0 recorded
-/// owners; the other rules remain.
+/// Removes the rules that the reference does not have and would not delete, and the chains in which release 0.2.0
+/// recorded owners; the other rules remain.
 pub(super) fn remove_own_additions(filter: &PacketFilter) -> Result<()> {
     let is_addition = |rule: &IptablesRule| rule.option_value("--comment") == Some(PUBLISHED);
     let chains = [CNI_FORWARD, STAGE_1, OWNERS];

@@ -33,7 +33,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         kept: KEPT,
         layouts: nft::table_layouts,
         restore: |change| {
-            change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements)
+            change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements);
         },
     },
     heal: |filter, repair| {
@@ -104,7 +104,8 @@ impl IngressPolicy {
     }
 }
 
-/// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes the rest.
+/// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes
+/// the rest.
 pub fn add_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -144,8 +145,8 @@ pub fn has_nft_elements(
     Ok(nft::has_elements(filter.nft_socket()?, owner, ips)?)
 }
 
-/// Removes the attachment's rules from both back ends: those of the addresses `ips`, and of its record. Without `ports` the
-/// sets of `nf_tables` are searched, also for other addresses. Continues after an error; the errors are joined.
+/// Removes the attachment's rules from both back ends: those of the addresses `ips`, and of its record. Without `ports`
+/// the sets of `nf_tables` are searched, also for other addresses. Continues after an error; the errors are joined.
 pub fn delete_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -166,8 +167,8 @@ pub fn delete_rules(
     ])
 }
 
-/// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which goes with
-/// the container.
+/// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which
+/// goes with the container.
 fn link_with_own_policy(pod: &AcceptedTraffic) -> Option<&str> {
     let has_policy = pod.policy != IngressPolicy::Open && pod.ports.is_empty();
     let link = pod.bridge.as_deref().filter(|_| has_policy)?;
@@ -175,8 +176,8 @@ fn link_with_own_policy(pod: &AcceptedTraffic) -> Option<&str> {
     found.is_none_or(|found| found.kind.as_deref() == Some("veth")).then_some(link)
 }
 
-/// Those of the links whose policy has no effect: links that do not exist, and bridges without ports, except for those of
-/// living attachments. To be called after the policies are read: ADD writes its record before its policy.
+/// Those of the links whose policy has no effect: links that do not exist, and bridges without ports, except for those
+/// of living attachments. To be called after the policies are read: ADD writes its record before its policy.
 fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     if policies.is_empty() {
         return policies;
@@ -200,8 +201,8 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     policies
 }
 
-/// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in use;
-/// with `nf_tables`, if none is valid, those of the network.
+/// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
+/// use; with `nf_tables`, if none is valid, those of the network.
 pub fn remove_stale_rules(
     filter: &PacketFilter,
     network: &str,

@@ -29,7 +29,8 @@
 //! }
 //! ```
 //!
-//! What the host translates to a container, a published port, is accepted, and reaches a container whose bridge has the policy
+//! What the host translates to a container, a published port, is accepted, and reaches a container whose bridge has the
+//! policy
 //! `same-bridge` from any bridge: whoever publishes a port wants it to be reached.
 //!
 //! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop
@@ -280,8 +281,8 @@ pub(super) fn check_elements(
     Ok(())
 }
 
-/// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own` link,
-/// if any.
+/// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own`
+/// link, if any.
 pub(super) fn delete_elements(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
@@ -305,8 +306,8 @@ pub(super) fn delete_elements(
     })
 }
 
-/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are not in
-/// use.
+/// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
+/// not in use.
 pub(super) fn remove_stale_elements(
     nft: &NftSocket,
     network: &str,

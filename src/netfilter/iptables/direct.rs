@@ -26,8 +26,8 @@ struct TableSnapshot {
     handles: Vec<(IptablesRule, u64)>,
 }
 
-/// Reads the chains of the scope. Of a table with [`ChainScope::All`] these are the chains of CNI plugins and the base chains, which
-/// lead to them; the names of all chains are read.
+/// Reads the chains of the scope. Of a table with [`ChainScope::All`] these are the chains of CNI plugins and the base
+/// chains, which lead to them; the names of all chains are read.
 pub(super) fn read_table(
     nft: &NftSocket,
     family: IpFamily,
@@ -186,7 +186,7 @@ impl TableSnapshot {
                     batch.flush_chain(table.named_chain(chain));
                 }
                 TableChange::DeleteChain(chain) => {
-                    _ = batch.delete_object(table.named_chain(chain))
+                    _ = batch.delete_object(table.named_chain(chain));
                 }
             }
         }

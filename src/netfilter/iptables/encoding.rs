@@ -7,8 +7,8 @@
 //! | `-j ACCEPT`, `DROP`, `RETURN`, a chain | `immediate` with a verdict |
 //! | `-j` of another target | `target` of `nft_compat` |
 //!
-//! Every release of iptables prints what is written here, so a prefix is always a `bitwise`, and a port a `match`. Both forms
-//! are read.
+//! Every release of iptables prints what is written here, so a prefix is always a `bitwise`, and a port a `match`. Both
+//! forms are read.
 
 use std::net::IpAddr;
 
@@ -130,10 +130,10 @@ impl DecodedRule {
                 self.proto = Some(TransportProtocol::from(*value.first().filter(|_| is_equal)?));
             }
             LoadedField::Source { .. } => {
-                self.from = Some((is_equal, decode_prefix(family, value, mask)?))
+                self.from = Some((is_equal, decode_prefix(family, value, mask)?));
             }
             LoadedField::Destination { .. } => {
-                self.to = Some((is_equal, decode_prefix(family, value, mask)?))
+                self.to = Some((is_equal, decode_prefix(family, value, mask)?));
             }
             LoadedField::Dport => {
                 let port = value.try_into().ok().map(u16::from_be_bytes).filter(|_| is_equal)?;

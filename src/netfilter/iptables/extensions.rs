@@ -1,5 +1,5 @@
-//! The matches and targets of iptables: words, and the structures of `linux/netfilter/xt_*.h`, which `nft_compat` passes to the
-//! extensions of the kernel.
+//! The matches and targets of iptables: words, and the structures of `linux/netfilter/xt_*.h`, which `nft_compat`
+//! passes to the extensions of the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 

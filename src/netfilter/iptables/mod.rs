@@ -1,11 +1,12 @@
 //! Tables of iptables: read, and changed in one transaction.
 //!
-//! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and [`IptablesHandle::update_table`] plans again if another program
-//! has changed the table in between. Rules are compared word by word with the output of `iptables-save`: write them in its order
-//! (addresses and interfaces, protocol, matches, target) and with prefix lengths.
+//! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and [`IptablesHandle::update_table`]
+//! plans again if another program has changed the table in between. Rules are compared word by word with the output of
+//! `iptables-save`: write them in its order (addresses and interfaces, protocol, matches, target) and with prefix
+//! lengths.
 //!
-//! iptables on top of `nf_tables` is read and changed over netlink. iptables-legacy, an `iptables` that is a script, and rules
-//! with words that this program does not know need `iptables-save` and `iptables-restore`.
+//! iptables on top of `nf_tables` is read and changed over netlink. iptables-legacy, an `iptables` that is a script,
+//! and rules with words that this program does not know need `iptables-save` and `iptables-restore`.
 //!
 //! | file | |
 //! | --- | --- |
@@ -161,8 +162,8 @@ impl IptablesPrograms {
         programs.list(table, chain).ok().filter(is_complete)
     }
 
-    /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies its
-    /// changes to the table as it is by then.
+    /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies
+    /// its changes to the table as it is by then.
     fn update_table(&self, name: &str, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
         let until = Instant::now() + RETRIES;
         let (mut former, mut refusals) = (None, 0);
@@ -204,7 +205,8 @@ pub struct IptablesHandle<'n> {
 }
 
 impl<'n> IptablesHandle<'n> {
-    /// The tables of a flavour, over the socket if there is one; `None` if programs are required that are not installed.
+    /// The tables of a flavour, over the socket if there is one; `None` if programs are required that are not
+    /// installed.
     pub(super) fn open_if_usable(
         family: IpFamily,
         flavour: IptablesFlavour,
@@ -231,8 +233,8 @@ impl<'n> IptablesHandle<'n> {
 
     /// Reads the chains of the scope, and commits the changes of `plan` in one transaction.
     ///
-    /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is an
-    /// error.
+    /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is
+    /// an error.
     pub fn update_table(
         &self,
         name: &str,
@@ -243,8 +245,8 @@ impl<'n> IptablesHandle<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    /// As [`IptablesHandle::update_table`] for deletions, which ignore a lock timeout: a container that cannot be deleted is worse than a
-    /// rule that is deleted twice.
+    /// As [`IptablesHandle::update_table`] for deletions, which ignore a lock timeout: a container that cannot be
+    /// deleted is worse than a rule that is deleted twice.
     pub fn delete_from_table(
         &self,
         name: &str,

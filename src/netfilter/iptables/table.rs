@@ -1,7 +1,7 @@
 //! The model of an iptables table, and the pending changes as lines for iptables-restore.
 //!
-//! Two checks prevent that a configured value adds commands to the script: every kind of word is validated when
-//! the configuration is read ([`require_chain_name`], [`require_words`]), and [`restore_script`] refuses every line with a
+//! Two checks prevent that a configured value adds commands to the script: every kind of word is validated when the
+//! configuration is read ([`require_chain_name`], [`require_words`]), and [`restore_script`] refuses every line with a
 //! control character.
 
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ const CHAIN: usize = 28;
 /// The maximum length of an interface name: `IFNAMSIZ` - 1.
 const INTERFACE: usize = 15;
 
-/// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without blanks that do not start with `-` or `!`.
+/// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without spaces that do not start with `-` or `!`.
 /// Quotation marks would have to be escaped where iptables-save does not escape them.
 pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
     let is_valid = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
@@ -22,7 +22,7 @@ pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(format!("invalid {key} {name:?}")).with_details(
-        "a chain's name has 1 to 28 printable ASCII characters, no blanks and quotation marks, \
+        "a chain's name has 1 to 28 printable ASCII characters, no spaces and quotation marks, \
          and does not begin with - or !",
     ))
 }
@@ -35,7 +35,7 @@ pub fn require_interface_name(key: &str, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(format!("invalid interface name {name:?} in {key}")).with_details(
-        "a rule names an interface by 1 to 15 bytes, without blanks, slashes and quotation marks, \
+        "a rule names an interface by 1 to 15 bytes, without spaces, slashes and quotation marks, \
          and without + at the end",
     ))
 }
@@ -71,7 +71,7 @@ impl IptablesRule {
         self
     }
 
-    /// Appends a comment. Control characters, which interface names may contain, become blanks.
+    /// Appends a comment. Control characters, which interface names may contain, become spaces.
     #[must_use]
     pub fn with_comment(self, text: &str) -> IptablesRule {
         let text = text.replace(char::is_control, " ");
@@ -95,7 +95,7 @@ impl IptablesRule {
         self.option_value("-j") == Some(target) || self.option_value("-g") == Some(target)
     }
 
-    /// The arguments as iptables-restore reads them, each after a blank.
+    /// The arguments as iptables-restore reads them, each after a space.
     pub(in crate::netfilter) fn quoted_words(&self) -> String {
         self.words.iter().fold(String::new(), |line, word| line + " " + &quote_word(word))
     }

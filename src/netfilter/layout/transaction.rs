@@ -172,11 +172,11 @@ impl LayoutTransaction<'_> {
         self.put_element(element);
     }
 
-    /// As [`replace`](LayoutTransaction::replace_element), unless the element that was found is [left](shared::is_left_in_place) to another
-    /// attachment. Returns whether the attachment has the element.
+    /// As [`replace`](LayoutTransaction::replace_element), unless the element that was found is
+    /// [left](shared::is_left_in_place) to another attachment. Returns whether the attachment has the element.
     ///
-    /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record of
-    /// this attachment, is refused and planned again, or refuses this transaction.
+    /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record
+    /// of this attachment, is refused and planned again, or refuses this transaction.
     pub fn claim_element(&mut self, found: Option<&SetElement>, element: &SetElement) -> bool {
         let Some(left) = found.filter(|found| shared::is_left_in_place(found, element)) else {
             self.replace_element(found, element);

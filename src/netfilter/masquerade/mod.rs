@@ -1,9 +1,9 @@
 //! Masquerading: packets from a container to destinations outside its subnet get the host's address.
 //!
-//! Packets to multicast addresses and to the container's own subnet are not changed. [`add_addresses`] uses one back end; the
-//! other functions examine both back ends, and the layouts of this program and of the reference plugins. A container
-//! is identified by its [`AttachmentId`] and, where the caller knows them, its addresses: DEL needs neither the namespace
-//! nor the interface nor a result.
+//! Packets to multicast addresses and to the container's own subnet are not changed. [`add_addresses`] uses one back
+//! end; the other functions examine both back ends, and the layouts of this program and of the reference plugins. A
+//! container is identified by its [`AttachmentId`] and, where the caller knows them, its addresses: DEL needs neither
+//! the namespace nor the interface nor a result.
 //!
 //! | file | layout |
 //! | --- | --- |
@@ -40,7 +40,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         kept: KEPT,
         layouts: || vec![nft::table_layout()],
         restore: |change| {
-            change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements)
+            change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
     heal: |filter, repair| {
@@ -62,7 +62,8 @@ pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, RepairMode::Report) }
 }
 
-/// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to it.
+/// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to
+/// it.
 pub fn add_addresses(
     filter: &PacketFilter,
     backend: RuleBackend,

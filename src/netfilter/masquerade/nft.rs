@@ -224,7 +224,8 @@ pub(super) fn create_reference_rules(
     Ok(handed)
 }
 
-/// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule for each.
+/// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule
+/// for each.
 fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
     let is_shared = |element: &SetElement| {
         let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;

@@ -297,8 +297,8 @@ fn find_by_key(
     Ok(is_all.then_some((elements, Vec::new())))
 }
 
-/// Deletes what `find` returns, and gives the keys that other attachments need to the `heirs`. Returns the addresses that it
-/// redirected UDP to.
+/// Deletes what `find` returns, and gives the keys that other attachments need to the `heirs`. Returns the addresses
+/// that it redirected UDP to.
 fn delete_found(
     nft: &NftSocket,
     find: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<FoundMappings>,

@@ -79,7 +79,8 @@ impl<'a> NftTable<'a> {
         NftTable { comment: Some(text), ..self }
     }
 
-    /// The regular chain `name` of this table; a base chain with [`filter`](NftChain::at_filter_hook) or [`nat`](NftChain::at_nat_hook).
+    /// The regular chain `name` of this table; a base chain with [`filter`](NftChain::at_filter_hook) or
+    /// [`nat`](NftChain::at_nat_hook).
     pub const fn named_chain(self, name: &'a str) -> NftChain<'a> {
         NftChain { table: self, name, base: None, comment: None }
     }

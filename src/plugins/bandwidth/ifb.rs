@@ -39,8 +39,8 @@ fn may_belong_to(link: &Link, owner: &AttachmentId<'_>) -> bool {
     is_candidate(link) && (link.alias.is_empty() || owner.owns_comment(Some(&link.alias)))
 }
 
-/// Returns whether a device was left by a killed ADD for the network, and is not of a valid attachment. Such a device is
-/// known by its MAC: the kernel does not accept an alias in the message that creates a link.
+/// Returns whether a device was left by a killed ADD for the network, and is not of a valid attachment. Such a device
+/// is known by its MAC: the kernel does not accept an alias in the message that creates a link.
 pub(super) fn unfinished_device_filter(
     network: &str,
     valid: &[AttachmentId<'_>],

@@ -1,10 +1,11 @@
 //! bandwidth: limits the rates at which a container receives and sends.
 //!
-//! A chained plugin, behind a plugin that creates a veth pair: it returns `prevResult` with its ifb device. Keys, in bits
-//! and bits per second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or the same in
+//! A chained plugin, behind a plugin that creates a veth pair: it returns `prevResult` with its ifb device. Keys, in
+//! bits and bits per second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or the same in
 //! `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
 //!
-//! State on the host while the container lives: for ingress, a token bucket on the host's end of the pair; for egress, an
+//! State on the host while the container lives: for ingress, a token bucket on the host's end of the pair; for egress,
+//! an
 //! `ifb` device with a token bucket, and a redirect from the host's end to the device.
 
 mod ifb;

@@ -111,8 +111,8 @@ pub(super) fn stop_redirect(host: &Netlink, end: &Link, ifbs: &[u32]) -> Result<
     failures.into_result()
 }
 
-/// Deletes the redirects of `end` to these devices and to devices that are gone. If the priority has no other filters, all
-/// are deleted at once: deleting them one by one leaves the hash tables of u32.
+/// Deletes the redirects of `end` to these devices and to devices that are gone. If the priority has no other filters,
+/// all are deleted at once: deleting them one by one leaves the hash tables of u32.
 fn delete_redirects(host: &Netlink, end: &Link, hook: TrafficHandle, ifbs: &[u32]) -> Result<()> {
     let mut filters = host.dump_filters(end.index, hook)?;
     filters.retain(|filter| filter.priority == PRIORITY && filter.selects);

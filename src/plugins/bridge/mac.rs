@@ -59,8 +59,8 @@ fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
         || below.is_some_and(|below| below == bridge.index || is_port(below))
 }
 
-/// The port of another container that has the requested MAC: that may send with it, or behind which it was seen. What is
-/// behind other ports may be this container itself, in its former place.
+/// The port of another container that has the requested MAC: that may send with it, or behind which it was seen. What
+/// is behind other ports may be this container itself, in its former place.
 fn find_mac_holder<'l>(
     host: &Netlink,
     plan: &BridgePlan<'_>,

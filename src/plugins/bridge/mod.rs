@@ -169,17 +169,7 @@ impl Plugin for Bridge {
         }
         configure_container(&inside, &link, conf, &result)?;
         if plan.masquerades {
-            let addrs = result.all_addresses();
-            let registered = addrs.clone();
-            undo.add_step("end masquerading", move || {
-                masquerade::delete_addresses(filter, owner, &registered)
-            });
-            masquerade::add_addresses(
-                filter,
-                RuleBackend::choose_for_add(plan.backend, filter),
-                owner,
-                &addrs,
-            )?;
+            cx.masquerade_result(plan.backend, owner, &result, &mut undo)?;
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
@@ -358,7 +348,8 @@ fn spoof_port(port: &Link, container: &Link) -> Result<CheckedPort> {
     Ok(CheckedPort { name: port.name.clone(), mac })
 }
 
-/// The port in a result: the second interface of the host, behind the bridge, with the MAC of the container's interface.
+/// The port in a result: the second interface of the host, behind the bridge, with the MAC of the container's
+/// interface.
 fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<CheckedPort> {
     let (host, inside): (Vec<_>, Vec<_>) =
         prev.interfaces.iter().partition(|entry| entry.sandbox.is_empty());
@@ -367,7 +358,8 @@ fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<CheckedPort> {
     host.get(1).map(|entry| CheckedPort { name: entry.name.clone(), mac }).into_iter().collect()
 }
 
-/// Sets the VLANs and the attributes of a port, which is down, and sets the port up. New ports have both attributes off.
+/// Sets the VLANs and the attributes of a port, which is down, and sets the port up. New ports have both attributes
+/// off.
 fn start_port(
     host: &Netlink,
     plan: &BridgePlan<'_>,

@@ -1,5 +1,5 @@
-//! Repair of an attachment: restores the missing bridge, gateway addresses, port and routes of the container. Deliberate
-//! changes are left and reported.
+//! Repair of an attachment: restores the missing bridge, gateway addresses, port and routes of the container.
+//! Deliberate changes are left and reported.
 
 use ipnet::IpNet;
 

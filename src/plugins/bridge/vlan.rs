@@ -120,8 +120,8 @@ impl ConfiguredVlans {
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
-    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of the
-    /// reference leave each port in the default VLAN as well, which is accepted without `is_labelled`.
+    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of
+    /// the reference leave each port in the default VLAN as well, which is accepted without `is_labelled`.
     pub(super) fn verify_port(
         &self,
         host: &Netlink,

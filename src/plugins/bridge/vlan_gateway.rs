@@ -2,8 +2,8 @@
 //! of the bridge in that VLAN.
 //!
 //! All containers of the VLAN share the gateway. It is created and deleted under a lock, so that no process finds an
-//! incomplete gateway, and no container loses the gateway that it has just found. It is deleted with the last other port
-//! of the VLAN. A gateway that the reference plugin has created is adopted.
+//! incomplete gateway, and no container loses the gateway that it has just found. It is deleted with the last other
+//! port of the VLAN. A gateway that the reference plugin has created is adopted.
 
 use super::{BridgePlan, vlan};
 use crate::error::{Error, ErrorContext, Result};

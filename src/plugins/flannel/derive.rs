@@ -14,8 +14,8 @@ use crate::sort::sort_by;
 /// verbs.
 const PLACEHOLDER: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24));
 
-/// The delegate's configuration, with keys in the order of the reference. Without `env` it serves DEL and GC only, which
-/// need neither ranges nor routes.
+/// The delegate's configuration, with keys in the order of the reference. Without `env` it serves DEL and GC only,
+/// which need neither ranges nor routes.
 pub(super) fn derive_config(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
     let mut delegate = DelegateMembers::from_request(net, "delegate")?;
     let plugin = match delegate.find_value("type") {

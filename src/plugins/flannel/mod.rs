@@ -4,8 +4,8 @@
 //! Keys: `subnetFile`, `dataDir`, `delegate`, `ipam`, and `runtimeConfig`, `args` and `dns`, which are
 //! passed on. The result is the delegate's.
 //!
-//! State on the host while the container lives: the delegate's configuration in `dataDir` (`record.rs`), and the state of
-//! the delegate; permanently: the folder.
+//! State on the host while the container lives: the delegate's configuration in `dataDir` (`record.rs`), and the state
+//! of the delegate; permanently: the directory.
 
 mod derive;
 mod record;
@@ -45,7 +45,7 @@ pub struct Flannel;
 pub struct FlannelConfig {
     /// The file that flanneld writes. Default: `/run/flannel/subnet.env`.
     subnet_file: Option<PathBuf>,
-    /// The folder of the delegates' configurations. Default: `/var/lib/cni/flannel`.
+    /// The directory of the delegates' configurations. Default: `/var/lib/cni/flannel`.
     data_dir: Option<PathBuf>,
 }
 
@@ -66,8 +66,8 @@ impl FlannelConfig {
         )?))
     }
 
-    /// As [`FlannelConfig::open_records`], for the verbs of an attachment that exists, which are refused for no key: without records
-    /// the delegate's configuration is derived from the request.
+    /// As [`FlannelConfig::open_records`], for the verbs of an attachment that exists, which are refused for no key:
+    /// without records the delegate's configuration is derived from the request.
     fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
         let derived = |error: &_| {
             log::warn(format_args!("{error}; its records are ignored"));
@@ -245,8 +245,8 @@ impl Plugin for Flannel {
     }
 }
 
-/// Removes a record of the reference whose container has no address any more: the delegate's GC releases it if no link can
-/// be the container's. Without the record a later DEL would leave the link.
+/// Removes a record of the reference whose container has no address any more: the delegate's GC releases it if no link
+/// can be the container's. Without the record a later DEL would leave the link.
 fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
     let (json, id) = (record.parse_config()?, &record.container_id);
     let leases = in_doubt::read_network_leases(&json, network)?;

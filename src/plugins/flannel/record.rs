@@ -19,7 +19,7 @@ use crate::files::{self, FileOperationContext, dir, remove_file, trust};
 use crate::log;
 use crate::netns::NetnsIdentity;
 
-/// The folder beside the reference's records.
+/// The directory beside the reference's records.
 const OWN: &str = ".cnibox";
 /// Limit of a record's size in bytes: the maximum of a request, and what is added from the subnet file.
 const MAX_BYTES: usize = 17 << 20;
@@ -119,12 +119,12 @@ impl DelegateRecord {
 }
 
 impl DelegateRecordStore {
-    /// The records in the folder `dir`, which is created if it is missing. Fails if others could write there.
+    /// The records in the directory `dir`, which is created if it is missing. Fails if others could write there.
     pub(super) fn create_in_directory(dir: &Path) -> Result<DelegateRecordStore> {
         Ok(DelegateRecordStore { dir: trust::create_data_dir(dir, 0o700)? })
     }
 
-    /// The records in a folder that is trusted.
+    /// The records in a directory that is trusted.
     pub(super) fn from_trusted_directory(dir: &Path) -> DelegateRecordStore {
         DelegateRecordStore { dir: dir.to_owned() }
     }
@@ -232,7 +232,7 @@ impl DelegateRecordStore {
     }
 }
 
-/// The names in a folder; none if the folder is missing.
+/// The names in a directory; none if the directory is missing.
 fn list_file_names(dir: &Path) -> Result<Vec<String>> {
     if !dir::require_own_directory(dir)? {
         return Ok(Vec::new());
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_has_no_records() {
+    fn a_missing_directory_has_no_records() {
         let (_dir, records) = records();
         assert_eq!(found(&records, "pod", "eth0", "a"), None);
         assert_eq!(records.list_records().unwrap(), []);

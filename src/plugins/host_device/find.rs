@@ -21,7 +21,7 @@ pub(super) enum DeviceSelector {
     Name(String),
     /// Its Ethernet address.
     Mac(MacAddress),
-    /// Its folder below `/sys/devices`.
+    /// Its directory below `/sys/devices`.
     Path(PathBuf),
     /// The address of its PCI function.
     Pci(String),
@@ -106,8 +106,8 @@ pub(super) fn selected_device(
             find_by_parent(host, sysfs.pci_net_directory(id), &parents)?
         }
         DeviceSelector::Auxiliary(id) => {
-            let folder = sysfs.device_directory("auxiliary", id).join("net");
-            find_by_parent(host, Ok(folder), std::slice::from_ref(id))?
+            let directory = sysfs.device_directory("auxiliary", id).join("net");
+            find_by_parent(host, Ok(directory), std::slice::from_ref(id))?
         }
     };
     if link.loopback {
@@ -148,8 +148,8 @@ fn selector_by_kernel_path(text: &str) -> Result<DeviceSelector> {
     Err(Error::config(msg))
 }
 
-/// The link with this address. Bonds give their address to their ports, and VLANs, bridges and bonds take the address of
-/// a lower link, so the permanent address has precedence.
+/// The link with this address. Bonds give their address to their ports, and VLANs, bridges and bonds take the address
+/// of a lower link, so the permanent address has precedence.
 fn find_by_mac(links: &[Link], mac: MacAddress) -> Result<Link> {
     let permanent = |link: &Link| link.permanent_mac == Some(mac);
     let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
@@ -172,12 +172,12 @@ fn find_by_mac(links: &[Link], mac: MacAddress) -> Result<Link> {
         .with_details(format!("no link of the host has the address {mac}")))
 }
 
-/// The first interface of a `net` folder that is in this namespace.
-fn find_in_net_directory(host: &Netlink, folder: &Path) -> Result<Link> {
-    let names = sysfs::list_interfaces(folder)?;
+/// The first interface of a `net` directory that is in this namespace.
+fn find_in_net_directory(host: &Netlink, directory: &Path) -> Result<Link> {
+    let names = sysfs::list_interfaces(directory)?;
     for name in &names {
         if let Some(link) = host.find_link(name)?
-            && sysfs::shows_link(folder, &link)
+            && sysfs::shows_link(directory, &link)
         {
             return Ok(link);
         }
@@ -187,8 +187,8 @@ fn find_in_net_directory(host: &Netlink, folder: &Path) -> Result<Link> {
 }
 
 /// As [`find_in_net_directory`]; if sysfs shows another namespace, the link whose parent device is reported by netlink.
-fn find_by_parent(host: &Netlink, folder: Result<PathBuf>, parents: &[String]) -> Result<Link> {
-    folder.and_then(|folder| find_in_net_directory(host, &folder)).or_else(|error| {
+fn find_by_parent(host: &Netlink, directory: Result<PathBuf>, parents: &[String]) -> Result<Link> {
+    directory.and_then(|directory| find_in_net_directory(host, &directory)).or_else(|error| {
         let mut links = host.dump_links()?;
         sort_by(&mut links, |a, b| a.name.cmp(&b.name));
         let is_parent =
@@ -207,8 +207,8 @@ mod tests {
 
     fn sysfs() -> (tempfile::TempDir, Sysfs) {
         let dir = tempfile::tempdir().unwrap();
-        for folder in ["pci/devices/0000:3d:00.1", "auxiliary/devices/mlx5_core.sf.4"] {
-            std::fs::create_dir_all(dir.path().join("bus").join(folder)).unwrap();
+        for directory in ["pci/devices/0000:3d:00.1", "auxiliary/devices/mlx5_core.sf.4"] {
+            std::fs::create_dir_all(dir.path().join("bus").join(directory)).unwrap();
         }
         let sysfs = Sysfs::from_root(dir.path());
         (dir, sysfs)

@@ -6,8 +6,8 @@
 //! reported, with its addresses.
 //!
 //! While the container has the device, its alias is its name on the host, as with the reference plugin, and a record
-//! below `/run/cni/host-device` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and routes of an
-//! administrator, and sets the device up if it was up. Nothing else remains on the host.
+//! below `/run/cni/host-device` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and
+//! routes of an administrator, and sets the device up if it was up. Nothing else remains on the host.
 
 mod find;
 mod identity;
@@ -44,7 +44,7 @@ pub struct HostDeviceConfig {
     /// The name of the interface on the host, or an alternative name.
     device: Option<String>,
     hwaddr: Option<String>,
-    /// Its device's folder below `/sys/devices`.
+    /// Its device's directory below `/sys/devices`.
     kernelpath: Option<String>,
     /// Its PCI address, such as `0000:3d:00.1`.
     #[serde(rename = "pciBusID")]

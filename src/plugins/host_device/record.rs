@@ -18,8 +18,8 @@ use crate::files::{dir, remove_file};
 use crate::log;
 use crate::netns::NetnsIdentity;
 
-/// The folder of all records. No configuration chooses it: a record decides the name, the addresses and the routes of a
-/// link of the host.
+/// The directory of all records. No configuration chooses it: a record decides the name, the addresses and the routes
+/// of a link of the host.
 const DIR: &str = "/run/cni/host-device";
 
 /// An attachment that has a device.
@@ -130,20 +130,20 @@ impl<'a> DeviceRecordStore<'a> {
 
     /// The records of all networks.
     pub(super) fn list_all_records(&self) -> Vec<DeviceRecord> {
-        let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
-        folders.flat_map(|folder| records_in_directory(&folder.path())).collect()
+        let directories = fs::read_dir(&self.all).into_iter().flatten().flatten();
+        directories.flat_map(|directory| records_in_directory(&directory.path())).collect()
     }
 }
 
-/// The records in a folder; none if other users can write to the folder.
-fn records_in_directory(folder: &Path) -> Vec<DeviceRecord> {
-    let files = backup::read_backups(folder).inspect_err(|e| log::warn(e)).unwrap_or_default();
+/// The records in a directory; none if other users can write to the directory.
+fn records_in_directory(directory: &Path) -> Vec<DeviceRecord> {
+    let files = backup::read_backups(directory).inspect_err(|e| log::warn(e)).unwrap_or_default();
     files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
-/// Whether only this user can write to a folder: other users could forge records.
-fn is_private_directory(folder: &Path) -> bool {
-    dir::require_own_directory(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
+/// Whether only this user can write to a directory: other users could forge records.
+fn is_private_directory(directory: &Path) -> bool {
+    dir::require_own_directory(directory).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.

@@ -1,7 +1,7 @@
 //! Devices in sysfs: their drivers, network interfaces and buses.
 //!
-//! `/sys/bus` is the same in every namespace, but a `net` folder shows the interfaces of the namespace that sysfs was
-//! mounted in. So the names in the folder are compared with the links that netlink reports ([`shows_link`]).
+//! `/sys/bus` is the same in every namespace, but a `net` directory shows the interfaces of the namespace that sysfs was
+//! mounted in. So the names in the directory are compared with the links that netlink reports ([`shows_link`]).
 
 use std::fs;
 use std::io;
@@ -31,7 +31,7 @@ impl Sysfs {
         Sysfs(root.into())
     }
 
-    /// The folder of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the auxiliary bus such as
+    /// The directory of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the auxiliary bus such as
     /// `mlx5_core.sf.4`.
     pub(super) fn device_directory(&self, bus: &str, id: &str) -> PathBuf {
         self.0.join("bus").join(bus).join("devices").join(id)
@@ -45,14 +45,14 @@ impl Sysfs {
         name.is_some_and(|name| USER_SPACE_DRIVERS.contains(&name))
     }
 
-    /// The `net` folder of a PCI function; that of a virtio device is one level below.
+    /// The `net` directory of a PCI function; that of a virtio device is one level below.
     pub(super) fn pci_net_directory(&self, id: &str) -> Result<PathBuf> {
         let device = self.device_directory("pci", id);
         let virtio =
             self.list_virtio_devices(id).into_iter().map(|name| device.join(name).join("net"));
-        let mut folders = std::iter::once(device.join("net")).chain(virtio);
-        folders
-            .find(|folder| folder.is_dir())
+        let mut directories = std::iter::once(device.join("net")).chain(virtio);
+        directories
+            .find(|directory| directory.is_dir())
             .ok_or_else(|| Error::internal(format!("no net directory under pci device {id}")))
     }
 
@@ -74,20 +74,20 @@ impl Sysfs {
     }
 }
 
-/// Whether a link is the link that a `net` folder shows under its name: the namespace of the mount may have another
+/// Whether a link is the link that a `net` directory shows under its name: the namespace of the mount may have another
 /// link of that name.
-pub(super) fn shows_link(folder: &Path, link: &Link) -> bool {
-    let shown = |file| files::read_text(&folder.join(&link.name).join(file), MAX_BYTES).ok();
+pub(super) fn shows_link(directory: &Path, link: &Link) -> bool {
+    let shown = |file| files::read_text(&directory.join(&link.name).join(file), MAX_BYTES).ok();
     let same = |text: &String, value: String| text.trim() == value;
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     shown("ifindex").is_none_or(|text| same(&text, link.index.to_string()))
         && (mac.is_empty() || shown("address").is_none_or(|text| same(&text, mac)))
 }
 
-/// The names of the interfaces in a `net` folder, sorted; at least one.
-pub(super) fn list_interfaces(folder: &Path) -> Result<Vec<String>> {
-    let path = folder.display();
-    let names = list_names(folder).map_err(|e| {
+/// The names of the interfaces in a `net` directory, sorted; at least one.
+pub(super) fn list_interfaces(directory: &Path) -> Result<Vec<String>> {
+    let path = directory.display();
+    let names = list_names(directory).map_err(|e| {
         Error::internal(format!("failed to read directory {path}: {}", io_text(&e)))
     })?;
     if names.is_empty() {
@@ -97,9 +97,9 @@ pub(super) fn list_interfaces(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn list_names(folder: &Path) -> io::Result<Vec<String>> {
+fn list_names(directory: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         names.extend(entry?.file_name().into_string());
     }
     sort_items(&mut names);
@@ -125,10 +125,10 @@ mod tests {
 
     const ID: &str = "0000:3d:00.1";
 
-    fn tree(folders: &[&str]) -> (tempfile::TempDir, Sysfs) {
+    fn tree(directories: &[&str]) -> (tempfile::TempDir, Sysfs) {
         let dir = tempfile::tempdir().unwrap();
-        for folder in folders {
-            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        for directory in directories {
+            fs::create_dir_all(dir.path().join(directory)).unwrap();
         }
         let sysfs = Sysfs::from_root(dir.path());
         (dir, sysfs)
@@ -143,7 +143,8 @@ mod tests {
             "bus/pci/devices/0000:00:04.0",
             "bus/pci/devices/0000:00:05.0/net",
         ]);
-        let names = |id| sysfs.pci_net_directory(id).and_then(|folder| list_interfaces(&folder));
+        let names =
+            |id| sysfs.pci_net_directory(id).and_then(|directory| list_interfaces(&directory));
         assert_eq!(names(ID).unwrap(), ["ens1", "ens2"]);
         assert_eq!(names("0000:00:03.0").unwrap(), ["eth7"]);
         assert_eq!(sysfs.list_virtio_devices("0000:00:03.0"), ["virtio4"]);

@@ -200,8 +200,8 @@ impl<'a> AddressAllocation<'a> {
     }
 }
 
-/// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network that
-/// exists.
+/// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network
+/// that exists.
 fn reserve_address(
     store: &mut LeaseStore,
     owner: AttachmentId<'_>,

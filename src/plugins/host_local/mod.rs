@@ -5,8 +5,8 @@
 //! that the two implementations can replace each other.
 //!
 //! State on the host while the container lives: one lease file per address. Permanently: the directory with its lock,
-//! the last reserved address of each set, and `.cnibox` with a journal of the leases and the host's ends of their veth pairs.
-//! When no address is free, leases of an earlier boot, or whose end on the host is gone, are reclaimed.
+//! the last reserved address of each set, and `.cnibox` with a journal of the leases and the host's ends of their veth
+//! pairs. When no address is free, leases of an earlier boot, or whose end on the host is gone, are reclaimed.
 //!
 //! Keys, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`, `rangeStart`, `rangeEnd`,
 //! `gateway`, and in addition to the reference's, `reuseDelay` and `lockTimeout`.
@@ -65,7 +65,7 @@ struct HostLocalIpamConfig {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DataDirConfig {
-    /// The folder of the networks' folders. Default: `/var/lib/cni/networks`.
+    /// The directory of the networks' directories. Default: `/var/lib/cni/networks`.
     data_dir: Option<PathBuf>,
 }
 
@@ -318,7 +318,7 @@ impl HostLocalPlan {
         let dir = conf.data_dir(cx)?;
         if dir.is_relative() {
             let msg = format!("dataDir \"{}\" is not an absolute path", dir.display());
-            let why = "it would be another folder for each working directory of the runtime";
+            let why = "it would be another directory for each working directory of the runtime";
             return Err(Error::config(msg).with_details(why));
         }
         let runtime = conf.decode_runtime_config()?;

@@ -6,8 +6,8 @@
 //! translated.
 //!
 //! State on the host while the container lives: elements of the table `inet cnibox_portmap`, or a chain `CNI-DN-..` of
-//! iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and `route_localnet` of the interface towards
-//! the container.
+//! iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and `route_localnet` of the interface
+//! towards the container.
 
 mod conf;
 
@@ -191,9 +191,9 @@ fn build_forwarding(
     })
 }
 
-/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
-/// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays another
-/// container's.
+/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive,
+/// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays
+/// another container's.
 fn create_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -244,8 +244,8 @@ fn find_outgoing_interface(cx: &CallContext<'_>, addr: IpAddr) -> Result<Option<
     Ok(host.find_link_by_index(index)?.map(|link| link.name))
 }
 
-/// Permits connections from 127.0.0.1 of the host to containers, but not from containers to 127.0.0.0/8 of the host. The
-/// parameters are never reset, because other containers of the interface depend on them.
+/// Permits connections from 127.0.0.1 of the host to containers, but not from containers to 127.0.0.0/8 of the host.
+/// The parameters are never reset, because other containers of the interface depend on them.
 fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
         localhost::close_to_containers(filter)?;

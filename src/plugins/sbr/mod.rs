@@ -5,7 +5,8 @@
 //! `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a table of its own, from 100 on, and moves
 //! the interface's routes from the main table to that table; with `table`, it adds only a rule to that table.
 //!
-//! There is no state on the host: rules and routes are in the container. DEL deletes the rules and moves the routes back.
+//! There is no state on the host: rules and routes are in the container. DEL deletes the rules and moves the routes
+//! back.
 
 mod plan;
 
@@ -209,8 +210,8 @@ fn is_rule_from(rule: &PolicyRule, addr: IpAddr) -> bool {
     rule.plain && rule.src == Some(addr.into())
 }
 
-/// Whether a table was chosen by this plugin, not by another program: all its routes use the link. The table of a deleted
-/// link is empty.
+/// Whether a table was chosen by this plugin, not by another program: all its routes use the link. The table of a
+/// deleted link is empty.
 fn is_own_table(table: u32, routes: &[KernelRoute], link: Option<&Link>) -> bool {
     let mut inside = routes.iter().filter(|route| route.table == Some(table));
     let own =

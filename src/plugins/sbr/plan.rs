@@ -155,8 +155,8 @@ impl RoutingPlan {
         self.before.iter().skip(1).map(|(_, routes)| routes.as_slice())
     }
 
-    /// The routes to add to a source's table, in an order that the kernel accepts. The `present` routes are of an earlier
-    /// ADD.
+    /// The routes to add to a source's table, in an order that the kernel accepts. The `present` routes are of an
+    /// earlier ADD.
     fn routes_to_add(&self, source: &RuleSource, present: &[KernelRoute]) -> Vec<KernelRoute> {
         let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
         let is_default = |route: &KernelRoute| route.dst.prefix_len() == 0;
@@ -176,8 +176,8 @@ impl RoutingPlan {
         near.into_iter().chain(default).chain(far).collect()
     }
 
-    /// Whether the route is for the address: a route belongs to the addresses whose subnets it uses, and to all addresses if
-    /// it uses no subnet.
+    /// Whether the route is for the address: a route belongs to the addresses whose subnets it uses, and to all
+    /// addresses if it uses no subnet.
     fn is_route_for(&self, route: &KernelRoute, source: &RuleSource) -> bool {
         let generic = tables::is_direct_route(route) && route.src.is_none();
         let orphan = || !self.sources.iter().any(|other| other.owns_route(route));

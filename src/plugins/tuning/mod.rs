@@ -53,7 +53,7 @@ pub struct TuningConfig {
     /// The length of the transmit queue, in packets. Default: unchanged.
     #[serde(rename = "txQLen")]
     txqlen: Option<i64>,
-    /// The folder of backups. Default: `/run/cni/tuning`.
+    /// The directory of backups. Default: `/run/cni/tuning`.
     data_dir: String,
     /// `safe` refuses all but a few parameters. Default: the allowlist decides.
     profile: String,
@@ -87,13 +87,13 @@ struct TuningCniArgs {
 }
 
 impl TuningConfig {
-    /// The folder of backups, as configured.
+    /// The directory of backups, as configured.
     fn backup_directory(&self) -> &Path {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
-    /// The folder of backups for DEL and GC, which are refused for no key: the backups are ignored if others than root
-    /// could have written them.
+    /// The directory of backups for DEL and GC, which are refused for no key: the backups are ignored if others than
+    /// root could have written them.
     fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
         let ignored = |error: &_| log::warn(format_args!("{error}; its backups are ignored"));
         trust::resolve_data_dir(self.backup_directory()).inspect_err(ignored).ok()

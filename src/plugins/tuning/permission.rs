@@ -15,8 +15,8 @@ const ALLOWLIST: &str = "/etc/cni/tuning/allowlist.conf";
 /// Limit of its size in bytes, far beyond the number of all keys.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The profile "safe": parameters of a network namespace that have bounded costs and no effect on traffic between others.
-/// Of the parameters of interfaces only the container's own are safe.
+/// The profile "safe": parameters of a network namespace that have bounded costs and no effect on traffic between
+/// others. Of the parameters of interfaces only the container's own are safe.
 const SAFE: [&str; 41] = [
     "net/core/somaxconn",
     "net/ipv4/icmp_echo_ignore_all",

@@ -139,8 +139,8 @@ impl KernelParameter {
 }
 
 impl PresentParameter<'_> {
-    /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an earlier
-    /// parameter of the list may have changed this one.
+    /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an
+    /// earlier parameter of the list may have changed this one.
     pub(super) fn write_value(&self) -> Result<()> {
         let has_value = || sysctl::read_value(self.key).is_ok_and(|now| now == self.value);
         sysctl::write_value(self.key, self.value)
@@ -170,8 +170,8 @@ impl PresentParameter<'_> {
     }
 }
 
-/// Whether the kernel prints this value for the configured one: it separates numbers by tabs, and prints them in decimal
-/// without leading zeros.
+/// Whether the kernel prints this value for the configured one: it separates numbers by tabs, and prints them in
+/// decimal without leading zeros.
 fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));

@@ -91,13 +91,13 @@ fn the_version_to_use() {
     }
 }
 
-/// The plugin types of the list in a file with these keys, with two plugins in the folder or not.
-fn types(keys: &str, folder: &str) -> Result<Vec<String>, String> {
+/// The plugin types of the list in a file with these keys, with two plugins in the directory or not.
+fn types(keys: &str, directory: &str) -> Result<Vec<String>, String> {
     let node = Node::new();
     let file = node.conf("a.conflist", &format!("{{{keys}\"cniVersion\":\"1.1.0\"}}"));
-    node.conf(&format!("{folder}/20.conf"), r#"{"type":"f2"}"#);
-    node.conf(&format!("{folder}/10.conf"), r#"{"type":"f1"}"#);
-    node.conf(&format!("{folder}/15.json"), r#"{"type":"not read"}"#);
+    node.conf(&format!("{directory}/20.conf"), r#"{"type":"f2"}"#);
+    node.conf(&format!("{directory}/10.conf"), r#"{"type":"f1"}"#);
+    node.conf(&format!("{directory}/15.json"), r#"{"type":"not read"}"#);
     let list = NetworkList::from_file(&file).map_err(|e| e.to_string())?;
     let again = NetworkList::from_bytes(list.bytes()).unwrap();
     let types = |l: &NetworkList| -> Vec<String> {
@@ -108,7 +108,7 @@ fn types(keys: &str, folder: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn plugins_in_a_folder() {
+fn plugins_in_a_directory() {
     let inline = r#""name":"net","plugins":[{"type":"i"}],"#;
     let only = r#""name":"net","plugins":[{"type":"i"}],"loadOnlyInlinedPlugins":true,"#;
     assert_eq!(types(inline, "net").unwrap(), ["i", "f1", "f2"]);
@@ -118,7 +118,7 @@ fn plugins_in_a_folder() {
     let error = types(r#""name":"net","#, "other").unwrap_err();
     assert!(error.starts_with("no plugin configs found; "), "{error}");
     assert!(types(r#""name":"net","loadOnlyInlinedPlugins":true,"#, "net").is_err());
-    // The name decides over a path: nothing outside of the folder is ever read.
+    // The name decides over a path: nothing outside of the directory is ever read.
     assert_eq!(types(r#""name":"","plugins":[{"type":"i"}],"#, ".").unwrap(), ["i"]);
     assert!(
         types(r#""name":"../net.d","#, ".").unwrap_err().starts_with("no plugin configs found; ")
@@ -126,7 +126,7 @@ fn plugins_in_a_folder() {
 }
 
 #[test]
-fn a_bad_file_in_the_folder_fails_the_list() {
+fn a_bad_file_in_the_directory_fails_the_list() {
     let node = Node::new();
     let file = node.conf("a.conflist", r#"{"name":"net","plugins":[{"type":"i"}]}"#);
     node.conf("net/1.conf", r#"{"name":"x"}"#);

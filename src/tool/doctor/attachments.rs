@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::iface::verify::IN_CONTAINER;
 use crate::leases::{LeaseListing, LeaseStatus};
 use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConfig, Runtime};
+use crate::tool::directories::{LeaseDirectory, ToolDirectories};
 use crate::tool::finding::Finding;
-use crate::tool::folders::{LeaseDirectory, ToolDirectories};
 use crate::tool::life::{ContainerState, doubt_reason, end_reason};
 
 /// The remedy for remains of dead containers.
@@ -44,7 +44,7 @@ pub(super) struct ExaminedAttachment {
 
 /// All attachments in the cache.
 pub(super) fn read_cached(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     runtime: &Runtime,
 ) -> Result<Vec<ExaminedAttachment>> {
     let attached = |(cached, life): (CachedAttachment, ContainerState)| {
@@ -57,7 +57,7 @@ pub(super) fn read_cached(
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
         ExaminedAttachment { cached, life, list, ips, has_default }
     };
-    Ok(folders.cached_attachments(runtime)?.into_iter().map(attached).collect())
+    Ok(directories.cached_attachments(runtime)?.into_iter().map(attached).collect())
 }
 
 impl ExaminedAttachment {
@@ -171,7 +171,7 @@ pub(super) fn examine_leases(
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut owners: HashMap<IpAddr, String> = HashMap::new();
-    // A network that was configured anew may have leases in several folders.
+    // A network that was configured anew may have leases in several directories.
     for stores in stores.chunk_by(|a, b| a.network == b.network) {
         let network = &stores[0].network;
         let mut statuses = Vec::new();

@@ -104,8 +104,8 @@ fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Fo
     })
 }
 
-/// Commands that accept the packets of this network, and of others none. Rules last until the rules of the node are loaded
-/// again.
+/// Commands that accept the packets of this network, and of others none. Rules last until the rules of the node are
+/// loaded again.
 fn accept_commands(
     nft: &NftSocket,
     chain: &ForwardChain,
@@ -139,8 +139,8 @@ fn accept_commands(
     format!("nft '{}'", rules.map(|rule| format!("insert rule {chain} {rule}")).join("; "))
 }
 
-/// Commands that accept what comes from the link, answers, and what the host has translated. The plugin firewall does so for
-/// each container.
+/// Commands that accept what comes from the link, answers, and what the host has translated. The plugin firewall does
+/// so for each container.
 pub(super) fn accept_by_iptables(program: &str, chain: &str, link: &str) -> String {
     format!(
         "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT \

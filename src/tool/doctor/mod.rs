@@ -24,8 +24,8 @@ use std::thread::{self, ScopedJoinHandle};
 
 use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
+use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
-use super::folders::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
 use crate::framework::AppletTable;
@@ -65,8 +65,9 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
         args,
         |line| require_no_words(&line).map(|()| line),
         |line| {
-            let folders = ToolDirectories::from_command_line(&line);
-            let (findings, count) = examine_node(&folders, &folders.new_runtime(table), table)?;
+            let directories = ToolDirectories::from_command_line(&line);
+            let (findings, count) =
+                examine_node(&directories, &directories.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
             report_findings(
                 &findings,
@@ -79,15 +80,15 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
 
 /// All defects of the node, errors first, and the number of attachments that were examined.
 pub(super) fn examine_node(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     runtime: &Runtime,
     table: AppletTable,
 ) -> Result<(Vec<Finding>, usize)> {
-    let attached = attachments::read_cached(folders, runtime)?;
+    let attached = attachments::read_cached(directories, runtime)?;
     // The checks mostly wait for the kernel.
     let (mut findings, configurations, checks) = thread::scope(|scope| {
         let rules = scope.spawn(examine_rules);
-        let configurations = scope.spawn(|| lint_configurations(folders, table));
+        let configurations = scope.spawn(|| lint_configurations(directories, table));
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
         let check = |part: &'_ [ExaminedAttachment]| {
@@ -98,7 +99,7 @@ pub(super) fn examine_node(
         (join_thread(rules), join_thread(configurations), checks)
     });
     let is_flushed = !findings.is_empty();
-    let mut networks = folders.configured_networks();
+    let mut networks = directories.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
     let missing = examine_plugins(&networks, runtime, table);
     // STATUS and CHECK report missing plugins and flushed rules as well.
@@ -111,8 +112,10 @@ pub(super) fn examine_node(
     findings.extend(missing);
     findings.extend(checks.into_iter().flatten().filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
-    findings
-        .extend(attachments::examine_leases(&attached, &folders.find_lease_directories(None)?)?);
+    findings.extend(attachments::examine_leases(
+        &attached,
+        &directories.find_lease_directories(None)?,
+    )?);
     let routed = attachments::routed_networks(&attached);
     findings.extend(path::find_disabled_forwarding(&routed));
     findings.extend(nearby::examine_networks(&routed));
@@ -136,9 +139,9 @@ fn examine_rules() -> Vec<Finding> {
 }
 
 /// The findings of `cnibox lint`, but for notes, which are about what nobody may have asked for.
-fn lint_configurations(folders: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
-    let conf = slice::from_ref(&folders.conf);
-    let findings = lint::lint_files(conf, table, Some(&folders.cni_path)).into_iter();
+fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
+    let conf = slice::from_ref(&directories.conf);
+    let findings = lint::lint_files(conf, table, Some(&directories.cni_path)).into_iter();
     let named = |finding: Finding| {
         let subject = FindingSubject::Object(finding.subject.to_string());
         Finding { subject, ..finding }

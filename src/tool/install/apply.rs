@@ -6,11 +6,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::directory::{InstalledConfig, backup_path, replace_text_file};
 use super::files::{
     self, FileErrorContext, copy_label, create_directory, device_inode, link_or_copy,
     remove_if_present, sync_directory,
 };
-use super::folder::{InstalledConfig, backup_path, replace_text_file};
 use super::options::InstallMode;
 use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallPlan, InstallStep, PlannedConfig};
@@ -24,45 +24,45 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executes the whole plan, or undoes what was done. The caller holds the lock.
 pub(super) fn execute_plan(job: &InstallJob<'_>, plan: &InstallPlan) -> Result<()> {
-    let folder = &job.options.folder;
-    let stage = StagingArea::new(folder)?;
+    let directory = &job.options.directory;
+    let stage = StagingArea::new(directory)?;
     stage.stage_files(job, plan)?;
     if job.options.verify {
         verify_plugins(job, plan, &stage.new)?;
     }
-    back_up(folder, plan)?;
+    back_up(directory, plan)?;
     let mut undo = Rollback::new();
     let mut manifest = plan.manifest.clone();
-    manifest.save_to(folder)?;
-    undo.add_step("the manifest", || plan.old.save_to(folder));
+    manifest.save_to(directory)?;
+    undo.add_step("the manifest", || plan.old.save_to(directory));
     for step in plan.steps.iter().filter(|step| step.action.is_change()) {
-        stage.replace_entry(folder, step, &mut undo)?;
+        stage.replace_entry(directory, step, &mut undo)?;
     }
-    sync_directory(folder)?;
+    sync_directory(directory)?;
     if job.options.verify {
-        verify_plugins(job, plan, folder)?;
+        verify_plugins(job, plan, directory)?;
     }
     if let Some(conf) = &plan.conf {
         manifest.conflist = Some(install_config(plan, conf, &mut undo)?);
-        manifest.save_to(folder)?;
+        manifest.save_to(directory)?;
     }
     undo.commit();
     Ok(())
 }
 
 /// Backs up for `uninstall`.
-fn back_up(folder: &Path, plan: &InstallPlan) -> Result<()> {
-    let backups = folder.join(STATE).join("backup");
+fn back_up(directory: &Path, plan: &InstallPlan) -> Result<()> {
+    let backups = directory.join(STATE).join("backup");
     create_directory(&backups)?;
     let conf = plan.conf.iter().map(|conf| &conf.step);
     for step in plan.steps.iter().chain(conf).filter(|step| step.backup) {
         // The name of the network configuration is an absolute path.
-        link_or_copy(&folder.join(&step.name), &backup_path(folder, &step.name))?;
+        link_or_copy(&directory.join(&step.name), &backup_path(directory, &step.name))?;
     }
     sync_directory(&backups)
 }
 
-/// The folders of one run, on the file system of the plugins. Removed at the end.
+/// The directories of one run, on the file system of the plugins. Removed at the end.
 struct StagingArea {
     /// The files to be installed.
     new: PathBuf,
@@ -79,9 +79,9 @@ impl Drop for StagingArea {
 }
 
 impl StagingArea {
-    /// Creates the folders, and removes the files of a killed installer.
-    fn new(folder: &Path) -> Result<StagingArea> {
-        let own = folder.join(STATE);
+    /// Creates the directories, and removes the files of a killed installer.
+    fn new(directory: &Path) -> Result<StagingArea> {
+        let own = directory.join(STATE);
         let stage = StagingArea { new: own.join("new"), old: own.join("old") };
         for dir in [&stage.new, &stage.old] {
             files::if_present(fs::remove_dir_all(dir)).file_context("empty", dir)?;
@@ -91,13 +91,13 @@ impl StagingArea {
     }
 
     fn stage_files(&self, job: &InstallJob<'_>, plan: &InstallPlan) -> Result<()> {
-        let (folder, binary) = (&job.options.folder, self.new.join(BINARY));
+        let (directory, binary) = (&job.options.directory, self.new.join(BINARY));
         let mut steps = plan.steps.iter().filter(|step| step.action.writes_file()).peekable();
         if steps.next_if(|step| step.name == BINARY).is_some() {
             files::write_executable(&binary, &job.payload.bytes)?;
-            copy_label(folder, &binary);
+            copy_label(directory, &binary);
         } else if job.options.mode == InstallMode::Hardlink {
-            link_or_copy(&folder.join(BINARY), &binary)?;
+            link_or_copy(&directory.join(BINARY), &binary)?;
         } else {
             // The target of the staged links; an immutable file cannot have another name.
             let target = Path::new("../..").join(BINARY);
@@ -108,28 +108,28 @@ impl StagingArea {
             match job.options.mode {
                 InstallMode::Symlink => symlink(BINARY, &path).file_context("create", &path)?,
                 InstallMode::Hardlink => {
-                    fs::hard_link(&binary, &path).file_context("link", &path)?
+                    fs::hard_link(&binary, &path).file_context("link", &path)?;
                 }
                 InstallMode::Copy => {
                     let bytes = files::read_file(&binary).file_context("read", &binary)?;
                     files::write_executable(&path, &bytes)?;
                 }
             }
-            copy_label(folder, &path);
+            copy_label(directory, &path);
         }
         sync_directory(&self.new)
     }
 
-    /// Replaces or removes a file of the folder, atomically.
+    /// Replaces or removes a file of the directory, atomically.
     fn replace_entry(
         &self,
-        folder: &Path,
+        directory: &Path,
         step: &InstallStep,
         undo: &mut Rollback<'_>,
     ) -> Result<()> {
-        let (path, old) = (folder.join(&step.name), self.old.join(&step.name));
+        let (path, old) = (directory.join(&step.name), self.old.join(&step.name));
         let new = match step.action {
-            FileAction::Restore => backup_path(folder, &step.name),
+            FileAction::Restore => backup_path(directory, &step.name),
             _ => self.new.join(&step.name),
         };
         let identity = |path: &Path| path.symlink_metadata().ok().map(|m| device_inode(&m));
@@ -156,16 +156,16 @@ impl StagingArea {
     }
 }
 
-/// Runs every installed plugin of `folder` with VERSION, through the name that runtimes use.
-fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, folder: &Path) -> Result<()> {
-    let is_staged = folder != job.options.folder;
-    let is_in_folder = |step: &&InstallStep| {
+/// Runs every installed plugin of `directory` with VERSION, through the name that runtimes use.
+fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, directory: &Path) -> Result<()> {
+    let is_staged = directory != job.options.directory;
+    let is_in_directory = |step: &&InstallStep| {
         step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged
     };
-    for step in plan.steps.iter().filter(is_in_folder) {
+    for step in plan.steps.iter().filter(is_in_directory) {
         let applet = job.applets.iter().find(|applet| applet.name == step.name);
         let Some(applet) = applet else { continue };
-        let path = folder.join(&step.name);
+        let path = directory.join(&step.name);
         verify_plugin(applet, &path, plan.is_own_binary()).map_err(|cause| {
             let state = if is_staged { "nothing was changed" } else { "all changes were undone" };
             let msg = format!("ask {} for its versions: {cause}; {state}", path.display());

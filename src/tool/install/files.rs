@@ -13,7 +13,7 @@ use super::BINARY;
 use crate::error::{Error, Result, errno_text};
 use crate::log;
 
-/// The mode of executables and folders: runtimes need not be root.
+/// The mode of executables and directories: runtimes need not be root.
 pub(super) const EXECUTABLE: u32 = 0o755;
 /// Limit of a file's size in bytes: executables of other projects have about a hundred megabytes.
 const LARGEST: usize = 1 << 30;
@@ -35,10 +35,11 @@ fn file_error(what: &str, path: &Path, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("{what} {}", path.display()), cause);
     match cause.kind() {
         ErrorKind::ReadOnlyFilesystem => error.with_details(
-            "mount the folder writable, or choose another folder that the runtime searches",
+            "mount the directory writable, or choose another directory that the runtime searches",
         ),
-        ErrorKind::PermissionDenied => error
-            .with_details("run as the owner of the folder, or use --root with a folder of yours"),
+        ErrorKind::PermissionDenied => error.with_details(
+            "run as the owner of the directory, or use --root with a directory of yours",
+        ),
         ErrorKind::StorageFull => {
             error.with_details("nothing was replaced; free some space and run it again")
         }
@@ -66,7 +67,7 @@ pub(super) fn device_inode(metadata: &Metadata) -> DeviceInode {
     (metadata.dev(), metadata.ino())
 }
 
-/// Creates a folder and its parents, unless they exist.
+/// Creates a directory and its parents, unless they exist.
 pub(super) fn create_directory(path: &Path) -> Result<()> {
     DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).file_context("create", path)
 }
@@ -102,16 +103,16 @@ pub(super) fn remove_if_present(path: &Path) -> Result<()> {
     if_present(fs::remove_file(path)).file_context("remove", path).map(drop)
 }
 
-/// Syncs the entries of a folder to the disk.
-pub(super) fn sync_directory(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|dir| dir.sync_all()).file_context("sync", folder)
+/// Syncs the entries of a directory to the disk.
+pub(super) fn sync_directory(directory: &Path) -> Result<()> {
+    File::open(directory).and_then(|dir| dir.sync_all()).file_context("sync", directory)
 }
 
-/// Gives a file the SELinux label of `folder`, if the folder has one. Files created in [`super::STATE`]
+/// Gives a file the SELinux label of `directory`, if the directory has one. Files created in [`super::STATE`]
 /// may have inherited another label, with which a confined runtime must not execute them.
-pub(super) fn copy_label(folder: &Path, file: &Path) {
+pub(super) fn copy_label(directory: &Path, file: &Path) {
     let (mut label, mut own) = ([0; 512], [0; 512]);
-    let Ok(length) = getxattr(folder, LABEL, &mut label) else { return };
+    let Ok(length) = getxattr(directory, LABEL, &mut label) else { return };
     let label = &label[..length];
     if lgetxattr(file, LABEL, &mut own).is_ok_and(|length| own[..length] == *label) {
         return;
@@ -130,8 +131,8 @@ pub(super) fn copy_label(folder: &Path, file: &Path) {
 /// networks use, replaces only the link. The flag belongs to the inode, so it is cleared before
 /// the executable is replaced and set on the new one. If the installer is killed in between, the
 /// next run sets the flag.
-pub(super) fn protect_executable(folder: &Path) {
-    let path = folder.join(BINARY);
+pub(super) fn protect_executable(directory: &Path) {
+    let path = directory.join(BINARY);
     if let Err(cause) = set_immutable(&path, true) {
         let why = match Errno::from_raw(cause.raw_os_error().unwrap_or_default()) {
             Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => {
@@ -145,8 +146,8 @@ pub(super) fn protect_executable(folder: &Path) {
 }
 
 /// Clears the immutable flag of the executable, if it is set.
-pub(super) fn unprotect_executable(folder: &Path) -> Result<()> {
-    let path = folder.join(BINARY);
+pub(super) fn unprotect_executable(directory: &Path) -> Result<()> {
+    let path = directory.join(BINARY);
     match set_immutable(&path, false) {
         Err(cause) if cause.raw_os_error() == Some(Errno::EPERM as i32) => {
             Err(cause).file_context("clear the immutable flag of", &path)

@@ -1,7 +1,7 @@
-//! `cnibox install`: installs this executable and a link for each applet into the folder of plugins
+//! `cnibox install`: installs this executable and a link for each applet into the directory of plugins
 //! of a running node; and `cnibox uninstall`, which restores the previous files.
 //!
-//! All files are first created in `.cnibox/new` of the folder and run with VERSION. Files to be
+//! All files are first created in `.cnibox/new` of the directory and run with VERSION. Files to be
 //! replaced are backed up in `.cnibox/backup`, and the list of installed files is saved in
 //! `.cnibox/manifest.json`. Then the executable, the links and last the network configuration are
 //! renamed into place: a name that had a plugin leads to one at every moment, and no running file
@@ -10,8 +10,8 @@
 //! The origin of a file is read from its content (`origin.rs`); foreign files are not executed.
 
 mod apply;
+mod directory;
 mod files;
-mod folder;
 mod options;
 mod origin;
 mod plan;
@@ -32,14 +32,14 @@ use crate::error::Result;
 use crate::files::lock::FileLock;
 use crate::framework::{Applet, AppletTable};
 use crate::options::{CommandLine, unknown_word_error};
-use folder::InstallManifest;
+use directory::InstallManifest;
 use options::{INSTALL_OPTIONS, InstallOptions, ReplacePolicy, UNINSTALL_OPTIONS};
 use origin::InstallPayload;
 use plan::{FileAction, InstallPlan, InstallStep};
 
-/// The name of the executable in the folder.
+/// The name of the executable in the directory.
 const BINARY: &str = "cnibox";
-/// The folder of the installer in the folder of plugins.
+/// The directory of the installer in the directory of plugins.
 const STATE: &str = ".cnibox";
 
 const STATUS: &str = "
@@ -49,7 +49,7 @@ Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something
 pub(super) const INSTALL: ToolCommand = ToolCommand {
     command: "cnibox install",
     usage: "\
-install: installs this executable, and a link for each applet, into a folder of plugins
+install: installs this executable, and a link for each applet, into a directory of plugins
 
 Usage:
   cnibox install [DIR] [options]     DIR is /opt/cni/bin by default
@@ -102,27 +102,27 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     })
 }
 
-/// How the commands are reached if the shell does not search the folder.
+/// How the commands are reached if the shell does not search the directory.
 fn path_hint(options: &InstallOptions) -> Option<String> {
     let paths = env::var_os("PATH").unwrap_or_default();
-    let is_searched = env::split_paths(&paths).any(|path| path == options.folder);
+    let is_searched = env::split_paths(&paths).any(|path| path == options.directory);
     if is_searched || options.json || options.dry_run || options.has_root {
         return None;
     }
-    let folder = options.folder.display();
-    Some(format!("cnibox and cnitool are in {folder}: export PATH=$PATH:{folder}\n"))
+    let directory = options.directory.display();
+    Some(format!("cnibox and cnitool are in {directory}: export PATH=$PATH:{directory}\n"))
 }
 
-/// Keeps the folder as it was installed, with the mode and the applets of that installation, or with all applets if
+/// Keeps the directory as it was installed, with the mode and the applets of that installation, or with all applets if
 /// nothing is installed. Returns at SIGTERM, SIGINT or a failure.
-pub(super) fn maintain_installation(folder: &Path, table: AppletTable) -> Result<()> {
+pub(super) fn maintain_installation(directory: &Path, table: AppletTable) -> Result<()> {
     let applets = table.applets;
-    let installed = InstallManifest::load_from(folder).unwrap_or_default();
+    let installed = InstallManifest::load_from(directory).unwrap_or_default();
     let names = applets.iter().map(|applet| applet.name);
     let only =
         names.filter(|name| installed.find_file(name).is_some()).map(str::to_owned).collect();
     let mut line = CommandLine::default();
-    line.words.push(folder.display().to_string());
+    line.words.push(directory.display().to_string());
     let options = InstallOptions {
         mode: installed.mode,
         only,
@@ -159,25 +159,25 @@ struct InstallJob<'a> {
 }
 
 impl InstallJob<'_> {
-    /// Installs. A folder that is already as planned is not written to, and may be read-only.
+    /// Installs. A directory that is already as planned is not written to, and may be read-only.
     fn install_files(&self) -> Result<Vec<InstallStep>> {
-        let folder = &self.options.folder;
+        let directory = &self.options.directory;
         let protect = |plan: &InstallPlan| {
             if plan.manifest.protect && self.options.policy != ReplacePolicy::Never {
-                files::protect_executable(folder);
+                files::protect_executable(directory);
             }
         };
         let mut plan = InstallPlan::new(self)?;
         if !self.options.dry_run && plan.is_done() {
             protect(&plan);
         } else if !self.options.dry_run {
-            files::create_directory(&folder.join(STATE))?;
-            let _lock = FileLock::acquire_exclusive(&folder.join(STATE).join("lock"))?;
-            // Another process may have changed the folder in the meantime.
+            files::create_directory(&directory.join(STATE))?;
+            let _lock = FileLock::acquire_exclusive(&directory.join(STATE).join("lock"))?;
+            // Another process may have changed the directory in the meantime.
             plan = InstallPlan::new(self)?;
             // The flag stays while only links are restored.
             if plan.steps.iter().any(|step| step.name == BINARY && step.action.is_change()) {
-                files::unprotect_executable(folder)?;
+                files::unprotect_executable(directory)?;
             }
             let done = apply::execute_plan(self, &plan);
             protect(&plan);
@@ -200,7 +200,7 @@ impl InstallJob<'_> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InstallReport<'a> {
-    folder: String,
+    directory: String,
     version: &'a str,
     dry_run: bool,
     changed: bool,
@@ -210,7 +210,7 @@ struct InstallReport<'a> {
 /// Prints what was done, as text or JSON. The exit status is 1 if a dry run found something to do.
 fn print_report(options: &InstallOptions, steps: &[InstallStep]) -> Result<ExitCode> {
     let report = InstallReport {
-        folder: options.folder.display().to_string(),
+        directory: options.directory.display().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         dry_run: options.dry_run,
         changed: steps.iter().any(|step| step.action.is_change()),
@@ -225,7 +225,7 @@ fn print_report(options: &InstallOptions, steps: &[InstallStep]) -> Result<ExitC
 impl InstallReport<'_> {
     fn to_text(&self) -> String {
         let dry_run = if self.dry_run { ", dry run" } else { "" };
-        let mut lines = vec![format!("{}: cnibox {}{dry_run}", self.folder, self.version)];
+        let mut lines = vec![format!("{}: cnibox {}{dry_run}", self.directory, self.version)];
         let mut unchanged = 0;
         for step in self.files {
             let was = step.was.as_deref();

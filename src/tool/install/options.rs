@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 use crate::options::{
     CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated,
 };
-use crate::tool::folders::{CONF, CONF_DIR, PLUGIN_DIR};
+use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 
 const ROOT: CommandOption =
-    long_option("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
+    long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
 /// Of 0.2, for one minor version.
 const WATCH: &str = "--watch";
@@ -40,7 +40,7 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option(
         "--no-verify",
         "",
-        "do not run each plugin with VERSION: for a folder mounted noexec",
+        "do not run each plugin with VERSION: for a directory mounted noexec",
     ),
     long_option("--conflist", "FILE", "install this network configuration last"),
     CONF,
@@ -109,9 +109,9 @@ const POLICIES: [(&str, ReplacePolicy); 4] = [
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(super) struct InstallOptions {
-    /// The folder of plugins, below the root.
-    pub(super) folder: PathBuf,
-    /// The folder of network configurations, below the root.
+    /// The directory of plugins, below the root.
+    pub(super) directory: PathBuf,
+    /// The directory of network configurations, below the root.
     pub(super) conf_dir: PathBuf,
     pub(super) conflist: Option<PathBuf>,
     pub(super) mode: InstallMode,
@@ -124,7 +124,7 @@ pub(super) struct InstallOptions {
     pub(super) verify: bool,
     pub(super) protect: bool,
     pub(super) watch: bool,
-    /// Whether the folders are below another root.
+    /// Whether the directories are below another root.
     pub(super) has_root: bool,
     /// Whether rules are handed over: not below another root.
     pub(super) hand_over: bool,
@@ -139,9 +139,9 @@ impl InstallOptions {
     ) -> Result<InstallOptions> {
         let root = line.last_value("--root").map(OsString::from).or_else(|| env("DESTDIR"));
         let root = root.filter(|root| !root.is_empty()).map(PathBuf::from);
-        let folder = match line.words.as_slice() {
+        let directory = match line.words.as_slice() {
             [] => PLUGIN_DIR,
-            [folder] => folder,
+            [directory] => directory,
             [_, extra, ..] => return Err(usage_error(format!("unexpected argument \"{extra}\""))),
         };
         let conf_dir = line.last_value(CONF.flag).unwrap_or(CONF_DIR);
@@ -152,7 +152,7 @@ impl InstallOptions {
             names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
         };
         let options = InstallOptions {
-            folder: path_below_root(root.as_deref(), folder)?,
+            directory: path_below_root(root.as_deref(), directory)?,
             conf_dir: path_below_root(root.as_deref(), conf_dir)?,
             conflist: line.last_value("--conflist").map(PathBuf::from),
             mode: parse_choice("mode", line.last_value("--mode"), &MODES)?,
@@ -191,7 +191,7 @@ impl InstallOptions {
 /// `path` below `root`, absolute.
 fn path_below_root(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     if path.is_empty() {
-        return Err(usage_error("the name of a folder is empty"));
+        return Err(usage_error("the name of a directory is empty"));
     }
     let joined = match root {
         Some(root) => root.join(path.trim_start_matches('/')),
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn defaults() {
         let options = parse(&[]).unwrap();
-        assert_eq!(options.folder, Path::new(PLUGIN_DIR));
+        assert_eq!(options.directory, Path::new(PLUGIN_DIR));
         assert_eq!((options.mode, options.policy), (InstallMode::Symlink, ReplacePolicy::Always));
         assert!(options.backup && options.verify && !options.replace && !options.force);
     }
@@ -250,12 +250,12 @@ mod tests {
     }
 
     #[test]
-    fn root_and_destdir_prefix_every_folder() {
+    fn root_and_destdir_prefix_every_directory() {
         let env = |name: &str| (name == "DESTDIR").then(|| OsString::from("/y"));
         let options = read(&["/usr/lib/cni", "--root=/x"], env).unwrap();
-        assert_eq!(options.folder, Path::new("/x/usr/lib/cni"));
+        assert_eq!(options.directory, Path::new("/x/usr/lib/cni"));
         let options = read(&[], env).unwrap();
-        assert_eq!(options.folder, Path::new("/y/opt/cni/bin"));
+        assert_eq!(options.directory, Path::new("/y/opt/cni/bin"));
         assert_eq!(options.conf_dir, Path::new("/y/etc/cni/net.d"));
     }
 
@@ -265,7 +265,7 @@ mod tests {
             (vec!["--mode", "x"], "unknown mode \"x\""),
             (vec!["--policy", "x"], "unknown policy \"x\""),
             (vec!["a", "b"], "unexpected argument \"b\""),
-            (vec![""], "the name of a folder is empty"),
+            (vec![""], "the name of a directory is empty"),
             (vec!["--watch", "--dry-run"], "--watch excludes --dry-run and --policy never"),
         ];
         for (args, message) in wrong {

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::files::{self, FileErrorContext, if_present};
-use super::folder::{
+use super::directory::{
     InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry,
     backup_path,
 };
+use super::files::{self, FileErrorContext, if_present};
 use super::options::{InstallMode, ReplacePolicy};
 use super::origin::{ExecutableOrigin, is_newer_release, sha256_hex};
 use super::{BINARY, InstallJob};
@@ -49,7 +49,7 @@ impl FileAction {
 /// What is done with a name; the report in JSON has these keys.
 #[derive(Serialize)]
 pub(super) struct InstallStep {
-    /// The name in the folder; the path of the network configuration.
+    /// The name in the directory; the path of the network configuration.
     pub(super) name: String,
     pub(super) action: FileAction,
     /// A description of the existing entry.
@@ -76,17 +76,17 @@ pub(super) struct PlannedConfig {
 }
 
 impl InstallPlan {
-    /// Reads the folder. Fails if the installation must not be done.
+    /// Reads the directory. Fails if the installation must not be done.
     pub(super) fn new(job: &InstallJob<'_>) -> Result<InstallPlan> {
-        let folder = PluginDirectory::read_entries(&job.options.folder, &job.applet_names())?;
+        let directory = PluginDirectory::read_entries(&job.options.directory, &job.applet_names())?;
         let (steps, manifest) = if job.options.policy == ReplacePolicy::Never {
-            let keep = |name| new_step(job, name, FileAction::Keep, folder.find_entry(name));
+            let keep = |name| new_step(job, name, FileAction::Keep, directory.find_entry(name));
             let steps = [BINARY].into_iter().chain(job.applet_names()).map(keep);
-            (steps.collect(), folder.manifest.clone())
+            (steps.collect(), directory.manifest.clone())
         } else {
-            plan_steps(job, &folder)?
+            plan_steps(job, &directory)?
         };
-        let plan = InstallPlan { steps, conf: None, manifest, old: folder.manifest };
+        let plan = InstallPlan { steps, conf: None, manifest, old: directory.manifest };
         let conf = job
             .options
             .conflist
@@ -96,13 +96,13 @@ impl InstallPlan {
         Ok(InstallPlan { conf, ..plan })
     }
 
-    /// Whether the folder is already as planned.
+    /// Whether the directory is already as planned.
     pub(super) fn is_done(&self) -> bool {
         let conf = self.conf.iter().map(|conf| &conf.step);
         self.manifest == self.old && !self.steps.iter().chain(conf).any(|s| s.action.is_change())
     }
 
-    /// Whether the executable of the folder will be that of this process.
+    /// Whether the executable of the directory will be that of this process.
     pub(super) fn is_own_binary(&self) -> bool {
         self.steps.iter().any(|step| step.name == BINARY && step.action != FileAction::Keep)
     }
@@ -130,10 +130,10 @@ fn new_step(
 
 fn plan_steps(
     job: &InstallJob<'_>,
-    folder: &PluginDirectory,
+    directory: &PluginDirectory,
 ) -> Result<(Vec<InstallStep>, InstallManifest)> {
-    let entry = folder.find_entry(BINARY);
-    let binary = new_step(job, BINARY, binary_action(job, folder)?, entry);
+    let entry = directory.find_entry(BINARY);
+    let binary = new_step(job, BINARY, binary_action(job, directory)?, entry);
     let remaining = entry.filter(|_| !binary.action.writes_file());
     let sha256 = match remaining {
         Some(PluginDirectoryEntry { content: Some(content), .. }) => &content.sha256,
@@ -142,7 +142,7 @@ fn plan_steps(
     let mut steps = vec![binary];
     let mut refused = Vec::new();
     for name in job.applet_names() {
-        let entry = folder.find_entry(name);
+        let entry = directory.find_entry(name);
         let action = match entry {
             None => FileAction::Install,
             Some(entry) if is_as_wanted(job.options.mode, entry, remaining, sha256) => {
@@ -158,19 +158,19 @@ fn plan_steps(
     if !refused.is_empty() {
         return Err(foreign_files_error(job, &refused));
     }
-    steps.extend(stale_file_steps(job, folder));
-    let manifest = new_manifest(job, folder, &steps, sha256);
+    steps.extend(stale_file_steps(job, directory));
+    let manifest = new_manifest(job, directory, &steps, sha256);
     Ok((steps, manifest))
 }
 
-fn binary_action(job: &InstallJob<'_>, folder: &PluginDirectory) -> Result<FileAction> {
-    let Some(entry) = folder.find_entry(BINARY) else { return Ok(FileAction::Install) };
+fn binary_action(job: &InstallJob<'_>, directory: &PluginDirectory) -> Result<FileAction> {
+    let Some(entry) = directory.find_entry(BINARY) else { return Ok(FileAction::Install) };
     if entry.is_file_with_hash(&job.payload.sha256) {
         return Ok(FileAction::Unchanged);
     }
     let (policy, own) = (job.options.policy, &job.payload.release);
     let ExecutableOrigin::Own(release) = entry.file_origin() else {
-        let old = &folder.manifest;
+        let old = &directory.manifest;
         // An installed executable, overwritten by a `cp` that followed the link of a plugin.
         let is_overwritten = old.find_file(BINARY).is_some() && old.mode == InstallMode::Symlink;
         // If a foreign executable stayed, the links would lead to it.
@@ -185,8 +185,8 @@ fn binary_action(job: &InstallJob<'_>, folder: &PluginDirectory) -> Result<FileA
         return Ok(FileAction::Keep);
     }
     if is_newer_release(&release, own) && !job.options.force {
-        let folder = job.options.folder.display();
-        let msg = format!("install into {folder}: cnibox {release} is there, this is {own}");
+        let directory = job.options.directory.display();
+        let msg = format!("install into {directory}: cnibox {release} is there, this is {own}");
         return Err(Error::config(msg).with_details("--force installs the older release"));
     }
     Ok(FileAction::Update)
@@ -228,36 +228,36 @@ fn may_replace(job: &InstallJob<'_>, entry: &PluginDirectoryEntry) -> bool {
 }
 
 fn foreign_files_error(job: &InstallJob<'_>, names: &[&str]) -> Error {
-    let (folder, names) = (job.options.folder.display(), names.join(", "));
+    let (directory, names) = (job.options.directory.display(), names.join(", "));
     Error::config(format!(
-        "install into {folder}: neither cnibox nor reference plugins: {names}; nothing was changed"
+        "install into {directory}: neither cnibox nor reference plugins: {names}; nothing was changed"
     ))
     .with_details("--replace replaces files and backs them up for uninstall, --skip leaves them")
 }
 
 /// Unchanged files of an earlier release whose applets no longer exist.
-fn stale_file_steps(job: &InstallJob<'_>, folder: &PluginDirectory) -> Vec<InstallStep> {
+fn stale_file_steps(job: &InstallJob<'_>, directory: &PluginDirectory) -> Vec<InstallStep> {
     let is_stale = |owned: &&InstalledFile| {
         let is_applet = job.applets.iter().any(|applet| applet.name == owned.name);
-        !is_applet && owned.name != BINARY && folder.is_unchanged(owned)
+        !is_applet && owned.name != BINARY && directory.is_unchanged(owned)
     };
     let restore_or_remove = |owned: &InstalledFile| {
         let action = if owned.backup.is_some() { FileAction::Restore } else { FileAction::Remove };
         new_step(job, &owned.name, action, None)
     };
-    folder.manifest.files.iter().filter(is_stale).map(restore_or_remove).collect()
+    directory.manifest.files.iter().filter(is_stale).map(restore_or_remove).collect()
 }
 
 fn new_manifest(
     job: &InstallJob<'_>,
-    folder: &PluginDirectory,
+    directory: &PluginDirectory,
     steps: &[InstallStep],
     sha256: &str,
 ) -> InstallManifest {
-    let old = &folder.manifest;
+    let old = &directory.manifest;
     let is_kept = |owned: &&InstalledFile| {
         let step = steps.iter().find(|step| step.name == owned.name);
-        step.is_none_or(|step| step.action == FileAction::Keep) && folder.is_unchanged(owned)
+        step.is_none_or(|step| step.action == FileAction::Keep) && directory.is_unchanged(owned)
     };
     let is_owned =
         |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged;
@@ -288,7 +288,7 @@ fn new_manifest_entry(
     let earlier = || old.find_file(&name).and_then(|owned| owned.backup.clone());
     // A backup of an installer that was killed before it saved the manifest.
     let orphan = || {
-        let path = backup_path(&job.options.folder, &name);
+        let path = backup_path(&job.options.directory, &name);
         path.symlink_metadata().is_ok().then(|| "a backup".to_owned())
     };
     let backup = if step.backup { step.was.clone() } else { earlier().or_else(orphan) };
@@ -333,13 +333,15 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
 
 /// Every ADD of a network with a missing plugin fails.
 fn require_plugins(job: &InstallJob<'_>, list: &NetworkList, plan: &InstallPlan) -> Result<()> {
-    let folder = &job.options.folder;
+    let directory = &job.options.directory;
     let is_missing = |kind: &&String| {
         let is_installed = |step: &InstallStep| step.name == **kind && step.action.writes_file();
-        !plan.steps.iter().any(is_installed) && !folder.join(kind).exists()
+        !plan.steps.iter().any(is_installed) && !directory.join(kind).exists()
     };
     match list.plugins.iter().map(|plugin| &plugin.plugin_type).find(is_missing) {
-        Some(kind) => Err(Error::config(format!("no plugin \"{kind}\" in {}", folder.display()))),
+        Some(kind) => {
+            Err(Error::config(format!("no plugin \"{kind}\" in {}", directory.display())))
+        }
         None => Ok(()),
     }
 }

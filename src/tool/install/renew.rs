@@ -1,5 +1,5 @@
-//! Long-running tools go on as the executable that an upgrade has put at their path: the plugins that are installed then
-//! are links to that file, which the old process must not stand for.
+//! Long-running tools go on as the executable that an upgrade has put at their path: the plugins that are installed
+//! then are links to that file, which the old process must not stand for.
 
 use std::path::PathBuf;
 

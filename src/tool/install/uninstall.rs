@@ -5,12 +5,12 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use super::files::{
-    self, FileErrorContext, remove_if_present, sync_directory, unprotect_executable,
-};
-use super::folder::{
+use super::directory::{
     InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry,
     backup_path, replace_text_file,
+};
+use super::files::{
+    self, FileErrorContext, remove_if_present, sync_directory, unprotect_executable,
 };
 use super::options::InstallOptions;
 use super::origin::sha256_hex;
@@ -24,16 +24,16 @@ use crate::netfilter::{PacketFilter, handover};
 
 /// Removes the installed files that have not changed since.
 pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<InstallStep>> {
-    let (folder, state) = (&options.folder, options.folder.join(STATE));
+    let (directory, state) = (&options.directory, options.directory.join(STATE));
     if options.dry_run || !state.exists() {
-        return plan_removal(folder);
+        return plan_removal(directory);
     }
     let lock = FileLock::acquire_exclusive(&state.join("lock"))?;
-    unprotect_executable(folder)?;
-    let steps = plan_removal(folder)?;
+    unprotect_executable(directory)?;
+    let steps = plan_removal(directory)?;
     for step in &steps {
         // The name of the network configuration is an absolute path.
-        let (path, kept) = (folder.join(&step.name), backup_path(folder, &step.name));
+        let (path, kept) = (directory.join(&step.name), backup_path(directory, &step.name));
         match step.action {
             FileAction::Restore => match fs::rename(&kept, &path) {
                 Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
@@ -49,8 +49,8 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
             _ => {}
         }
     }
-    sync_directory(folder)?;
-    remove_state(folder, &steps)?;
+    sync_directory(directory)?;
+    remove_state(directory, &steps)?;
     drop(lock);
     let is_restored = || steps.iter().any(|step| step.action == FileAction::Restore);
     let is_removed = || steps.iter().any(|step| step.action.is_change());
@@ -71,18 +71,18 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
 }
 
 /// The executable is the last step: until then every link leads to it.
-fn plan_removal(folder: &Path) -> Result<Vec<InstallStep>> {
-    let state = PluginDirectory::read_entries(folder, &[])?;
+fn plan_removal(directory: &Path) -> Result<Vec<InstallStep>> {
+    let state = PluginDirectory::read_entries(directory, &[])?;
     let (binary, links): (Vec<&InstalledFile>, Vec<&InstalledFile>) =
         state.manifest.files.iter().partition(|owned| owned.name == BINARY);
     let conf = state.manifest.conflist.iter().map(config_step);
-    let files = links.into_iter().chain(binary).map(|owned| file_step(folder, &state, owned));
+    let files = links.into_iter().chain(binary).map(|owned| file_step(directory, &state, owned));
     Ok(conf.chain(files).collect())
 }
 
-fn file_step(folder: &Path, state: &PluginDirectory, owned: &InstalledFile) -> InstallStep {
+fn file_step(directory: &Path, state: &PluginDirectory, owned: &InstalledFile) -> InstallStep {
     let entry = state.find_entry(&owned.name);
-    let has_backup = || backup_path(folder, &owned.name).symlink_metadata().is_ok();
+    let has_backup = || backup_path(directory, &owned.name).symlink_metadata().is_ok();
     let action = match entry {
         Some(_) if !state.is_unchanged(owned) => FileAction::Keep,
         // Also if somebody has removed the plugin.
@@ -109,9 +109,9 @@ fn config_step(conf: &InstalledConfig) -> InstallStep {
 }
 
 /// Removes [`STATE`], unless the backup of a file that stays is in it.
-fn remove_state(folder: &Path, steps: &[InstallStep]) -> Result<()> {
-    let state = folder.join(STATE);
-    remove_if_present(&InstallManifest::file_path(folder))?;
+fn remove_state(directory: &Path, steps: &[InstallStep]) -> Result<()> {
+    let state = directory.join(STATE);
+    remove_if_present(&InstallManifest::file_path(directory))?;
     let has_backups =
         || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
     if steps.iter().any(|step| step.action == FileAction::Keep) && has_backups() {

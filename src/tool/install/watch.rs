@@ -1,4 +1,4 @@
-//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the folder.
+//! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the directory.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(30);
 pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
     // Process 1 of a container ignores signals that it does not wait for.
     let signals = StopSignals::block_signals()?;
-    create_directory(&job.options.folder)?;
+    create_directory(&job.options.directory)?;
     let mut watch = DirectoryWatch::start_watching(job)?;
     print_report(job.options, &job.install_files()?)?;
     let own = OwnExecutable::find_current()?;
@@ -43,7 +43,7 @@ pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
 
 fn repair_installation(job: &InstallJob<'_>, watch: &mut DirectoryWatch) -> Result<()> {
     if watch.is_lost {
-        create_directory(&job.options.folder)?;
+        create_directory(&job.options.directory)?;
         *watch = DirectoryWatch::start_watching(job)?;
     }
     let steps = job.install_files()?;
@@ -55,15 +55,15 @@ fn repair_installation(job: &InstallJob<'_>, watch: &mut DirectoryWatch) -> Resu
 
 struct DirectoryWatch {
     inotify: Inotify,
-    /// The folder itself was deleted or renamed.
+    /// The directory itself was deleted or renamed.
     is_lost: bool,
 }
 
 impl DirectoryWatch {
     fn start_watching(job: &InstallJob<'_>) -> Result<DirectoryWatch> {
-        let (folder, conf_dir) = (&job.options.folder, &job.options.conf_dir);
+        let (directory, conf_dir) = (&job.options.directory, &job.options.conf_dir);
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
-        let inotify = Inotify::init(flags).file_context("watch", folder)?;
+        let inotify = Inotify::init(flags).file_context("watch", directory)?;
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -71,7 +71,7 @@ impl DirectoryWatch {
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
-        inotify.add_watch(folder, events).file_context("watch", folder)?;
+        inotify.add_watch(directory, events).file_context("watch", directory)?;
         if job.options.conflist.is_some() {
             create_directory(conf_dir)?;
             inotify.add_watch(conf_dir, events).file_context("watch", conf_dir)?;
@@ -108,7 +108,7 @@ impl DirectoryWatch {
                 Err(Errno::EAGAIN) => return Ok(is_relevant),
                 Err(Errno::EINTR) => continue,
                 Err(errno) => {
-                    return Err(errno).file_context("read changes of", Path::new("the folder"));
+                    return Err(errno).file_context("read changes of", Path::new("the directory"));
                 }
             };
             self.is_lost |= events.iter().any(|event| event.mask.intersects(gone));

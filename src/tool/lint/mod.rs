@@ -15,8 +15,8 @@ use std::process::ExitCode;
 
 use self::keys::mistake_error;
 use self::network::LintedNetwork;
+use super::directories::{CONF, CONF_DIR, plugin_path};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
-use super::folders::{CONF, CONF_DIR, plugin_path};
 use super::{JSON, ToolCommand};
 use crate::error::{Error, Result};
 use crate::framework::AppletTable;

@@ -131,7 +131,8 @@ impl LintedNetwork<'_> {
         Ok(())
     }
 
-    /// A key of the list that no runtime reads is a mistake only if it is a misspelling, or a key that a plugin of the list reads.
+    /// A key of the list that no runtime reads is a mistake only if it is a misspelling, or a key that a plugin of the
+    /// list reads.
     fn examine_list_key(&mut self, name: &str, list: &Json) {
         let types = match list.get_present_member("plugins") {
             Some(Json::Array(items)) => {

@@ -9,8 +9,8 @@ use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
 use crate::runtime::PluginConfig;
 use crate::sysctl;
 
-/// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of the
-/// addresses so far.
+/// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of
+/// the addresses so far.
 pub(super) fn find_conflicts(
     conf: &PluginConfig,
     before: &[PluginConfig],
@@ -31,8 +31,8 @@ pub(super) fn find_conflicts(
     found
 }
 
-/// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass iptables, and a
-/// port of a bridge sends nothing back to where it came from unless it is told to.
+/// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass
+/// iptables, and a port of a bridge sends nothing back to where it came from unless it is told to.
 pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
     let is_on = |conf: &PluginConfig, key: &str| {
         conf.json().get_present_member(key) == Some(&Json::Bool(true))

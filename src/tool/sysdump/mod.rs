@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::archive::{KeptTextEnd, SysdumpArchive};
+use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::Finding;
-use super::folders::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::life::{ContainerState, alive_and_reason, format_alive};
 use super::{ToolCommand, doctor, ipam, print_text};
 use crate::attachment::AttachmentRecord;
@@ -72,7 +72,7 @@ Data of a node, collected by cnibox sysdump.
   records.json      records of attachments in /run/cni/cnibox
   failed.jsonl      the last failed calls, from the flight recorder
   traces.jsonl      the last calls that were recorded on request
-  folders.txt       mode, owner, size, time and name of the files of plugins and state
+  directories.txt       mode, owner, size, time and name of the files of plugins and state
   network/          links, addresses, routes
   filter/           rules of the packet filter
   sysctl.txt        kernel parameters
@@ -187,23 +187,23 @@ fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
 
 /// The sources of data on attachments.
 struct AttachmentSources<'a> {
-    folders: &'a ToolDirectories,
+    directories: &'a ToolDirectories,
     runtime: Runtime,
     shown: VisibleKeys,
 }
 
 /// Adds the most important files first: the last ones may have no room.
 fn collect_files(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     mut archive: SysdumpArchive,
     table: AppletTable,
 ) -> SysdumpArchive {
     let sources = AttachmentSources {
-        folders,
-        runtime: folders.new_runtime(table),
+        directories,
+        runtime: directories.new_runtime(table),
         shown: record::shown_keys(table),
     };
-    let examined = doctor::examine_node(folders, &sources.runtime, table);
+    let examined = doctor::examine_node(directories, &sources.runtime, table);
     let findings = examined.map(|(findings, _)| findings);
     archive.add_result(
         "doctor.json",
@@ -217,7 +217,8 @@ fn collect_files(
     archive.add_text("version.txt", &versions_text(), KeptTextEnd::Head);
     sources.add_configurations(&mut archive);
     sources.add_attachments(&findings, &mut archive);
-    let leases = folders.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
+    let leases =
+        directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
     archive.add_result("leases.json", leases, KeptTextEnd::Head);
     for (name, ring) in
         [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())]
@@ -231,7 +232,7 @@ fn collect_files(
         KeptTextEnd::Head,
     );
     archive.add_text("sysctl.txt", &parameters_text(), KeptTextEnd::Head);
-    add_directory_listing(folders, &mut archive);
+    add_directory_listing(directories, &mut archive);
     archive.add_text("modules.txt", &node_file("/proc/modules"), KeptTextEnd::Head);
     add_program_outputs(&mut archive);
     archive
@@ -239,7 +240,7 @@ fn collect_files(
 
 impl AttachmentSources<'_> {
     fn add_configurations(&self, archive: &mut SysdumpArchive) {
-        let dir = &self.folders.conf;
+        let dir = &self.directories.conf;
         let files = match find_config_files(dir, &EXTENSIONS) {
             Ok(files) => files,
             Err(error) => return archive.add_missing("net.d", error),
@@ -266,7 +267,7 @@ impl AttachmentSources<'_> {
 
     /// Adds the cached attachments, and the network of those containers with findings.
     fn add_attachments(&self, findings: &[Finding], archive: &mut SysdumpArchive) {
-        let cached = match self.folders.cached_attachments(&self.runtime) {
+        let cached = match self.directories.cached_attachments(&self.runtime) {
             Ok(cached) => cached,
             Err(error) => return archive.add_missing("attachments.json", error),
         };
@@ -314,11 +315,11 @@ impl AttachmentSources<'_> {
 }
 
 /// Lists the directories of plugins, configurations and state.
-fn add_directory_listing(folders: &ToolDirectories, archive: &mut SysdumpArchive) {
-    let ToolDirectories { conf, cache, cni_path, .. } = folders;
+fn add_directory_listing(directories: &ToolDirectories, archive: &mut SysdumpArchive) {
+    let ToolDirectories { conf, cache, cni_path, .. } = directories;
     let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
     roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
-    for store in folders.find_lease_directories(None).unwrap_or_default() {
+    for store in directories.find_lease_directories(None).unwrap_or_default() {
         let dir = store.data_dir.join(store.network);
         if !roots.iter().any(|root| dir.starts_with(root)) {
             roots.push(dir);
@@ -331,11 +332,13 @@ fn add_directory_listing(folders: &ToolDirectories, archive: &mut SysdumpArchive
         text += &lines.concat();
         if lines.len() == ENTRIES {
             let root = root.display();
-            archive
-                .add_missing("folders.txt", format_args!("more than {ENTRIES} entries of {root}"));
+            archive.add_missing(
+                "directories.txt",
+                format_args!("more than {ENTRIES} entries of {root}"),
+            );
         }
     }
-    archive.add_text("folders.txt", &text, KeptTextEnd::Head);
+    archive.add_text("directories.txt", &text, KeptTextEnd::Head);
 }
 
 fn json_file(value: &impl serde::Serialize) -> Result<String> {

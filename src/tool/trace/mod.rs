@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::folders::{CACHE, CONF, LEASES, ToolDirectories};
+use super::directories::{CACHE, CONF, LEASES, ToolDirectories};
 use super::{JSON, ToolCommand, format_columns, ipam, print_text};
 use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ pub(super) fn main(args: Vec<String>, _: AppletTable) -> ExitCode {
                 line.has_option(JSON.flag),
             ))
         },
-        |(command, folders, json)| run_command(&command, &folders, json),
+        |(command, directories, json)| run_command(&command, &directories, json),
     )
 }
 
@@ -111,7 +111,11 @@ impl TraceCommand {
     }
 }
 
-fn run_command(command: &TraceCommand, folders: &ToolDirectories, json: bool) -> Result<ExitCode> {
+fn run_command(
+    command: &TraceCommand,
+    directories: &ToolDirectories,
+    json: bool,
+) -> Result<ExitCode> {
     let mut calls = RecordedCall::parse_lines(&record::failed_call_log().read_lines()?);
     if *command != (TraceCommand::List { failed: true }) {
         calls.extend(RecordedCall::parse_lines(&record::trace_log().read_lines()?));
@@ -132,7 +136,7 @@ fn run_command(command: &TraceCommand, folders: &ToolDirectories, json: bool) ->
                 waterfall::show_trace(&calls, trace)
             }
         }
-        TraceCommand::Stats { prometheus: true } => stats::prometheus_text(&calls, folders)?,
+        TraceCommand::Stats { prometheus: true } => stats::prometheus_text(&calls, directories)?,
         TraceCommand::Stats { prometheus: false } if json => {
             array_text(&stats::json_objects(&calls))?
         }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{RecordedCall, milliseconds_text, nanos_to_seconds};
 use crate::error::Result;
 use crate::leases::LeaseListing;
-use crate::tool::folders::ToolDirectories;
+use crate::tool::directories::ToolDirectories;
 use crate::tool::format_columns;
 
 /// The reported quantiles in percent, and their labels.
@@ -93,7 +93,7 @@ pub(super) fn text_table(recordings: &[RecordedCall]) -> String {
 /// The text format of Prometheus, version 0.0.4.
 pub(super) fn prometheus_text(
     recordings: &[RecordedCall],
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
 ) -> Result<String> {
     let mut calls = PrometheusMetric::new_gauge(
         "cnibox_recorded_calls",
@@ -122,7 +122,7 @@ pub(super) fn prometheus_text(
     let mut taken = PrometheusMetric::new_gauge("cnibox_ipam_addresses_taken", help);
     let help = "Addresses of host-local that can be leased.";
     let mut total = PrometheusMetric::new_gauge("cnibox_ipam_addresses", help);
-    add_pool_samples(folders, &mut taken, &mut total)?;
+    add_pool_samples(directories, &mut taken, &mut total)?;
     Ok([calls, time, taken, total].map(|metric| metric.text).concat())
 }
 
@@ -153,13 +153,13 @@ impl PrometheusMetric {
 
 /// Adds the used and all addresses of each range of each network with host-local.
 fn add_pool_samples(
-    folders: &ToolDirectories,
+    directories: &ToolDirectories,
     taken: &mut PrometheusMetric,
     total: &mut PrometheusMetric,
 ) -> Result<()> {
-    for list in folders.configured_networks() {
+    for list in directories.configured_networks() {
         let mut used: HashSet<IpAddr> = HashSet::new();
-        for store in folders.find_lease_directories(Some(&list.name))? {
+        for store in directories.find_lease_directories(Some(&list.name))? {
             let listing = LeaseListing::open_existing(&store.data_dir, &store.network)?;
             used.extend(listing.iter().flat_map(LeaseListing::taken_addresses));
         }

@@ -14,7 +14,7 @@ use crate::node::{Container, eventually};
 /// A way to hide the container.
 struct Hiding {
     name: &'static str,
-    /// Commands on the host, after ADD; `$D` is the node's folder.
+    /// Commands on the host, after ADD; `$D` is the node's directory.
     host: &'static str,
     /// Commands before each later call, in a mount namespace of its own.
     view: &'static str,
@@ -91,8 +91,8 @@ fn live(world: &World) -> Background {
 }
 
 fn hide(world: &mut World, hiding: &Hiding) {
-    let folder = world.node.path("").display().to_string();
-    let filled = |text: &str| text.replace("$D", folder.trim_end_matches('/'));
+    let directory = world.node.path("").display().to_string();
+    let filled = |text: &str| text.replace("$D", directory.trim_end_matches('/'));
     world.node.sh(&filled(hiding.host));
     if !hiding.view.is_empty() {
         let script = filled(hiding.view) + " && exec \"$0\" \"$@\"";
@@ -191,16 +191,16 @@ fn a_container_of_another_programs_plugin_is_never_dead() {
 fn a_child_lives_on_in_the_namespace() {
     for kind in KINDS {
         let world = World::new(kind);
-        let folder = world.node.path("");
+        let directory = world.node.path("");
         let script = format!(
             "cd {} && exec unshare -n sh -c 'sleep 60 & echo $$ > pid.new; mv pid.new pid; while test ! -e end; do sleep 0.1; done'",
-            folder.display()
+            directory.display()
         );
         let _process = Background::new(&script);
-        eventually("the process is there", || folder.join("pid").exists());
-        let pid = fs::read_to_string(folder.join("pid")).unwrap().trim().to_owned();
+        eventually("the process is there", || directory.join("pid").exists());
+        let pid = fs::read_to_string(directory.join("pid")).unwrap().trim().to_owned();
         world.runtime("add", "live", &format!("/proc/{pid}/ns/net")).printed();
-        fs::write(folder.join("end"), "").unwrap();
+        fs::write(directory.join("end"), "").unwrap();
         let is_running = || fs::read_link(format!("/proc/{pid}/ns/net")).is_ok();
         eventually("the process has ended", || !is_running());
         assert_keeps_all(&world, kind);

@@ -238,7 +238,7 @@ impl World {
         container
     }
 
-    /// Mounts the container's namespace on a new file of the node's folder, as runtimes do, and
+    /// Mounts the container's namespace on a new file of the node's directory, as runtimes do, and
     /// returns the path.
     pub(super) fn mounted(&self, container: &Container, name: &str) -> String {
         let path = self.node.path(name).display().to_string();

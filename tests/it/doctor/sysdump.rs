@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::Ward;
 use crate::node::{Outcome, assert_unchanged};
 
-/// The files of an archive by their paths below its top folder.
+/// The files of an archive by their paths below its top directory.
 fn files(tar: &[u8]) -> BTreeMap<String, String> {
     let mut archive = tar::Archive::new(tar);
     let mut files = BTreeMap::new();
@@ -88,8 +88,8 @@ fn what_a_maintainer_would_ask_for_is_in_it() {
         ("failed.jsonl", "\"name\":\"bridge ADD\""),
         ("README.txt", "net.d/30-broken.conf: "),
         ("filter/nft-ruleset.txt", "table inet cnibox_portmap"),
-        ("folders.txt", "bin/bridge"),
-        ("folders.txt", "results/pods-pod1-eth0"),
+        ("directories.txt", "bin/bridge"),
+        ("directories.txt", "results/pods-pod1-eth0"),
         ("network/addresses.txt", "10.88.0.1/16"),
         ("network/links.txt", "cni0"),
         ("network/routes.txt", "10.88.0.0/16 dev cni0"),

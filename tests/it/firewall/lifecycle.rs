@@ -318,7 +318,8 @@ fn nftables_starts_nothing() {
     }
 }
 
-/// The link of a policy without a bridge goes with its container, and so does the policy: every packet passes the rules.
+/// The link of a policy without a bridge goes with its container, and so does the policy: every packet passes the
+/// rules.
 #[test]
 fn policies_of_links_that_are_gone_are_removed() {
     for backend in BACKENDS {

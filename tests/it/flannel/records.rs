@@ -118,7 +118,7 @@ fn a_record_stays_until_the_delegate_has_done_its_work() {
     let container = Container::new();
     net.add(&container);
     let store = node.path("leases").join("net");
-    // A file in place of the store's folder makes the release fail.
+    // A file in place of the store's directory makes the release fail.
     fs::rename(&store, node.path("aside")).unwrap();
     fs::write(&store, "").unwrap();
     for _ in 0..2 {

@@ -86,9 +86,9 @@ fn a_name_of_another_device_in_this_namespace_is_not_taken() {
     plug(&node);
     let before = node.snapshot();
     let net = simple(&node, &json!({"device": null, "pciBusID": "0000:3d:00.1"}));
-    let folder = "pci/devices/0000:3d:00.1/net/hd0";
+    let directory = "pci/devices/0000:3d:00.1/net/hd0";
     for file in ["echo 4711 > D/ifindex", "echo 02:00:00:00:00:77 > D/address"] {
-        let tree = format!("mkdir -p {folder}; {}", file.replace('D', folder));
+        let tree = format!("mkdir -p {directory}; {}", file.replace('D', directory));
         let error = with_sysfs(&net.on("ADD", &container), &tree).error();
         let msg = "failed to find host device: link hd0 not found in the host's namespace";
         assert_eq!(error.brief(), (999, msg));

@@ -187,7 +187,7 @@ fn nobody_else_can_write_where_records_are_whatever_the_umask() {
     let modes = || node.sh(&format!("stat -c %a {0} {0}/net {0}/net/*", devices.display()));
     assert_eq!(modes(), "700\n700\n600\n");
     net.del(&container);
-    // Another user could have planted records in this folder.
+    // Another user could have planted records in this directory.
     node.sh(&format!("chmod 777 {}/net", devices.display()));
     let error = net.on("ADD", &container).error();
     assert!(error.msg.contains("others must not write there"), "{error:?}");

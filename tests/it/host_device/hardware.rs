@@ -20,9 +20,9 @@ struct Card {
     mac: String,
 }
 
-/// The first card with an interface in `<function>/<folder>`.
-fn card(node: &Node, folder: &str) -> Card {
-    let list = node.sh(&format!("nsenter {HOST} ls -d /sys/bus/pci/devices/*/{folder}/*"));
+/// The first card with an interface in `<function>/<directory>`.
+fn card(node: &Node, directory: &str) -> Card {
+    let list = node.sh(&format!("nsenter {HOST} ls -d /sys/bus/pci/devices/*/{directory}/*"));
     let path = Path::new(list.lines().next().unwrap());
     let id = path.components().nth(5).unwrap().as_os_str().to_str().unwrap().to_owned();
     let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -58,8 +58,8 @@ fn is_back(node: &Node, card: &Card) {
 fn cards_are_found_by_every_name_and_come_back() {
     needs!(lane::CARDS);
     let node = Node::new();
-    for folder in ["net", "virtio*/net"] {
-        let card = card(&node, folder);
+    for directory in ["net", "virtio*/net"] {
+        let card = card(&node, directory);
         on_host(&node, &format!("ip addr add 192.0.2.7/24 dev {}", card.name));
         on_host(&node, &format!("ip link set {} up", card.name));
         for keys in [

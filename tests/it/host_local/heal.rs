@@ -1,5 +1,5 @@
-//! An ADD that needs an address and GC reclaim the leases of attachments that have ended: whose link on the host is gone, or
-//! which were made in an earlier boot. Leases of which nothing is proved stay.
+//! An ADD that needs an address and GC reclaim the leases of attachments that have ended: whose link on the host is
+//! gone, or which were made in an earlier boot. Leases of which nothing is proved stay.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -37,13 +37,13 @@ fn in_another_boot(net: &Net<'_>, call: Call) -> Call {
 
 /// Makes all leases those of an earlier boot of this machine: older than this boot, and noted in a journal of another.
 pub(super) fn age(net: &Net<'_>) {
-    let folder = net.node.path("leases/net");
-    let journal = folder.join(".cnibox/leases");
+    let directory = net.node.path("leases/net");
+    let journal = directory.join(".cnibox/leases");
     let mut text = fs::read_to_string(&journal).unwrap();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     text = text.replace(boot.trim(), "00000000-1111-4222-8333-444444444444");
     for ip in net.leases() {
-        let file = fs::File::options().write(true).open(folder.join(ip)).unwrap();
+        let file = fs::File::options().write(true).open(directory.join(ip)).unwrap();
         let word = || {
             let meta = file.metadata().unwrap();
             format!("{}:{}", meta.ino(), meta.mtime() * 1_000_000_000 + meta.mtime_nsec())

@@ -1,4 +1,4 @@
-//! The lease store: allocation order, exhaustion, old formats, reservations, unwritable folders.
+//! The lease store: allocation order, exhaustion, old formats, reservations, unwritable directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -266,7 +266,7 @@ fn gc_knows_id_and_interface_and_leaves_all_other_files() {
 }
 
 #[test]
-fn a_data_dir_that_is_no_folder_fails_add_and_status_by_name() {
+fn a_data_dir_that_is_no_directory_fails_add_and_status_by_name() {
     let node = Node::new();
     let plain = node.path("plain");
     fs::write(&plain, "").unwrap();

@@ -15,8 +15,8 @@ const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];
 
 /// Fills the directory with fresh reference plugins.
 fn prepare(at: &Installer<'_>) {
-    fs::remove_dir_all(&at.folder).unwrap();
-    fs::create_dir(&at.folder).unwrap();
+    fs::remove_dir_all(&at.directory).unwrap();
+    fs::create_dir(&at.directory).unwrap();
     for (name, release) in [("bridge", "1.1.1"), ("ptp", "1.5.1"), ("vlan", "1.6.1")] {
         at.write(name, &like_the_reference(release));
     }
@@ -24,7 +24,7 @@ fn prepare(at: &Installer<'_>) {
 
 /// The names with the contents of their files; links are followed.
 fn contents(at: &Installer<'_>) -> BTreeMap<PathBuf, Vec<u8>> {
-    let paths = at.names().into_iter().map(|name| at.folder.join(name));
+    let paths = at.names().into_iter().map(|name| at.directory.join(name));
     paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
@@ -42,7 +42,7 @@ fn a_name_is_only_ever_renamed_to() {
     let node = Node::new();
     let at = Installer::new(&node);
     let (calls, _) = points(&node, &at);
-    let name = format!("\"{}\"", at.folder.join("bridge").display());
+    let name = format!("\"{}\"", at.directory.join("bridge").display());
     let touched = calls.iter().filter(|call| call.text.contains(&name));
     let mut renamed = 0;
     for call in touched {
@@ -59,7 +59,7 @@ fn a_name_is_only_ever_renamed_to() {
 }
 
 #[test]
-fn whatever_fails_the_folder_is_as_it_was() {
+fn whatever_fails_the_directory_is_as_it_was() {
     let node = Node::new();
     let at = Installer::new(&node);
     let (_, points) = points(&node, &at);
@@ -95,13 +95,13 @@ fn a_killed_install_leaves_a_plugin_at_every_name() {
         let (_, injected) = point.run(&node, &at.call("install", &ARGS), "signal=KILL");
         assert!(injected, "{}", point.describe());
         for name in ["bridge", "ptp", "vlan"] {
-            assert!(fs::read(at.folder.join(name)).is_ok(), "{name}: {}", point.describe());
+            assert!(fs::read(at.directory.join(name)).is_ok(), "{name}: {}", point.describe());
         }
         at.install(&ARGS);
         assert!(at.about("bridge").contains("+cnibox."), "{}", point.describe());
         at.uninstall();
         assert_eq!(contents(&at), before, "{}", point.describe());
-        assert!(!at.folder.join(".cnibox").exists());
+        assert!(!at.directory.join(".cnibox").exists());
     }
 }
 
@@ -120,10 +120,10 @@ fn uninstall_killed_anywhere_can_be_repeated() {
         let (_, injected) = point.run(&node, &at.call("uninstall", &[]), "signal=KILL");
         assert!(injected, "{}", point.describe());
         for name in ["bridge", "ptp", "vlan"] {
-            assert!(fs::read(at.folder.join(name)).is_ok(), "{name}: {}", point.describe());
+            assert!(fs::read(at.directory.join(name)).is_ok(), "{name}: {}", point.describe());
         }
         at.uninstall();
         assert_eq!(contents(&at), before, "{}", point.describe());
-        assert!(!at.folder.join(".cnibox").exists(), "{}", point.describe());
+        assert!(!at.directory.join(".cnibox").exists(), "{}", point.describe());
     }
 }

@@ -21,14 +21,14 @@ fn conf(node: &Node) -> Value {
 
 /// A call of a plugin in the directory that is being switched.
 fn call(at: &Installer<'_>, verb: &str, id: &str, container: &Container) -> Call {
-    let call = at.node.call("bridge", verb).program(at.folder.join("bridge"));
-    let call = call.env("CNI_PATH", &at.folder.display().to_string()).id(id);
+    let call = at.node.call("bridge", verb).program(at.directory.join("bridge"));
+    let call = call.env("CNI_PATH", &at.directory.display().to_string()).id(id);
     call.conf(&conf(at.node)).netns(&container.path())
 }
 
 fn copy_reference(at: &Installer<'_>, peer: &Path) {
     for name in PLUGINS {
-        fs::copy(peer.join(name), at.folder.join(name)).unwrap();
+        fs::copy(peer.join(name), at.directory.join(name)).unwrap();
     }
 }
 
@@ -212,7 +212,7 @@ fn installers_at_once_agree() {
     at.is_all_cnibox();
     at.uninstall();
     assert_eq!(at.names(), ["bridge"]);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
 }
 
 #[test]
@@ -221,17 +221,17 @@ fn what_a_killed_installer_left_is_taken_up() {
     let at = Installer::new(&node);
     // Killed between the switches of two names: no manifest yet, a backup, incomplete files.
     at.write("bridge", &super::like_the_reference("1.5.1"));
-    let own = at.folder.join(".cnibox");
+    let own = at.directory.join(".cnibox");
     for dir in ["new", "old", "backup"] {
         fs::create_dir_all(own.join(dir)).unwrap();
     }
     fs::write(own.join("new/cnibox"), "half of it").unwrap();
     fs::write(own.join("backup/ptp"), super::like_the_reference("1.5.1")).unwrap();
     fs::copy(executable(), at.binary()).unwrap();
-    std::os::unix::fs::symlink("cnibox", at.folder.join("ptp")).unwrap();
+    std::os::unix::fs::symlink("cnibox", at.directory.join("ptp")).unwrap();
     at.install(&[]);
     at.is_all_cnibox();
     at.uninstall();
     assert_eq!(at.names(), ["bridge", "ptp"]);
-    assert_eq!(fs::read(at.folder.join("ptp")).unwrap(), super::like_the_reference("1.5.1"));
+    assert_eq!(fs::read(at.directory.join("ptp")).unwrap(), super::like_the_reference("1.5.1"));
 }

@@ -14,14 +14,15 @@ fn after_mount(call: &Call, script: &str) -> Call {
 }
 
 #[test]
-fn a_read_only_folder_is_a_clear_error_unless_all_is_done() {
+fn a_read_only_directory_is_a_clear_error_unless_all_is_done() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let folder = at.folder.display().to_string();
-    let ro = format!("mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}");
+    let directory = at.directory.display().to_string();
+    let ro =
+        format!("mount --bind {directory} {directory} && mount -o remount,bind,ro {directory}");
     let outcome = after_mount(&at.call("install", &[]), &ro).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
-    let said = "read-only file system; mount the folder writable";
+    let said = "read-only file system; mount the directory writable";
     assert!(outcome.stderr.contains(said), "{outcome:?}");
     assert_eq!(at.names(), [""; 0]);
     at.install(&[]);
@@ -34,20 +35,21 @@ fn a_read_only_folder_is_a_clear_error_unless_all_is_done() {
 }
 
 #[test]
-fn a_noexec_folder_is_noticed_before_the_switch() {
+fn a_noexec_directory_is_noticed_before_the_switch() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let folder = at.folder.display().to_string();
+    let directory = at.directory.display().to_string();
     at.write("bridge", &super::like_the_reference("1.5.1"));
     let before = at.names();
-    let noexec = format!("mount --bind {folder} {folder} && mount -o remount,bind,noexec {folder}");
+    let noexec =
+        format!("mount --bind {directory} {directory} && mount -o remount,bind,noexec {directory}");
     let outcome = after_mount(&at.call("install", &[]), &noexec).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     for text in ["ask ", "nothing was changed", "permission denied", "--no-verify"] {
         assert!(outcome.stderr.contains(text), "{text}: {outcome:?}");
     }
     assert_eq!(at.names(), before);
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
     let outcome = after_mount(&at.call("install", &["--no-verify"]), &noexec).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     at.is_all_cnibox();
@@ -57,9 +59,9 @@ fn a_noexec_folder_is_noticed_before_the_switch() {
 fn a_full_disk_leaves_the_node_as_it_was() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let folder = at.folder.display().to_string();
+    let directory = at.directory.display().to_string();
     let check = "echo old > bridge.keep; \"$0\" \"$@\"; echo status $?; ls -A";
-    let script = format!("mount -t tmpfs -o size=1m tmpfs {folder}; cd {folder}; {check}");
+    let script = format!("mount -t tmpfs -o size=1m tmpfs {directory}; cd {directory}; {check}");
     let outcome = at.call("install", &[]).in_script(&script).run();
     assert!(
         outcome.stderr.contains("no space left on device; nothing was replaced"),
@@ -86,9 +88,9 @@ fn as_an_ordinary_user_below_another_root() {
     let call = node.tool("cnitool", &["install", "--json"]).program(&bin).under(&user);
     let call = call.env("DESTDIR", &root.display().to_string());
     call.printed();
-    let folder = root.join("opt/cni/bin");
-    assert_eq!(fs::read_link(folder.join("bridge")).unwrap().to_str(), Some("cnibox"));
-    assert_eq!(folder.join("cnibox").metadata().unwrap().permissions().mode() & 0o7777, 0o755);
+    let directory = root.join("opt/cni/bin");
+    assert_eq!(fs::read_link(directory.join("bridge")).unwrap().to_str(), Some("cnibox"));
+    assert_eq!(directory.join("cnibox").metadata().unwrap().permissions().mode() & 0o7777, 0o755);
     // A directory owned by root is refused with a remedy.
     let call = at.call("install", &[]).program(&bin).under(&user);
     let outcome = call.run();
@@ -97,21 +99,21 @@ fn as_an_ordinary_user_below_another_root() {
 }
 
 #[test]
-fn files_get_the_label_of_their_folder() {
+fn files_get_the_label_of_their_directory() {
     const LABEL: &[u8] = b"system_u:object_r:bin_t:s0\0";
     let node = Node::new();
     let at = Installer::new(&node);
     let flags = rustix::fs::XattrFlags::empty();
-    let set = rustix::fs::setxattr(&at.folder, "security.selinux", LABEL, flags);
+    let set = rustix::fs::setxattr(&at.directory, "security.selinux", LABEL, flags);
     if set.is_err() {
-        println!("SKIP files_get_the_label_of_their_folder: {set:?}");
+        println!("SKIP files_get_the_label_of_their_directory: {set:?}");
         return;
     }
     for mode in ["symlink", "copy"] {
         at.install(&["--mode", mode]);
         for name in ["cnibox", "bridge"] {
             let mut label = [0; 64];
-            let path = at.folder.join(name);
+            let path = at.directory.join(name);
             let length = rustix::fs::lgetxattr(&path, "security.selinux", &mut label).unwrap_or(0);
             assert_eq!(&label[..length], LABEL, "{mode} {name}");
         }

@@ -12,7 +12,7 @@ use crate::node::{Node, Running, eventually, executable, exists};
 /// A directory on its own file system.
 fn on_tmpfs(node: &Node) -> Installer<'_> {
     let at = Installer::new(node);
-    node.sh(&format!("mount -t tmpfs tmpfs {}", at.folder.display()));
+    node.sh(&format!("mount -t tmpfs tmpfs {}", at.directory.display()));
     at
 }
 
@@ -31,7 +31,7 @@ fn copies(at: &Installer<'_>, how: &str, name: &str) -> bool {
     let line = format!(
         "{how} {} {} 2>/dev/null && echo done || true",
         x.display(),
-        at.folder.join(name).display()
+        at.directory.join(name).display()
     );
     at.node.sh(&line) == "done\n"
 }
@@ -51,7 +51,7 @@ fn cp_replaces_its_own_name_at_most() {
     assert!(!copies(&at, "cp", "portmap"));
     at.is_all_cnibox();
     assert!(copies(&at, "cp -f", "portmap"));
-    assert_eq!(fs::read(at.folder.join("portmap")).unwrap(), b"x");
+    assert_eq!(fs::read(at.directory.join("portmap")).unwrap(), b"x");
     assert!(at.about("bridge").contains("+cnibox."));
     at.install(&["--replace", "--no-backup"]);
     at.is_all_cnibox();
@@ -98,7 +98,7 @@ fn the_flag_stays_while_links_are_restored() {
         println!("SKIP the_flag_stays_while_links_are_restored: no immutable flag on tmpfs");
         return;
     }
-    fs::remove_file(at.folder.join("portmap")).unwrap();
+    fs::remove_file(at.directory.join("portmap")).unwrap();
     // Without the capability the flag can be neither cleared nor set.
     let drop = ["setpriv", "--bounding-set=-linux_immutable", "--inh-caps=-linux_immutable"];
     let outcome = at.call("install", &[]).under(&drop).run();
@@ -118,33 +118,33 @@ fn what_cp_wrote_through_is_healed() {
     assert_eq!(fs::read(at.binary()).unwrap(), b"x");
     at.install(&[]);
     at.is_all_cnibox();
-    assert!(!exists(at.folder.join(".cnibox/backup/cnibox")));
+    assert!(!exists(at.directory.join(".cnibox/backup/cnibox")));
 }
 
-/// `cnibox repair --watch --install` for the folder.
+/// `cnibox repair --watch --install` for the directory.
 fn repair(at: &Installer<'_>) -> Running {
-    let folder = at.folder.display().to_string();
+    let directory = at.directory.display().to_string();
     let cache = at.node.path("cache").display().to_string();
     let args = [
         "repair",
         "--watch",
         "--install",
-        &folder,
+        &directory,
         "--plugin-path",
-        &folder,
+        &directory,
         "--cache-dir",
         &cache,
     ];
     let watch = Running::start(&at.node.tool("cnitool", &args).program(executable()));
     // A removal before the first scan would make the watch fail.
     eventually("it does not wait for changes", || watch.sleeps());
-    fs::remove_file(at.folder.join("portmap")).unwrap();
-    eventually("the folder is not kept", || exists(at.folder.join("portmap")));
+    fs::remove_file(at.directory.join("portmap")).unwrap();
+    eventually("the directory is not kept", || exists(at.directory.join("portmap")));
     watch
 }
 
 #[test]
-fn repair_keeps_the_folder_as_well() {
+fn repair_keeps_the_directory_as_well() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -164,8 +164,8 @@ fn repair_keeps_only_what_was_installed() {
     at.write("bridge", b"theirs");
     at.install(&["--skip", "bridge,ptp", "--mode", "hardlink"]);
     let watch = repair(&at);
-    assert!(at.folder.join("portmap").symlink_metadata().unwrap().is_file());
+    assert!(at.directory.join("portmap").symlink_metadata().unwrap().is_file());
     watch.ends();
-    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), b"theirs");
-    assert!(!exists(at.folder.join("ptp")));
+    assert_eq!(fs::read(at.directory.join("bridge")).unwrap(), b"theirs");
+    assert!(!exists(at.directory.join("ptp")));
 }

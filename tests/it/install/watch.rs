@@ -16,9 +16,9 @@ fn drift_is_repaired_until_the_signal() {
     let node = Node::new();
     let at = Installer::new(&node);
     let watcher = Running::start(&at.call("install", &["--watch"]));
-    let link = at.folder.join("bridge");
+    let link = at.directory.join("bridge");
     let is_ours = || at.about("bridge").contains("+cnibox.");
-    let rests = || is_ours() && !exists(at.folder.join(".cnibox/new"));
+    let rests = || is_ours() && !exists(at.directory.join(".cnibox/new"));
     eventually("not installed", rests);
     // Removed; replaced by a package; executable removed; directory removed.
     fs::remove_file(&link).unwrap();
@@ -29,16 +29,18 @@ fn drift_is_repaired_until_the_signal() {
     fs::remove_file(at.binary()).unwrap();
     eventually("a removed executable", || exists(at.binary()) && is_ours());
     // The watcher may add files during the removal.
-    eventually("the folder goes", || fs::remove_dir_all(&at.folder).is_ok());
-    eventually("a removed folder", || exists(&link) && rests());
+    eventually("the directory goes", || fs::remove_dir_all(&at.directory).is_ok());
+    eventually("a removed directory", || exists(&link) && rests());
     // A foreign file is left alone and does not end the watcher.
     fs::remove_file(&link).unwrap();
     symlink("nowhere", &link).unwrap();
-    fs::remove_file(at.folder.join("ptp")).unwrap();
+    fs::remove_file(at.directory.join("ptp")).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(fs::read_link(&link).unwrap().to_str(), Some("nowhere"));
     fs::remove_file(&link).unwrap();
-    eventually("the rest, when the way is free", || exists(&link) && exists(at.folder.join("ptp")));
+    eventually("the rest, when the way is free", || {
+        exists(&link) && exists(at.directory.join("ptp"))
+    });
     watcher.ends();
     at.is_all_cnibox();
 }
@@ -48,8 +50,8 @@ fn it_sleeps_when_nothing_happens() {
     let node = Node::new();
     let at = Installer::new(&node);
     let watcher = Running::start(&at.call("install", &["--watch"]));
-    let manifest = at.folder.join(".cnibox/manifest.json");
-    eventually("not installed", || exists(&manifest) && !exists(at.folder.join(".cnibox/new")));
+    let manifest = at.directory.join(".cnibox/manifest.json");
+    eventually("not installed", || exists(&manifest) && !exists(at.directory.join(".cnibox/new")));
     // The watcher still processes the events of its own changes.
     eventually("it works without need", || watcher.sleeps());
     watcher.ends();
@@ -60,13 +62,13 @@ fn it_sleeps_when_nothing_happens() {
 fn install_watch_says_once_that_it_is_deprecated() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let folder = at.folder.display().to_string();
+    let directory = at.directory.display().to_string();
     at.install(&[]);
     for (args, lines) in [
-        (["install", &folder, "--watch"].to_vec(), 1),
-        (vec!["repair", "--watch", "--install", &folder], 0),
+        (["install", &directory, "--watch"].to_vec(), 1),
+        (vec!["repair", "--watch", "--install", &directory], 0),
     ] {
-        let (said, link) = (node.path("stderr"), at.folder.join("bridge"));
+        let (said, link) = (node.path("stderr"), at.directory.join("bridge"));
         let call = node.cnibox(&args).without("DESTDIR");
         let stderr = fs::File::create(&said).unwrap();
         let watcher = Running::start_with(&call, stderr.into());

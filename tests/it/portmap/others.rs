@@ -95,8 +95,8 @@ fn conditions_exclude_service_addresses_of_the_host() {
     assert!(!asks("10.96.0.10:80") && asks("10.1.2.1:80"));
 }
 
-/// Tables of release 0.2.0 lack some rules. STATUS is content with them, as it decides whether there will be another ADD;
-/// the next ADD completes the tables, and loses no mapping.
+/// Tables of release 0.2.0 lack some rules. STATUS is content with them, as it decides whether there will be another
+/// ADD; the next ADD completes the tables, and loses no mapping.
 #[test]
 fn tables_of_an_earlier_release_are_completed() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");

@@ -35,8 +35,8 @@ impl Random {
 }
 
 impl Network {
-    /// A network beside others. Two networks on one segment have different subnets, because it is by chance which of two
-    /// neighbours with one address answers.
+    /// A network beside others. Two networks on one segment have different subnets, because it is by chance which of
+    /// two neighbours with one address answers.
     fn random(random: &mut Random, name: &'static str, others: &[Network]) -> Network {
         let has = |kind| others.iter().any(|other| other.kind == kind);
         let kind = match random.below(10) {

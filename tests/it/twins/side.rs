@@ -236,9 +236,9 @@ END"
     /// The list of a network, for the implementation that executes the call.
     fn list(&self, net: usize, by: By) -> Conflist<'n> {
         let is_ours = (self.plugins, by) == (Plugins::Cnibox, By::Cnibox);
-        let folder = if is_ours { self.node.bin() } else { self.reference.clone() };
+        let directory = if is_ours { self.node.bin() } else { self.reference.clone() };
         let conf = self.plan.networks[net].conf(self.node, self.plan.rules);
-        Conflist { folder, ..Conflist::new(self.node, conf) }
+        Conflist { directory, ..Conflist::new(self.node, conf) }
     }
 
     fn attachment(&mut self, place: Place, ports: &[u16], mac: Option<&str>) -> Attached {

@@ -152,9 +152,9 @@ pub const TABLE: &[Assertion] = table! {
     "delegation.message" Recommended "4.errors" "the message of a delegate that fails is told" WORDS;
     "delegation.details" Recommended "4.errors" "and its details" WORDS;
     "delegation.code" Informational "4.errors" "and its code" WORDS;
-    "delegation.path-later" Required "4.path" "every folder of CNI_PATH is searched" TRAFFIC;
-    "delegation.path-first" Recommended "4.path" "the first folder that has the plugin counts" BLIND;
-    "delegation.path-only" Recommended "4.path" "no other folder is searched" BLIND;
+    "delegation.path-later" Required "4.path" "every directory of CNI_PATH is searched" TRAFFIC;
+    "delegation.path-first" Recommended "4.path" "the first directory that has the plugin counts" BLIND;
+    "delegation.path-only" Recommended "4.path" "no other directory is searched" BLIND;
     "delegation.type-path" Required "1.conf.type" "a type with a path in it is refused" BLIND;
     "delegation.type-path-not-run" Required "1.conf.type" "and what is there is not run" BLIND;
     "delegation.ipam.add" Required "4.ipam" "ADD asks the IPAM plugin" TRAFFIC;
@@ -218,7 +218,7 @@ pub const TABLE: &[Assertion] = table! {
     "process.unknown-variable" Required "practice" "variables that it does not know do not matter" CHOICE;
     "process.kubernetes-args" Required "2.parameter.args" "CNI_ARGS may be kubelet's" TRAFFIC;
     "process.ifname-longest" Required "2.parameter.ifname" "an interface name may have 15 bytes" TRAFFIC;
-    "process.folder-gone" Recommended "practice" "the working directory may be gone" TRAFFIC;
+    "process.directory-gone" Recommended "practice" "the working directory may be gone" TRAFFIC;
     "process.no-stderr" Recommended "practice" "stderr may be closed" TRAFFIC;
     "process.umask" Recommended "practice" "no file of its state can be written by everybody, whatever the umask" ISOLATION;
     "process.umask-closed" Recommended "practice" "a umask of 0777 does not matter" TRAFFIC;

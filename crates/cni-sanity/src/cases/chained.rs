@@ -1,4 +1,4 @@
-//! A plugin that changes what earlier plugins of the list created: bridge of the same folder runs before it.
+//! A plugin that changes what earlier plugins of the list created: bridge of the same directory runs before it.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};

@@ -17,7 +17,7 @@ const REFUSAL: &str =
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let recorder = Recorder::install("/run/recorder")?;
-    let path = format!("{}:{}", recorder.folder.display(), subject.folder.display());
+    let path = format!("{}:{}", recorder.directory.display(), subject.directory.display());
     if subject.is(&["flannel"]) {
         fs::write("/run/subnet.env", SUBNET)?;
         let subject = subject.with(json!({"subnetFile": "/run/subnet.env",
@@ -276,7 +276,7 @@ impl Stage<'_> {
         self.recorder.answers("ADD", 0, &self.answer().to_string())
     }
 
-    /// The folders that are searched for an IPAM plugin.
+    /// The directories that are searched for an IPAM plugin.
     fn paths(&self, check: &mut Check) -> Result<()> {
         let at = self.subject.container()?;
         let second = Recorder::install("/run/second")?;
@@ -289,7 +289,7 @@ impl Stage<'_> {
             subject.call("DEL", &at, None).env("CNI_PATH", path).run()?;
             added
         };
-        let [one, two] = [&self.recorder, &second].map(|one| one.folder.display().to_string());
+        let [one, two] = [&self.recorder, &second].map(|one| one.directory.display().to_string());
         let later = add(&format!("/run/nowhere:{one}"), self.subject);
         check.succeeds("delegation.path-later", later)?;
         let first = add(&format!("{two}:{one}"), self.subject)?;

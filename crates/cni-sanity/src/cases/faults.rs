@@ -97,16 +97,16 @@ fn full_output(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
 
 /// State cannot be written.
 fn full_disk(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
-    let (before, folder) = (snapshots(at)?, Path::new("/var/lib/cni"));
-    mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), Some("size=64k"))?;
-    let mut filler = File::create(folder.join("filler"))?;
+    let (before, directory) = (snapshots(at)?, Path::new("/var/lib/cni"));
+    mount(Some("tmpfs"), directory, Some("tmpfs"), MsFlags::empty(), Some("size=64k"))?;
+    let mut filler = File::create(directory.join("filler"))?;
     while filler.write_all(&[0; 512]).is_ok() {}
     let added = subject.add(at)?;
     check.of("faults.full-disk.add", &added, added.status.is_some());
     drop(filler);
-    fs::remove_file(folder.join("filler"))?;
+    fs::remove_file(directory.join("filler"))?;
     check.succeeds("faults.full-disk.del", subject.del(at, added.result()))?;
-    umount2(folder, MntFlags::MNT_DETACH)?;
+    umount2(directory, MntFlags::MNT_DETACH)?;
     check.none("faults.full-disk.leaves-nothing", &left(at, &before)?);
     Ok(())
 }

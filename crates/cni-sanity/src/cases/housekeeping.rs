@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::{Answer, Attachment, Check, Profile, Result, Subject, VALID};
 use crate::world;
 
-/// Networks with leases of their own in one folder: name, bridge, subnet, and the last of the addresses, which begin at 10.
+/// Networks with leases of their own in one directory: name, bridge, subnet, and the last of the addresses, which begin
+/// at 10.
 const OWN: [&str; 4] = ["sanity", "sanity3", "10.66.0", "12"];
 const OTHER: [&str; 4] = ["sanity-other", "sanity1", "10.67.0", "12"];
 const SMALL: [&str; 4] = ["sanity-small", "sanity2", "10.68.0", "10"];

@@ -408,7 +408,7 @@ fn failures(
     // Another container holds the only address.
     let conf = json!({"cniVersion": subject.version, "name": "sanity", "type": "host-local",
         "ipam": small.conf["ipam"]});
-    Call::new(&subject.folder.join("host-local"), "ADD", &conf)
+    Call::new(&subject.directory.join("host-local"), "ADD", &conf)
         .env("CNI_CONTAINERID", "somebody")
         .env("CNI_NETNS", &at.netns.path())
         .env("CNI_IFNAME", "eth0")

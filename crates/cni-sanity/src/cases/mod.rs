@@ -52,8 +52,8 @@ const VALID: &str = "cni.dev/valid-attachments";
 pub struct Subject<'a> {
     pub kind: &'a Kind,
     pub version: &'a str,
-    /// The folder of the plugins.
-    pub folder: &'a Path,
+    /// The directory of the plugins.
+    pub directory: &'a Path,
     pub conf: Value,
     /// Selects the assertions whose id contains this.
     pub only: Option<&'a str>,
@@ -71,7 +71,7 @@ pub struct Attachment {
 
 impl Subject<'_> {
     fn plugin(&self) -> PathBuf {
-        self.folder.join(self.kind.name)
+        self.directory.join(self.kind.name)
     }
 
     /// Whether the plugin is of one of these types.
@@ -106,7 +106,8 @@ impl Subject<'_> {
         Ok(Attachment { id, netns: Netns::new(netns)?, ifname: self.ifname(), prev: None })
     }
 
-    /// An attachment in a new namespace, to which bridge of the same folder was added if the plugin is a chained one.
+    /// An attachment in a new namespace, to which bridge of the same directory was added if the plugin is a chained
+    /// one.
     fn container(&self) -> Result<Attachment> {
         self.container_of("sanity-1")
     }
@@ -132,7 +133,7 @@ impl Subject<'_> {
     /// A call of bridge, the first plugin of the list of a chained one.
     fn bridge(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
         let conf = json!({"cniVersion": self.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
-            "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(self.folder, "bridge")});
+            "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(self.directory, "bridge")});
         let kind = Kind { name: "bridge", ..*self.kind };
         Subject { kind: &kind, conf, ..*self }.run(verb, at, prev)
     }

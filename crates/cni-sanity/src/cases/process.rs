@@ -119,13 +119,13 @@ fn names(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 fn environment(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let add = |change: fn(Call) -> Call| add(subject, json!({}), change);
     fs::create_dir_all("/run/gone")?;
-    check.succeeds("process.folder-gone", add(|call| call.in_deleted_folder("/run/gone")))?;
+    check.succeeds("process.directory-gone", add(|call| call.in_deleted_directory("/run/gone")))?;
     check.succeeds("process.no-stderr", add(Call::without_stderr))?;
     let old = umask(Mode::empty());
     add(|call| call)?;
     umask(old);
     let writable: Vec<String> =
-        STATE.iter().flat_map(|folder| writable(Path::new(folder))).collect();
+        STATE.iter().flat_map(|directory| writable(Path::new(directory))).collect();
     check.that("process.umask", writable.is_empty(), || writable.join(", "));
     let old = umask(Mode::all());
     let closed = add(|call| call)?;
@@ -142,10 +142,10 @@ fn environment(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// Files below a folder that all users may write.
-fn writable(folder: &Path) -> Vec<String> {
+/// Files below a directory that all users may write.
+fn writable(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let (path, Ok(metadata)) = (entry.path(), entry.metadata()) else { continue };
         if metadata.is_dir() {
             found.extend(writable(&path));

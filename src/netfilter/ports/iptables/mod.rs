@@ -5,12 +5,14 @@
 //! chain. The container of a chain is identified by the comments of its entries, not by the chain's name; the
 //! interface by the record of the attachment that has the address of the chain's rules.
 
+mod handover;
 mod rules;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
 use self::rules::{
     MASQ, POSTROUTING, RequiredRules, SETMARK, TOP, attachment_rules, entries_ahead, entry_comment,
@@ -24,7 +26,6 @@ use crate::log;
 use crate::netfilter::iptables::{
     ChainScope, IptablesRecords, IptablesRule, IptablesTable, program_name,
 };
-use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 
 const NAT: &str = "nat";
@@ -154,8 +155,8 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
     }
 }
 
-/// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is for a
-/// single address of the host.
+/// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is
+/// for a single address of the host.
 fn is_preceded_by_other(
     table: &IptablesTable,
     entry: &IptablesRule,
@@ -175,7 +176,7 @@ fn is_preceded_by_other(
 
 fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_>) {
     let uproot = |table: &mut IptablesTable| {
-        table.delete_chain_and_jumps(&find_attachment_chain(table, owner))
+        table.delete_chain_and_jumps(&find_attachment_chain(table, owner));
     };
     let undone = with_deletion_scope(owner, &|scope| {
         filter.default_iptables(family)?.update_table(NAT, scope, &uproot)
@@ -201,9 +202,9 @@ fn add_shared_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
     }
 }
 
-/// The attachment's chain: that of its interface, or the container's, found by the comments of entries, or by the reference's
-/// name, unless another interface or another container uses that: the name is a hash of network and container joined, so
-/// two containers may have the same name.
+/// The attachment's chain: that of its interface, or the container's, found by the comments of entries, or by the
+/// reference's name, unless another interface or another container uses that: the name is a hash of network and
+/// container joined, so two containers may have the same name.
 fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> String {
     let (common, own) = chain_names(owner);
     if table.has_chain(&own) {
@@ -266,8 +267,8 @@ fn chain_names(owner: AttachmentId<'_>) -> (String, String) {
     (owner.iptables_chain("DN-"), AttachmentId { id: &id, ..owner }.iptables_chain("DN-"))
 }
 
-/// Calls a function with the chains that may have rules of the attachment, with `more` chains, and with those of the other
-/// entries for which `is_wanted` returns true.
+/// Calls a function with the chains that may have rules of the attachment, with `more` chains, and with those of the
+/// other entries for which `is_wanted` returns true.
 fn with_chain_scope<T>(
     owner: AttachmentId<'_>,
     more: &[&str],
@@ -391,8 +392,8 @@ pub(super) fn check_rules(
     Ok(())
 }
 
-/// The first missing rule of the attachment, or of those that all share. Of an attachment without a record, which the reference
-/// has made, only the reference's rules are required.
+/// The first missing rule of the attachment, or of those that all share. Of an attachment without a record, which the
+/// reference has made, only the reference's rules are required.
 fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<IptablesRule> {
     let chain = find_attachment_chain(table, wanted.owner);
     let mut all = shared_rules(wanted);
@@ -460,46 +461,4 @@ fn container_entries(
         let chain = entry.option_value("-j").filter(|chain| chain.starts_with("CNI-DN-"))?;
         Some((entry, chain, network, id))
     })
-}
-
-/// Moves the rules of second interfaces into their containers' chains, the only ones that the reference looks for.
-/// Counts chains.
-pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandoverCount> {
-    let mut handed = HandoverCount::default();
-    for family in IpFamily::BOTH {
-        for tables in filter.iptables_with_chains(family, NAT, &[TOP])? {
-            let joined = Cell::new(0);
-            tables.update_table(NAT, ChainScope::All, &|table| joined.set(join_chains(table)))?;
-            handed.objects += joined.get();
-        }
-    }
-    Ok(handed)
-}
-
-fn join_chains(table: &mut IptablesTable) -> usize {
-    let mut joined = BTreeSet::new();
-    let before = table.clone();
-    for (entry, chain, network, id) in container_entries(&before) {
-        let common = AttachmentId { network, ifname: "", id }.iptables_chain("DN-");
-        if chain == common {
-            continue;
-        }
-        table.ensure_chain(&common);
-        let moved = |word: &String| if word == chain { common.clone() } else { word.clone() };
-        let moved =
-            IptablesRule { chain: TOP.to_owned(), words: entry.words.iter().map(moved).collect() };
-        if moved.option_value("-d").is_some() {
-            table.insert_unique(0, moved);
-        } else {
-            table.append_unique(moved);
-        }
-        for rule in before.rules_of_chain(chain) {
-            table.append_unique(IptablesRule { chain: common.clone(), ..rule.clone() });
-        }
-        joined.insert(chain);
-    }
-    for chain in &joined {
-        table.delete_chain_and_jumps(chain);
-    }
-    joined.len()
 }

@@ -23,7 +23,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "loopback" "ADD" "process.unknown-variable" r#"[ -z "$CNI_FUTURE" ] || exit 1; run"#;
     "loopback" "ADD" "process.kubernetes-args" "case $CNI_ARGS in *K8S*) exit 1 ;; esac; run";
     "ptp" "ADD" "process.ifname-longest" "[ ${#CNI_IFNAME} -lt 15 ] || exit 1; run";
-    "loopback" "ADD" "process.folder-gone" "/bin/pwd >/dev/null 2>&1 || exit 1; run";
+    "loopback" "ADD" "process.directory-gone" "/bin/pwd >/dev/null 2>&1 || exit 1; run";
     "loopback" "ADD" "process.no-stderr" "[ -e /proc/self/fd/2 ] || exit 1; run";
     "loopback" "ADD" "process.umask" "run; status=$?; touch /run/open.$$; exit $status";
     "loopback" "ADD" "process.umask-closed" "[ $(umask) != 0777 ] || exit 1; run";

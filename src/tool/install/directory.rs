@@ -1,4 +1,4 @@
-//! The state of a folder of plugins: its entries, and the manifest of the installed files.
+//! The state of a directory of plugins: its entries, and the manifest of the installed files.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,13 +16,13 @@ use crate::cni::json::{Json, encode_pretty};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
 
-/// A folder of plugins.
+/// A directory of plugins.
 pub(super) struct PluginDirectory {
     entries: BTreeMap<String, PluginDirectoryEntry>,
     pub(super) manifest: InstallManifest,
 }
 
-/// An entry of the folder.
+/// An entry of the directory.
 pub(super) struct PluginDirectoryEntry {
     /// The target, if the entry is a symbolic link.
     link: Option<PathBuf>,
@@ -186,20 +186,20 @@ pub(super) struct InstalledConfig {
 }
 
 impl InstallManifest {
-    pub(super) fn file_path(folder: &Path) -> PathBuf {
-        folder.join(STATE).join("manifest.json")
+    pub(super) fn file_path(directory: &Path) -> PathBuf {
+        directory.join(STATE).join("manifest.json")
     }
 
-    /// The manifest of a folder; an empty manifest if nothing is installed.
-    pub(super) fn load_from(folder: &Path) -> Result<InstallManifest> {
-        let path = InstallManifest::file_path(folder);
+    /// The manifest of a directory; an empty manifest if nothing is installed.
+    pub(super) fn load_from(directory: &Path) -> Result<InstallManifest> {
+        let path = InstallManifest::file_path(directory);
         let Some(bytes) = if_present(files::read_file(&path)).file_context("read", &path)? else {
             return Ok(InstallManifest::default());
         };
         let read = || format!("read {}", path.display());
         let json = Json::parse(&bytes).context(read)?;
         let manifest: InstallManifest = json.decode().context(read)?;
-        // Files of these names are removed: a name must not lead out of the folder.
+        // Files of these names are removed: a name must not lead out of the directory.
         let is_path =
             |owned: &&InstalledFile| owned.name.contains('/') || owned.name.starts_with('.');
         match manifest.files.iter().find(is_path) {
@@ -210,9 +210,9 @@ impl InstallManifest {
         }
     }
 
-    pub(super) fn save_to(&self, folder: &Path) -> Result<()> {
+    pub(super) fn save_to(&self, directory: &Path) -> Result<()> {
         replace_text_file(
-            &InstallManifest::file_path(folder),
+            &InstallManifest::file_path(directory),
             (encode_pretty(self)? + "\n").as_bytes(),
         )
     }
@@ -224,8 +224,8 @@ impl InstallManifest {
 
 /// The path of the backup of a file, by its name: that of a network configuration has a dot, unlike
 /// that of an applet.
-pub(super) fn backup_path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(STATE).join("backup").join(Path::new(name).file_name().unwrap_or_default())
+pub(super) fn backup_path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(STATE).join("backup").join(Path::new(name).file_name().unwrap_or_default())
 }
 
 /// Replaces a text file atomically.

@@ -1,8 +1,9 @@
-//! The folders that the tools work on, with the options for them: configurations, plugins, the runtimes' cache, and the
-//! leases of host-local.
+//! The directories that the tools work on, with the options for them: configurations, plugins, the runtimes' cache, and
+//! the leases of host-local.
 //!
-//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default folder, those of
-//! `--data-dir`, and those that the configurations in the folder of configurations and in the cache name.
+//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default directory, those
+//! of
+//! `--data-dir`, and those that the configurations in the directory of configurations and in the cache name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,13 +25,13 @@ use crate::runtime::{
 };
 use crate::sort::sort_items;
 
-/// The default folder of network configurations.
+/// The default directory of network configurations.
 pub(super) const CONF_DIR: &str = "/etc/cni/net.d";
 
-/// The default folder of plugins, unless this executable is in one.
+/// The default directory of plugins, unless this executable is in one.
 pub(super) const PLUGIN_DIR: &str = "/opt/cni/bin";
 
-/// Where folders of state are: nobody but root can write there.
+/// Where directories of state are: nobody but root can write there.
 const STATE: [&str; 2] = ["/run/cni", "/var/lib/cni"];
 
 pub(super) const CONF: CommandOption =
@@ -49,8 +50,8 @@ pub(super) const LEASES: CommandOption = long_option(
      the configurations and of cached attachments",
 );
 
-/// The folders of plugins, separated by colons: the argument, else `CNI_PATH`, else the folder of this executable if the
-/// links of its plugins are there, else [`PLUGIN_DIR`].
+/// The directories of plugins, separated by colons: the argument, else `CNI_PATH`, else the directory of this
+/// executable if the links of its plugins are there, else [`PLUGIN_DIR`].
 pub(super) fn plugin_path(given: Option<&str>) -> String {
     let from_process = || std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
     let own = || {
@@ -62,36 +63,36 @@ pub(super) fn plugin_path(given: Option<&str>) -> String {
     given.unwrap_or_else(|| PLUGIN_DIR.to_owned())
 }
 
-/// The folders of plugins, configurations and state.
+/// The directories of plugins, configurations and state.
 pub(super) struct ToolDirectories {
     pub(super) conf: PathBuf,
     pub(super) cache: PathBuf,
-    /// The folders of leases that no configuration needs to name.
+    /// The directories of leases that no configuration needs to name.
     pub(super) leases: Vec<PathBuf>,
-    /// Folders of plugins, separated by colons.
+    /// Directories of plugins, separated by colons.
     pub(super) cni_path: String,
 }
 
-/// The leases of a network in one folder.
+/// The leases of a network in one directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LeaseDirectory {
     pub(super) network: String,
-    /// The parent of the folder with the leases.
+    /// The parent of the directory with the leases.
     pub(super) data_dir: PathBuf,
 }
 
 impl LeaseDirectory {
-    /// The leases, without a lock; none if there is no folder.
+    /// The leases, without a lock; none if there is no directory.
     pub(super) fn read_listing(&self) -> Result<LeaseListing> {
         Ok(LeaseListing::open_existing(&self.data_dir, &self.network)?.unwrap_or_default())
     }
 
-    /// Locks the leases; `None` if their folder was removed meanwhile.
+    /// Locks the leases; `None` if their directory was removed meanwhile.
     pub(super) fn lock_leases(&self) -> Result<Option<LeaseStore>> {
         LeaseStore::open_existing(&self.data_dir, &self.network, LeaseOptions::default())
     }
 
-    /// Device and inode of the network's folder.
+    /// Device and inode of the network's directory.
     fn device_and_inode(&self) -> Option<(u64, u64)> {
         let meta = fs::metadata(self.data_dir.join(&self.network)).ok()?;
         Some((meta.dev(), meta.ino()))
@@ -101,12 +102,12 @@ impl LeaseDirectory {
 impl ToolDirectories {
     /// Reads the options that tools have in common.
     pub(super) fn from_command_line(line: &CommandLine) -> ToolDirectories {
-        let folder = |flag: CommandOption, default: &str| {
+        let directory = |flag: CommandOption, default: &str| {
             PathBuf::from(line.last_value(flag.flag).unwrap_or(default))
         };
         ToolDirectories {
-            conf: folder(CONF, CONF_DIR),
-            cache: folder(CACHE, DEFAULT_CACHE_DIR),
+            conf: directory(CONF, CONF_DIR),
+            cache: directory(CACHE, DEFAULT_CACHE_DIR),
             leases: [DATA_DIR]
                 .into_iter()
                 .chain(line.all_values(LEASES.flag))
@@ -142,7 +143,7 @@ impl ToolDirectories {
         Ok(cached.into_iter().zip(lives).collect())
     }
 
-    /// The folder with the leases of a cached attachment; the default folder if there is none.
+    /// The directory with the leases of a cached attachment; the default directory if there is none.
     fn find_data_dir(&self, cached: &CachedAttachment) -> PathBuf {
         let named = cached.network_list().map(|list| data_dirs(&list)).unwrap_or_default();
         let mut dirs = named.into_iter().chain(self.leases.iter().cloned());
@@ -175,10 +176,11 @@ impl ToolDirectories {
         let distinct = |stores: &mut Vec<LeaseDirectory>| {
             stores.retain(is_meant);
             sort_items(stores);
-            // A bind mount gives a folder a second name.
+            // A bind mount gives a directory a second name.
             let mut seen = HashSet::new();
-            stores
-                .retain(|store| store.device_and_inode().is_none_or(|folder| seen.insert(folder)));
+            stores.retain(|store| {
+                store.device_and_inode().is_none_or(|directory| seen.insert(directory))
+            });
         };
         distinct(&mut stores);
         distinct(&mut cached);
@@ -194,7 +196,7 @@ impl ToolDirectories {
         Ok(stores)
     }
 
-    /// The folders in which [`ToolDirectories::find_lease_directories`] looked, for messages.
+    /// The directories in which [`ToolDirectories::find_lease_directories`] looked, for messages.
     pub(super) fn searched_directories(&self, network: &str) -> String {
         let mut dirs = self.leases.clone();
         let lists = self.configured_networks().into_iter().filter(|list| list.name == network);
@@ -206,12 +208,12 @@ impl ToolDirectories {
     }
 }
 
-/// The path without symbolic links, so that a folder has one name.
+/// The path without symbolic links, so that a directory has one name.
 fn real_path(dir: impl AsRef<Path>) -> PathBuf {
     fs::canonicalize(&dir).unwrap_or_else(|_| dir.as_ref().to_owned())
 }
 
-/// Whether the folder has leases of the network. `leases::list_networks` has the same condition.
+/// Whether the directory has leases of the network. `leases::list_networks` has the same condition.
 fn has_leases(data_dir: &Path, network: &str) -> bool {
     NetworkName::parse(network).is_ok() && data_dir.join(network).join("lock").is_file()
 }
@@ -227,7 +229,7 @@ fn data_dirs(list: &NetworkList) -> Vec<PathBuf> {
     with_delegates.flatten().filter_map(of_ipam).collect()
 }
 
-/// The leases of the network in each of its folders.
+/// The leases of the network in each of its directories.
 fn named_lease_directories(list: &NetworkList) -> Vec<LeaseDirectory> {
     let network = &list.name;
     let named = data_dirs(list).into_iter().filter(|dir| dir.is_absolute());

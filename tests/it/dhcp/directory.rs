@@ -1,4 +1,4 @@
-//! The lease folder: which files the daemon reads, writes and removes, and which locations are
+//! The lease directory: which files the daemon reads, writes and removes, and which locations are
 //! allowed.
 
 use std::fs::{self, File, Permissions};
@@ -26,7 +26,7 @@ fn put_files_of_others(dir: &Path) {
     }
 }
 
-/// The sorted names of a folder's entries.
+/// The sorted names of a directory's entries.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
@@ -98,7 +98,7 @@ fn a_daemon_is_started_below_run_cni_only() {
         (names(Path::new("/run")), names(Path::new("/run/cni"))),
         (vec!["cni".to_owned(), "cnibox".to_owned()], vec!["link".to_owned()])
     );
-    // A symbolic link to an allowed folder is allowed.
+    // A symbolic link to an allowed directory is allowed.
     symlink("/run/cni", world.node.path("to-run")).unwrap();
     let _server = world.dnsmasq(9, &[]);
     let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
@@ -107,7 +107,7 @@ fn a_daemon_is_started_below_run_cni_only() {
 }
 
 #[test]
-fn a_folder_of_another_user_has_no_leases_and_no_daemon() {
+fn a_directory_of_another_user_has_no_leases_and_no_daemon() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let daemon = world.daemon(&[]);
@@ -137,7 +137,7 @@ fn a_folder_of_another_user_has_no_leases_and_no_daemon() {
     fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
     net.del(&container);
     world.leases_become(&[]);
-    // A symbolic link in place of the folder is refused.
+    // A symbolic link in place of the directory is refused.
     fs::rename(&dir, world.node.path("run/real")).unwrap();
     symlink("real", &dir).unwrap();
     assert!(start().stderr.contains("not a directory"));
@@ -178,7 +178,7 @@ fn a_pidfile_is_not_written_through_a_link() {
 }
 
 #[test]
-fn files_and_folders_are_closed_to_others_without_a_umask() {
+fn files_and_directories_are_closed_to_others_without_a_umask() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let pid = world.node.path("a/b/pid");
