@@ -5,7 +5,7 @@ use super::call::{
     PluginCall, PluginCaller, PluginService,
 };
 use super::context::{CallContext, is_removal, warn_absent_key};
-use super::plugin::{AddRequest, ContainerSandbox, DelRequest, Plugin};
+use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, Plugin};
 use super::reclaim;
 use super::rollback::Rollback;
 use crate::attachment::{AttachmentId, forget_attachment};
@@ -53,11 +53,7 @@ fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> 
     let conf = decode_config::<P>(cx)?;
     match verb {
         CniVerb::Add => return run_add::<P>(cx, &conf).map(Some),
-        CniVerb::Check => P::check(
-            cx,
-            &conf,
-            &attachment_request(cx, ContainerSandbox::at_path(&call.env.netns))?,
-        )?,
+        CniVerb::Check => P::check(cx, &conf, &check_request(cx)?)?,
         CniVerb::Del => {
             let (req, trouble) = del_request(cx)?;
             P::del(cx, &conf, &req)?;
@@ -98,7 +94,7 @@ fn repair_call<P: Plugin>(call: &PluginCall<'_>, repairs: &mut RepairFindings) -
     }
     let (_, cx) = prepare_call(call, P::VERSIONS)?;
     let conf = decode_config::<P>(&cx)?;
-    let req = attachment_request(&cx, ContainerSandbox::at_path(&call.env.netns))?;
+    let req = check_request(&cx)?;
     refuse_own_namespace(&call.env, req.sandbox.open_netns()?)?;
     P::repair(&cx, &conf, &req, repairs)
 }
@@ -243,12 +239,14 @@ fn add_request(cx: &CallContext<'_>) -> Result<AddRequest> {
     {
         refuse_own_namespace(env, netns)?;
     }
-    attachment_request(cx, sandbox)
+    let (id, ifname) = parse_names(env)?;
+    Ok(AddRequest { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-fn attachment_request(cx: &CallContext<'_>, sandbox: ContainerSandbox) -> Result<AddRequest> {
+fn check_request(cx: &CallContext<'_>) -> Result<CheckRequest> {
+    let sandbox = ContainerSandbox::at_path(&cx.call.env.netns);
     let (id, ifname) = parse_names(&cx.call.env)?;
-    Ok(AddRequest { id, sandbox, ifname, prev: prev_result(cx)? })
+    Ok(CheckRequest { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
 /// A namespace that no longer exists is not an error. A namespace that cannot be opened is treated as absent and

@@ -113,9 +113,6 @@ impl ContainerSandbox {
     }
 }
 
-/// The request of a CHECK or a repair; `prev` is the final result of the ADD of the whole list.
-pub type CheckRequest = AddRequest;
-
 /// The request of an ADD.
 #[derive(Debug)]
 pub struct AddRequest {
@@ -162,9 +159,19 @@ pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result
     })
 }
 
-/// For CHECK and repair.
+/// The request of a CHECK or a repair.
+#[derive(Debug)]
+pub struct CheckRequest {
+    pub id: ContainerId,
+    pub sandbox: ContainerSandbox,
+    /// The interface in the container.
+    pub ifname: InterfaceName,
+    /// The final result of the ADD of the whole list.
+    pub prev: Option<CniResult>,
+}
+
 impl CheckRequest {
-    /// The final result of ADD, with which CHECK compares the kernel's state.
+    /// The result with which CHECK compares the kernel's state. Fails if the runtime did not send it.
     pub fn require_final_result(&self) -> Result<&CniResult> {
         self.prev.as_ref().ok_or_else(|| {
             Error::internal("Required prevResult missing")
