@@ -18,13 +18,10 @@ pub struct PluginCall<'a> {
     pub env: CallEnvironment,
     /// The bytes of standard input; delegates get the same bytes.
     pub stdin: &'a [u8],
-    /// All applets of this executable.
     pub table: AppletTable,
-    /// The caller.
     pub caller: PluginCaller,
 }
 
-/// The caller of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginCaller {
     /// The runtime, by starting a process.
@@ -34,7 +31,6 @@ pub enum PluginCaller {
     Plugin(Option<HostPairEnd>),
 }
 
-/// All applets of this executable.
 #[derive(Clone, Copy, Debug)]
 pub struct AppletTable {
     pub applets: &'static [Applet],
@@ -46,9 +42,8 @@ impl AppletTable {
         self.applets.iter().find(|applet| applet.name == name)
     }
 
-    /// The applet that an executable of this file name is: the one of exactly this name, else the plugin with the
-    /// longest name that the file name ends in after a hyphen. `BuildKit` calls its plugins `buildkit-cni-bridge` and
-    /// the like.
+    /// The applet of an executable with this file name: the applet of exactly this name, else the plugin with the
+    /// longest name that the file name ends in after a hyphen, as in `buildkit-cni-bridge`.
     pub fn find_by_file_name(&self, name: &str) -> Option<&'static Applet> {
         let is_end = |applet: &&Applet| {
             let start = name.strip_suffix(applet.name);
@@ -58,12 +53,11 @@ impl AppletTable {
         self.find_applet(name).or_else(longest)
     }
 
-    /// The plugin that an executable of this file name is.
+    /// The plugin of an executable with this file name.
     pub fn find_plugin(&self, name: &str) -> Option<BuiltinPlugin> {
         self.find_by_file_name(name).and_then(Applet::as_plugin)
     }
 
-    /// The names of the plugins.
     pub fn plugin_names(&self) -> impl Iterator<Item = &'static str> {
         self.applets
             .iter()
@@ -72,7 +66,7 @@ impl AppletTable {
     }
 }
 
-/// An applet: the program that the executable is under one name.
+/// An applet: the program that the executable runs under one name.
 #[derive(Debug)]
 pub struct Applet {
     /// The file name of the applet.
@@ -94,7 +88,6 @@ impl Applet {
     }
 }
 
-/// The kind of an applet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AppletKind {
     /// A plugin that creates an interface.
@@ -103,7 +96,6 @@ pub enum AppletKind {
     Ipam,
     /// A plugin that changes the interface of the plugins before it in a list.
     Chained,
-    /// A command-line tool.
     Tool,
 }
 
@@ -113,7 +105,6 @@ impl fmt::Display for AppletKind {
     }
 }
 
-/// The functions of an applet.
 #[derive(Clone, Copy, Debug)]
 pub enum AppletMain {
     /// A CNI plugin: environment and standard input in, JSON out.

@@ -15,7 +15,7 @@ use crate::log;
 use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
 use crate::netlink::Netlink;
 
-/// Whether the call only removes.
+/// Whether the call only removes: DEL and GC.
 pub(super) fn is_removal(call: &PluginCall<'_>) -> bool {
     matches!(CniVerb::parse(&call.env.command), Some(CniVerb::Del | CniVerb::Gc))
 }
@@ -36,7 +36,7 @@ pub struct CallContext<'a> {
     host: OnceCell<Netlink>,
     filter: PacketFilter,
     end: Cell<Option<HostPairEnd>>,
-    /// For GC.
+    /// The attachments that GC treats as valid although the runtime does not list them.
     pub(super) in_doubt: OnceCell<Vec<ValidAttachment>>,
 }
 
@@ -50,7 +50,8 @@ impl<'a> CallContext<'a> {
         CallContext { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
     }
 
-    /// Whether the call only removes: nothing that was written wrong after ADD may keep it from that.
+    /// Whether the call only removes (DEL, GC). A mistake that was made in the configuration after ADD must not prevent
+    /// that.
     pub(super) fn is_removal(&self) -> bool {
         is_removal(self.call)
     }
@@ -71,8 +72,8 @@ impl<'a> CallContext<'a> {
         &self.filter
     }
 
-    /// Masquerades the addresses of the result by rules, with the configured back end or the usual one. The attachment has
-    /// been recorded.
+    /// Masquerades the addresses of the result with the configured back end, else the default one. The caller has
+    /// [recorded](CallContext::record_attachment) the attachment.
     pub fn masquerade_result(
         &'a self,
         configured: Option<RuleBackend>,
@@ -98,13 +99,13 @@ impl<'a> CallContext<'a> {
         Ok(self.host.get_or_init(|| opened))
     }
 
-    /// Sets the host's end of the attachment's veth pair, for the IPAM plugin and the record.
+    /// Sets the host's end of the attachment's veth pair, which the IPAM plugin and the record get.
     pub fn set_host_end(&self, end: Option<HostPairEnd>) {
         self.end.set(end);
     }
 
-    /// The host's end of the attachment's veth pair: of this plugin, else of the plugin that calls this one in this
-    /// process.
+    /// The host's end of the attachment's veth pair, created by this plugin, else by the plugin that calls this one in
+    /// the same process.
     pub fn host_end(&self) -> Option<HostPairEnd> {
         let of_caller = match self.call.caller {
             PluginCaller::Plugin(end) => end,
@@ -113,7 +114,7 @@ impl<'a> CallContext<'a> {
         self.end.get().or(of_caller)
     }
 
-    /// For STATUS: as [`host`](CallContext::host_netlink), and fails without the capability `CAP_NET_ADMIN`.
+    /// For STATUS: as [`host_netlink`](CallContext::host_netlink), but fails without the capability `CAP_NET_ADMIN`.
     pub fn usable_host_netlink(&self) -> Result<&Netlink> {
         let host = self.host_netlink().or_unavailable()?;
         host.require_net_admin().or_unavailable()?;
@@ -149,7 +150,7 @@ impl<'a> CallContext<'a> {
         Err(Error::config(msg))
     }
 
-    /// The MTU in the interface objects of this version: the key exists since 1.1.0, and older results are compared
+    /// The MTU for interface objects of results of this version, which have one since 1.1.0. Older results are compared
     /// without it.
     pub fn reported_mtu(&self, mtu: u32) -> u32 {
         if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }

@@ -44,7 +44,7 @@ impl<'a> CallContext<'a> {
         let program = match (found, own) {
             (Ok(path), Some(own)) if invoke::is_own_executable(&path) => DelegateProgram::Own(own),
             (Ok(path), _) => DelegateProgram::Foreign(path),
-            // The link is gone; what it made is not.
+            // The link is gone; the state that the plugin created is not.
             (Err(_), Some(own)) if self.is_removal() => DelegateProgram::Own(own),
             (Err(error), _) => return Err(error),
         };
@@ -57,13 +57,13 @@ impl<'a> CallContext<'a> {
         !self.net.ipam_type.is_empty()
     }
 
-    /// Calls the IPAM plugin if one is configured: `cx.if_ipam(Cx::ipam_check)`.
+    /// Calls the IPAM plugin if one is configured: `cx.if_ipam(CallContext::ipam_check)`.
     pub fn if_ipam(&'a self, call: impl FnOnce(&'a CallContext<'a>) -> Result<()>) -> Result<()> {
         if self.has_ipam() { call(self) } else { Ok(()) }
     }
 
     /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has its name: it would
-    /// call its IPAM plugin in turn, without end.
+    /// call its IPAM plugin, which is itself, without end.
     pub fn ipam_plugin(&'a self) -> Result<DelegatePlugin<'a>> {
         let name = &self.net.ipam_type;
         match self.call.table.find_plugin(name) {
@@ -116,20 +116,20 @@ impl<'a> CallContext<'a> {
         Ok(result)
     }
 
-    /// Whether addresses are requested and released over the container's interface, which must exist and be up: with
-    /// dhcp. All other addresses are released after the interface is deleted.
+    /// Whether addresses are requested and released through the container's interface, which must exist and be up, as
+    /// with dhcp. All other addresses are released after the interface is deleted.
     pub fn ipam_needs_link(&self) -> bool {
         self.net.ipam_type == "dhcp"
     }
 
-    /// Releases the attachment's addresses, whatever the configuration says now of who gave them.
+    /// Releases the attachment's addresses, also if the configuration has got another IPAM plugin since ADD.
     pub fn ipam_del(&'a self) -> Result<()> {
         let CallEnvironment { container_id: id, ifname, .. } = &self.call.env;
         let owner = AttachmentId { network: self.net.name.as_str(), ifname, id };
         let mut failures = Failures::new();
         failures.keep_error(self.if_ipam(|cx| match cx.ipam_plugin() {
             Ok(ipam) => ipam.run_verb(CniVerb::Del).map(drop),
-            // ADD has called no such plugin.
+            // ADD has not called such a plugin.
             Err(error) if cx.is_wrong_ipam() => {
                 log::warn(format_args!("no address is released by \"ipam\": {error}"));
                 Ok(())

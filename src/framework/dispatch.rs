@@ -1,4 +1,4 @@
-//! From a call to the plugin's method: name, version, namespace, configuration, `prevResult`.
+//! Decodes and checks a call (names, version, namespace, configuration, `prevResult`) and calls the plugin's method.
 
 use super::call::{
     Applet, AppletKind, AppletMain, BuiltinPlugin, CallEnvironment, CniVerb, ConfigRemarks,
@@ -156,7 +156,7 @@ fn prepare_call<'a>(
     Ok((verb, CallContext::new(call, net, version)))
 }
 
-/// The version of a DEL whose configuration has one that no plugin supports: ADD was called with another.
+/// The version of a DEL whose configuration has a version that the plugin does not support: ADD had another version.
 fn newest_for_del(call: &PluginCall<'_>, error: &Error) -> SpecVersion {
     // A plugin that calls this one has warned already.
     if call.caller == PluginCaller::Runtime {
@@ -221,8 +221,8 @@ fn run_add<P: Plugin>(cx: &CallContext<'_>, conf: &P::Conf) -> Result<CniResult>
     Ok(converted)
 }
 
-/// Protections of the host that a flush of rules may have ended, also for a plugin without rules: until a plugin with
-/// rules of its own runs, containers would reach the host's loopback addresses.
+/// Restores protections of the host that a flush of rules may have removed, also if the plugin has no rules: containers
+/// would reach the host's loopback addresses until a plugin with rules runs.
 fn restore_protection(cx: &CallContext<'_>) {
     if cx.call.caller == PluginCaller::Runtime
         && let Err(error) = localhost::restore_if_flushed(cx.packet_filter())
@@ -278,7 +278,7 @@ fn usable_namespace(call: &PluginCall<'_>) -> Result<Option<Netns>> {
         Ok(netns) if is_own_namespace(&call.env, &netns)? => {
             let path = &call.env.netns;
             log::warn(format_args!(
-                "{path} is this plugin's own namespace: that of the container is gone"
+                "{path} is this plugin's own namespace: the container's namespace is gone"
             ));
             Ok(None)
         }

@@ -1,8 +1,8 @@
 //! GC of attachments that the reference made with bridge or ptp.
 //!
 //! The pairs of this program have a label: GC deletes those of attachments that are not valid, and then releases their
-//! addresses. A pair of the reference has none, so nothing tells whose it is. While there is a pair that may be the
-//! attachment's, its container may be alive: GC treats the attachment as valid, and says so. A DEL ends it.
+//! addresses. A pair of the reference has no label, so its attachment is unknown. While there is a pair that may be the
+//! attachment's, the container may be alive: GC treats the attachment as valid and logs that. DEL ends this state.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -125,7 +125,8 @@ impl<'a> CallContext<'a> {
 }
 
 impl UnlabelledEnds<'_> {
-    /// An end through which the address may be reached: of a bridge any port, of ptp the one of the address's route.
+    /// An end through which the address may be reached: with bridge any port, with ptp the device of the address's
+    /// route.
     fn end_for_address(&self, ip: IpAddr) -> Result<Option<&Link>> {
         if self.is_bridged {
             return Ok(self.links.first());

@@ -35,8 +35,8 @@ pub trait Plugin {
     /// Whether ADD may create state on the host that outlives the container's namespace, such as rules: ADD then
     /// [records](CallContext::record_attachment) the attachment first.
     const OUTLIVES_ITS_CONTAINER: bool = false;
-    /// Whether ADD connects the container to anything. Only then it restores protections of the host that a flush has
-    /// ended: a plugin that connects follows those that do not.
+    /// Whether ADD connects the container to anything. Only such a plugin restores protections of the host that a flush
+    /// has removed: a plugin that does not connect is followed by one that does.
     const CONNECTS: bool = true;
     /// Whether [`repair`](Plugin::repair) does anything.
     const REPAIRS: bool = false;
@@ -60,8 +60,8 @@ pub trait Plugin {
     /// Attaches the container. On failure the host is as it was.
     fn add(cx: &CallContext<'_>, conf: &Self::Conf, req: &AddRequest) -> Result<CniResult>;
     fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
-    /// Restores links and addresses of the host and routes of the container that are missing, as ADD made them;
-    /// changed ones are left. The packet filter's rules are restored before.
+    /// Restores the missing links and addresses of the host and the missing routes of the container, as ADD created
+    /// them; changed ones are left. The rules of the packet filter have been restored already.
     fn repair(
         _: &CallContext<'_>,
         _: &Self::Conf,
@@ -82,10 +82,10 @@ pub trait Plugin {
     fn status(cx: &CallContext<'_>, conf: &Self::Conf) -> Result<()>;
 }
 
-/// The container's network namespace: opened before the plugin runs, or why it was not.
+/// The container's network namespace, opened on first use; an error of the opening is kept.
 #[derive(Debug)]
 pub struct ContainerSandbox {
-    /// `CNI_NETNS` as it was written: the `sandbox` of results.
+    /// `CNI_NETNS` as the caller wrote it, which results show as `sandbox`.
     pub path: String,
     opened: OnceCell<Result<Netns>>,
 }
@@ -106,8 +106,8 @@ impl ContainerSandbox {
         self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// The identity of the namespace, different from earlier and later namespaces at this path; `None` if the
-    /// kernel does not provide one.
+    /// The identity of the namespace, which distinguishes it from earlier and later namespaces at this path. `None` if
+    /// the kernel does not provide one.
     pub fn netns_identity(&self) -> Option<NetnsIdentity> {
         NetnsIdentity::at_path(Path::new(&self.path))
     }
@@ -125,20 +125,21 @@ pub struct AddRequest {
 }
 
 impl AddRequest {
-    /// Creates the link `wanted` in the container, on top of a master that `place` has, with the addresses and routes
-    /// of `addresses`, or of the IPAM plugin. A failure deletes the link and releases the addresses.
+    /// Creates the link `wanted` in the container, on top of a master in the namespace of `master_netlink`, with the
+    /// addresses and routes of `addresses`, or else of the IPAM plugin. A failure deletes the link and releases the
+    /// addresses.
     pub fn attach_link(
         &self,
         cx: &CallContext<'_>,
         inside: &ContainerNetns<'_>,
-        place: &Netlink,
+        master_netlink: &Netlink,
         wanted: &NewChildLink<'_>,
         addresses: Option<CniResult>,
     ) -> Result<(CniResult, Link)> {
         let mut undo = Rollback::new();
         // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
-        let is_layer2 = addresses.as_ref().is_some_and(|given| given.ips.is_empty());
-        child::create_link(place, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
+        let is_layer2 = addresses.as_ref().is_some_and(|result| result.ips.is_empty());
+        child::create_link(master_netlink, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
         undo.add_step(format!("delete \"{}\"", self.ifname), || {
             child::roll_back_link(inside, &self.ifname)
         });
@@ -154,7 +155,7 @@ impl AddRequest {
 pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| {
         Error::internal(msg).with_details(
-            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
+            "it needs an interface: put it after an interface plugin, such as bridge or ptp, in a list",
         )
     })
 }
@@ -202,7 +203,7 @@ pub struct DelRequest {
     pub id: ContainerId,
     /// The network namespace; `None` if it no longer exists.
     pub netns: Option<Netns>,
-    /// The interface in it.
+    /// The interface in the container.
     pub ifname: InterfaceName,
     /// The final result of the ADD, if the runtime still has it.
     pub prev: Option<CniResult>,
@@ -222,7 +223,7 @@ impl DelRequest {
         )
     }
 
-    /// What the result lists of the attachment's link.
+    /// The MAC and the addresses of the attachment's link in the result of ADD.
     fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
         let is_own = |entry: &ResultInterface| {
@@ -250,9 +251,9 @@ impl DelRequest {
     }
 }
 
-/// Deletes links with `del_links` and releases their addresses with `release`:
-/// no other container may get the addresses before the links are gone, but a DHCP release needs the link.
-/// While a link cannot be deleted, for which `del_links` returns `None`, its addresses stay in use.
+/// Deletes links with `del_links` and releases their addresses with `release`: no other container may get the
+/// addresses before the links are deleted, but a DHCP release needs the link. `del_links`
+/// returns `None` if a link cannot be deleted, whose addresses then stay in use.
 pub fn delete_and_release<'a>(
     cx: &'a CallContext<'a>,
     failures: &mut Failures,
@@ -271,7 +272,7 @@ pub fn delete_and_release<'a>(
 /// A GC with the list of valid attachments.
 #[derive(Debug)]
 pub struct GcRequest {
-    /// The attachments of this network that are still valid, and those in doubt: all others are stale.
+    /// The valid attachments of this network and those in doubt. All other attachments are stale.
     pub valid: Vec<ValidAttachment>,
 }
 
@@ -281,8 +282,8 @@ impl GcRequest {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
     }
 
-    /// Deletes the veth pairs of the network's attachments that are not valid, of which the container
-    /// may be alive: their addresses are about to be released.
+    /// Deletes the veth pairs of the network's stale attachments, whose addresses are about to be released: their
+    /// containers may still be alive.
     pub fn delete_stale_veths(&self, cx: &CallContext<'_>) -> Result<()> {
         let valid = AttachmentId::from_attachments(&cx.net.name, &self.valid);
         let is_stale = stale_matcher(cx.net.name.as_str(), &valid);

@@ -1,5 +1,5 @@
-//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of it in
-//! its way: stale rules would apply to the next owner of the address.
+//! Reclaims all state that a dead attachment left on the node. A call that finds a part of this state in use reclaims
+//! the whole, because stale rules would apply to the next owner of the address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ use crate::trace;
 /// network namespace. The caller has the [turn](AttachmentRecord::lock_attachment).
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
-    // The record is removed last: while any state is left, its owner is known.
+    // The record is removed last, so that the owner of remaining state is known.
     AttachmentRecord::find_by_attachment(owner)
         .map_or(Ok(()), |record| record.remove_with_addresses())
 }
 
-/// Removes the rules of all features, and the devices. Of an attachment that `is_being_added` the source MAC check
-/// stays, which ADD creates before it asks for addresses.
+/// Removes the rules of all features, and the devices. The source MAC check of an attachment that `is_being_added`
+/// stays: ADD creates it before it requests addresses.
 fn remove_rules_and_devices(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -64,8 +64,8 @@ fn remove_shaping_devices(owner: AttachmentId<'_>) -> Result<()> {
 }
 
 impl<'a> CallContext<'a> {
-    /// Records the attachment on the node, before the first state is created that outlives the container. A record
-    /// of an earlier plugin of the list serves as well.
+    /// Records the attachment on the node, before the first state is created that outlives the container. The record
+    /// of an earlier plugin of the list is sufficient.
     pub fn record_attachment(
         &self,
         plugin: &str,
@@ -126,7 +126,7 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
+    /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be another program's.
     fn find_listed_end(
         &self,
         owner: AttachmentId<'_>,
@@ -154,8 +154,8 @@ impl<'a> CallContext<'a> {
     }
 }
 
-/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same
-/// network that exists.
+/// Reclaims the state of the address's previous owners that have certainly ended. Warns if an owner in the same network
+/// still exists.
 pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
         if !remove_if_ended(&record)?
@@ -163,9 +163,7 @@ pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
             && record.liveness() == Liveness::Alive
         {
             let AttachmentRecord { id, ifname, .. } = &record;
-            log::warn(format_args!(
-                "{ip} is in use by container {id}, interface {ifname}, as well"
-            ));
+            log::warn(format_args!("{ip} is also in use by container {id}, interface {ifname}"));
         }
     }
     Ok(())
@@ -212,7 +210,7 @@ pub fn log_reclaimed(what: String) {
     trace::root_span().add_text("cnibox.reclaimed", || what);
 }
 
-/// Reclaims what an earlier container of the same id left, but for its leases, if it has certainly ended.
+/// Reclaims the state of an earlier container of the same id, except for its leases, if it has certainly ended.
 pub fn remove_former_instance(owner: AttachmentId<'_>) {
     if let Some(Err(e)) =
         AttachmentRecord::find_by_attachment(owner).map(|record| remove_without_leases(&record))
@@ -256,8 +254,8 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
         .map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
 }
 
-/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is
-/// proved of an attachment without a record, such as the reference's.
+/// Reclaims the state of the attachment that holds a port, if the attachment has certainly ended; returns whether it
+/// has. The end of an attachment without a record, such as one of the reference, cannot be proved.
 pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
     let PortOwner { network, id, ifname, .. } = holder;
     let record = match ifname {
@@ -268,9 +266,9 @@ pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
     record.map_or(Ok(false), |record| remove_if_ended(&record))
 }
 
-/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has
-/// removed, but for the parts from which the next plugins know their rules; and reclaims attachments that have
-/// certainly ended, except for those that the runtime lists as valid. Without a request only the proof counts.
+/// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
+/// which the next plugins find their rules stay. Then reclaims attachments that have certainly ended, except for those
+/// that the runtime lists as valid. Without a request only attachments that have certainly ended are reclaimed.
 pub(super) fn collect_garbage(
     plugin: &str,
     network: &NetworkName,
@@ -297,8 +295,8 @@ pub(super) fn collect_garbage(
     failures.into_result()
 }
 
-/// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its
-/// record and its source MAC check stay.
+/// Removes the state of the owner of leases, except for the leases. The attachment being added, `next`, may have the
+/// same names: its record and its source MAC check stay.
 fn remove_lease_owner_state(
     owner: AttachmentId<'_>,
     ips: &[IpAddr],
@@ -306,7 +304,7 @@ fn remove_lease_owner_state(
 ) -> Result<()> {
     let _turn = AttachmentRecord::lock_attachment(owner)?;
     match AttachmentRecord::find_by_attachment(owner) {
-        // By its own proof: the store of the leases may be in a directory of a tenant.
+        // The record proves the end; the lease does not, because its store may be in a directory of a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),
         _ if next == Some(owner) => remove_rules_and_devices(owner, ips, true),
         _ => Ok(()),
@@ -329,8 +327,7 @@ pub fn remove_ended_leases(
 }
 
 /// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be
-/// removed;
-/// `failures` has the reasons for the others. `next` is the attachment being added.
+/// removed; `failures` gets the reasons for the others. `next` is the attachment being added.
 pub fn remove_lease_owners(
     network: &str,
     mut gone: Vec<ReclaimedLease>,

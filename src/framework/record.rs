@@ -17,12 +17,12 @@ const LIMIT: u64 = 1 << 20;
 /// Limit of a recorded configuration in bytes.
 const MAX_CONFIG: usize = 32 * 1024;
 
-/// Successful calls that were recorded on request, and failed STATUS calls.
+/// The log of successful calls that were recorded on request, and of failed STATUS calls.
 pub fn trace_log() -> RotatingLog {
     RotatingLog::new(Path::new("/run/cnibox/traces.jsonl"), LIMIT)
 }
 
-/// Failed calls.
+/// The log of failed calls, except for STATUS.
 pub fn failed_call_log() -> RotatingLog {
     RotatingLog::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
 }
@@ -37,7 +37,7 @@ fn shown_keys_of_call(plugin: &str, call: &PluginCall<'_>) -> VisibleKeys {
     VisibleKeys::new(applets.filter_map(Applet::as_plugin).map(|plugin| (plugin.keys)()))
 }
 
-/// These recordings for a document that leaves the node: another release may have left out less.
+/// Removes secrets from recordings for a document that leaves the node: an earlier release may have recorded more.
 pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
     let clean = |json: &mut Json| {
         let key = json.get_member("key").and_then(Json::as_str).unwrap_or_default().to_owned();
@@ -45,7 +45,7 @@ pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
             json.get_member_mut("value").and_then(|value| value.get_member_mut("stringValue"));
         match (key.as_str(), value) {
             ("cni.config", Some(Json::String(text))) => {
-                // The reason why it is none, or its length.
+                // The text may be the reason why there is no configuration, or its length.
                 let reason = |_| secrets::redact_text(text);
                 *text = Json::parse(text.as_bytes())
                     .map_or_else(reason, |conf| configuration_text(conf, shown));
@@ -116,7 +116,7 @@ pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     );
 }
 
-/// What is shown of configurations: the keys that a plugin of this executable or the specification knows.
+/// The keys of configurations whose values are shown: those of the plugins of this executable and the specification.
 pub fn shown_keys(table: AppletTable) -> VisibleKeys {
     let plugins = table.applets.iter().filter_map(Applet::as_plugin);
     VisibleKeys::new(plugins.map(|plugin| (plugin.keys)()))

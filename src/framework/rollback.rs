@@ -17,7 +17,6 @@ pub struct Rollback<'a> {
 }
 
 impl<'a> Rollback<'a> {
-    /// An empty stack.
     pub fn new() -> Rollback<'a> {
         Rollback::default()
     }
@@ -27,7 +26,7 @@ impl<'a> Rollback<'a> {
         self.steps.push((what.into(), Box::new(undo)));
     }
 
-    /// As [`Rollback::add_step`], for a step to run after all steps that are registered before and later.
+    /// As [`Rollback::add_step`], for a step that runs after all other steps, also those registered earlier.
     pub fn add_last_step(
         &mut self,
         what: impl Into<String>,

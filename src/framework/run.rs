@@ -75,7 +75,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
     printed
 }
 
-/// Rolls back an ADD whose result cannot be written: the runtime is gone, or does not have the result.
+/// Rolls back an ADD whose result cannot be written: the runtime has ended, or would not know the result.
 fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
     let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
     if let Err(error) = run_guarded(&|| run(&del)) {
