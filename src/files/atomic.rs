@@ -18,7 +18,7 @@ pub enum Durability {
     /// without which a network cannot be removed.
     Synced,
     /// The end of the process: nothing is synced. For files about running containers, such as backups: a power cut ends
-    /// the containers as well.
+    /// the containers, too.
     Volatile,
 }
 

@@ -19,7 +19,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use super::{FileError, FileOperationContext, FileResult};
 
-/// What linkat(2) fails with on file systems without hard links, such as exFAT and many of FUSE and SMB.
+/// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and SMB.
 const NO_LINKS: [Errno; 5] =
     [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
@@ -28,7 +28,7 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::
 /// An open directory: it stays the same if its path is renamed or replaced.
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
-    /// For messages.
+    /// The path in messages.
     path: PathBuf,
     dir: File,
 }
@@ -41,7 +41,7 @@ impl OpenDirectory {
     }
 
     /// The directory of a network; `None` if there is none. The directory may be a symbolic link that this user owns,
-    /// such as to another disk; links of other users are not followed.
+    /// for example to another disk; links of other users are not followed.
     pub(crate) fn open_network(
         data_dir: &Path,
         network: &str,
@@ -68,11 +68,8 @@ impl OpenDirectory {
         }
         if meta.uid() != geteuid().as_raw() {
             let why = format!("a symbolic link that belongs to user {}", meta.uid());
-            return Err(FileError::new(
-                "open",
-                &path,
-                io::Error::new(ErrorKind::InvalidInput, why),
-            ));
+            let error = io::Error::new(ErrorKind::InvalidInput, why);
+            return Err(FileError::new("open", &path, error));
         }
         let target = data_dir.join(readlinkat(&link, "").during("read link", &path)?);
         Ok(OpenDirectory { path, ..OpenDirectory::open(&target)? })
@@ -163,12 +160,8 @@ impl OpenDirectory {
         let (file, meta) =
             self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
         if meta.nlink() > 1 {
-            let why = "it has another name as well";
-            return Err(FileError::new(
-                "write",
-                &path,
-                io::Error::new(ErrorKind::InvalidInput, why),
-            ));
+            let error = io::Error::new(ErrorKind::InvalidInput, "it has a second name (hard link)");
+            return Err(FileError::new("write", &path, error));
         }
         let length = bytes.len() as u64;
         let written = file.write_all_at(bytes, 0);
@@ -176,8 +169,8 @@ impl OpenDirectory {
         written.and_then(|()| cut()).during("write", &path)
     }
 
-    /// Gives a file of the directory a name in the directory `to`, complete at once; false if the name is taken. The
-    /// name in this directory may remain.
+    /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
+    /// this directory may remain.
     pub(crate) fn publish_file(
         &self,
         name: &str,
@@ -195,7 +188,7 @@ impl OpenDirectory {
     }
 
     /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
-    /// has the times of the file, by which a reader knows what a killed process left.
+    /// has the times of the file, so that a reader recognizes the leftover of a killed process.
     fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> nix::Result<()> {
         let stat = fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
         let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);

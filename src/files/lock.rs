@@ -78,8 +78,8 @@ impl FileLock {
         )
     }
 
-    /// Removes the file of an attachment's lock that a killed process left. For DEL, which no ADD of the attachment
-    /// runs beside.
+    /// Removes the file of an attachment's lock that a killed process left. Only for DEL: no ADD of the attachment runs
+    /// at the same time.
     pub fn remove_attachment_lock(instance: &str) -> FileResult<()> {
         remove_file(&Path::new(TURNS).join(attachment_lock_name(instance)))
     }
@@ -148,8 +148,8 @@ impl FileLock {
         FileLock::wait_for_lock(open_lock_file(path)?, path, timeout)
     }
 
-    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that none is left of a
-    /// container.
+    /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that a container leaves no
+    /// lock file.
     fn acquire_with_removal(path: &Path, timeout: Duration) -> FileResult<FileLock> {
         let start = Instant::now();
         loop {

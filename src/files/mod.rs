@@ -5,7 +5,7 @@
 //! | `lock.rs` | flock(2) with a timeout |
 //! | `atomic.rs` | atomic replacement of files |
 //! | `dir.rs` | directories of state, whose files are opened without following links |
-//! | `trust.rs` | which directories are believed |
+//! | `trust.rs` | which directories are trusted |
 //! | `read.rs` | reading files that others have named |
 //! | `ring.rs` | a log file of bounded size |
 
@@ -29,9 +29,7 @@ use crate::error;
 pub struct FileError {
     /// The operation: `open lock`.
     pub op: &'static str,
-    /// The file.
     pub path: PathBuf,
-    /// The cause.
     pub source: io::Error,
 }
 

@@ -1,4 +1,4 @@
-//! Reading a file that somebody else has named or written.
+//! Reading a file that another user has named or written.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -42,7 +42,7 @@ pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// As [`read_regular_file`], with characters for bytes that are not UTF-8.
+/// As [`read_regular_file`], as text: bytes that are not UTF-8 become U+FFFD.
 pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
     read_regular_file(path, most).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,9 +1,9 @@
-//! The directories whose files are believed, because only root of the node can have written them.
+//! The directories whose files are trusted, because only root of the node can have written them.
 //!
-//! The author of a configuration names a directory by `dataDir`, and what is in it decides what DEL does as root. An
-//! owner proves nothing: uid 0 of a container without a user namespace is uid 0 of the node as well, and it makes
-//! directories with any mode in its volumes. The place is the proof: no container has [`PLACES`], and nobody but root
-//! can replace anything on the way there.
+//! The author of a configuration names a directory by `dataDir`, whose files decide what DEL does as root. Their owner
+//! proves nothing: without a user namespace uid 0 of a container is also uid 0 of the node, and can create directories
+//! with any mode in its volumes. The place is the proof: no container has [`PLACES`], and only root of the node can
+//! replace a directory on the path.
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
