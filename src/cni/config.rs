@@ -115,8 +115,8 @@ impl NetworkConfig {
     }
 
     /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
-    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an error:
-    /// as an absent or incomplete one it would say something else about what is valid.
+    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback. A list that does not decode is an
+    /// error: counted as absent or incomplete it would make valid attachments stale.
     pub fn valid_attachments(&self) -> Result<Option<Vec<ValidAttachment>>> {
         let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
         match keys.iter().find_map(|key| self.json.get_member(key)) {

@@ -1,9 +1,9 @@
-//! Leaves out what may be secret in documents and texts that are kept or leave the node: the flight recorder, `cnibox
-//! sysdump`.
+//! Leaves out possible secrets in documents and texts that are stored or leave the node (flight recorder, `cnibox
+//! sysdump`).
 //!
 //! Of a document only the values of known keys are shown, those of the specification and of our plugins: the name of
 //! another program's key proves nothing about its value. A value is not shown either if its key sounds secret.
-//! Texts can only be searched for what gives a secret away: [`redact_text`].
+//! Texts can only be searched for the names and forms of secrets: [`redact_text`].
 
 use super::json::Json;
 use super::json::keys::DecodedKeys;
@@ -54,7 +54,7 @@ const MAPS: [&str; 1] = ["sysctl"];
 /// The shortest secret that is searched for in other texts, in bytes: a shorter one is part of too many words.
 const SHORTEST: usize = 4;
 
-/// What may be shown of documents: the values of these keys.
+/// The keys whose values may be shown.
 #[derive(Debug)]
 pub struct VisibleKeys(DecodedKeys);
 
@@ -81,7 +81,7 @@ impl VisibleKeys {
     }
 }
 
-/// No key is known.
+/// Shows no values.
 const NONE: DecodedKeys = DecodedKeys::Fields(Vec::new());
 
 /// The keys of the specification in the configuration of a plugin.

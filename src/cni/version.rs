@@ -18,7 +18,7 @@ pub enum SpecVersion {
     V0_2_0,
     /// 0.3.0: lists, `prevResult`, `interfaces` and `ips`.
     V0_3_0,
-    /// 0.3.1: as 0.3.0.
+    /// 0.3.1: the same keys as 0.3.0.
     V0_3_1,
     /// 0.4.0: CHECK, `prevResult` on DEL.
     V0_4_0,
@@ -122,8 +122,8 @@ impl From<SpecVersion> for VersionNumber {
     }
 }
 
-/// The version of `supported`, ascending, that an author of `text` probably means: the same number in another spelling,
-/// else the next older one, else the oldest.
+/// The version of `supported`, which is ascending, that the author of `text` probably means: the same number in another
+/// spelling, else the next older one, else the oldest.
 pub fn nearest_supported(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
     let wanted = parse_parts(text.trim().trim_start_matches(['v', 'V'])).map(VersionNumber);
     let is_older =

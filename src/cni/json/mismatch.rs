@@ -8,7 +8,7 @@ use serde::de::{Expected, Unexpected};
 #[derive(Debug)]
 pub(super) struct TypeMismatch {
     pub(super) message: String,
-    /// Empty if there is no general one.
+    /// The correction; empty if there is no general one.
     pub(super) remedy: String,
 }
 
@@ -45,7 +45,7 @@ fn describe_expected(name: &str) -> String {
         _ if name.starts_with("struct ") => "an object".to_owned(),
         _ if name.starts_with("a tuple") => "a list".to_owned(),
         _ if name.starts_with("enum ") || name.starts_with("variant") => "a known word".to_owned(),
-        // The words of a decoder of this program.
+        // A decoder of this program has described the type already.
         _ => name.to_owned(),
     }
 }

@@ -1,5 +1,5 @@
-//! Decoding without the members that do not decode: a configuration that was edited after ADD must not keep a container
-//! from being deleted.
+//! Decoding that skips invalid members: a configuration that was edited after ADD must not prevent the deletion of a
+//! container.
 
 use serde::de::DeserializeOwned;
 

@@ -41,7 +41,7 @@ fn error_offset(text: &str, cause: &serde_json::Error) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
 }
 
-/// What the grammar has at this place.
+/// The part of the grammar that is expected at this place.
 fn expected_token(cause: &serde_json::Error) -> String {
     let text = cause.to_string();
     let reason = text.rsplit_once(" at line ").map_or(&*text, |(reason, _)| reason);
@@ -62,7 +62,7 @@ fn expected_token(cause: &serde_json::Error) -> String {
     .to_owned()
 }
 
-/// A character in messages: as it looks, and unless it is of ASCII, its code point.
+/// A character in messages: the character itself and, unless it is ASCII, its code point.
 fn describe_char(c: char) -> String {
     let code = u32::from(c);
     match c.escape_debug().count() {
