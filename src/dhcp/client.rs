@@ -40,7 +40,7 @@ impl DaemonClient {
         }
         let socket = self.startable_socket()?;
         let records = DhcpRecordStore::open_or_create(&socket)?;
-        // Plugins that wait for the lock find the daemon of the first one.
+        // A plugin that has waited for the lock finds the daemon that another plugin started.
         let _turn = records.lock_daemon_start(LIMIT)?;
         if UnixStream::connect(&socket).is_err() {
             start_daemon_process(&socket, &records.pidfile_path())?;
@@ -115,7 +115,7 @@ impl DaemonClient {
         let records = match DhcpRecordStore::open_existing(&self.socket) {
             Ok(Some(records)) => records,
             Ok(None) => return Ok(()),
-            // The daemon does not keep leases in such a directory either.
+            // The daemon does not write leases to such a directory either.
             Err(error) => {
                 log::warn(error);
                 return Ok(());
@@ -193,20 +193,20 @@ fn call_daemon(
         DaemonVerb::Status => "DHCP.Status",
     };
     let failed = |e: Error| e.context(format_args!("error calling {method}"));
-    let lost = |e: io::Error| {
+    let no_reply = |e: io::Error| {
         failed(
             Error::new(ErrorCode::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"),
         )
     };
     // The daemon limits the time of an ADD itself, with `-resendtimeout`.
     if request.verb != DaemonVerb::Add {
-        stream.set_read_timeout(Some(LIMIT)).map_err(lost)?;
+        stream.set_read_timeout(Some(LIMIT)).map_err(no_reply)?;
     }
-    passing::send_line(&stream, request.encode_line()?.as_bytes(), passed).map_err(lost)?;
+    passing::send_line(&stream, request.encode_line()?.as_bytes(), passed).map_err(no_reply)?;
     let mut line = Vec::new();
-    BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(lost)?;
+    BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(no_reply)?;
     if !line.ends_with(b"\n") {
-        return Err(lost(io::Error::other("unexpected EOF")));
+        return Err(no_reply(io::Error::other("unexpected EOF")));
     }
     DaemonReply::decode_line(&line).map_err(failed)
 }

@@ -47,7 +47,6 @@ pub struct DhcpConfig {
     ipam: Option<Json>,
 }
 
-/// `ipam`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DhcpIpamConfig {

@@ -14,17 +14,14 @@ use crate::cni::CniResult;
     Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord,
 )]
 pub enum DhcpFamily {
-    /// DHCP.
     #[default]
     #[serde(rename = "ipv4")]
     V4,
-    /// DHCPv6.
     #[serde(rename = "ipv6")]
     V6,
 }
 
 impl DhcpFamily {
-    /// Both.
     pub const ALL: [DhcpFamily; 2] = [DhcpFamily::V4, DhcpFamily::V6];
 }
 
@@ -32,9 +29,7 @@ impl DhcpFamily {
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum DhcpLease {
-    /// IPv4.
     V4(v4::lease::Dhcp4Lease),
-    /// IPv6.
     V6(v6::lease::Dhcp6Lease),
 }
 
@@ -47,7 +42,6 @@ impl DhcpLease {
         }
     }
 
-    /// The address.
     pub fn ip_address(&self) -> IpAddr {
         self.ip_net().addr()
     }

@@ -60,7 +60,6 @@ pub fn bring_up(ifname: &str) -> Result<MacAddress> {
 pub struct DhcpLeaseChange {
     /// The lease of the current address.
     pub old: Option<DhcpLease>,
-    /// The lease of the next address.
     pub new: Option<DhcpLease>,
     /// The metric of routes.
     pub priority: u32,
@@ -77,12 +76,12 @@ impl DhcpLeaseChange {
         let link = inside.require_link(ifname)?;
         let present = inside.netlink.dump_addresses(link.index)?;
         let has = |lease: &DhcpLease| present.iter().any(|addr| addr.net == lease.ip_net());
-        let had = self.old.as_ref().is_some_and(has);
-        if !had && !self.address_removed {
+        let has_old = self.old.as_ref().is_some_and(has);
+        if !has_old && !self.address_removed {
             return Ok(false);
         }
         let routes = self.ipv4_routes(&inside, &link)?;
-        if let Some(old) = self.old.as_ref().filter(|_| had) {
+        if let Some(old) = self.old.as_ref().filter(|_| has_old) {
             self.remove_old_lease(&inside, &link, old)?;
         }
         if let Some(new) = &self.new {
@@ -128,7 +127,7 @@ impl DhcpLeaseChange {
         Ok(())
     }
 
-    /// Restores the routes of others, such as a chained plugin, as far as the kernel accepts them.
+    /// Restores the routes of other programs, such as a chained plugin, as far as the kernel accepts them.
     fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
         let old =
             self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();

@@ -7,7 +7,7 @@
 //! `request`, `provide`, `priority`, and `startDaemon`: start the daemon if it is not running.
 //! `docs/dhcp-daemon.md` documents them.
 //!
-//! On the host it leaves a file per lease in `/run/cni/dhcp` while the container exists.
+//! State on the host while the container lives: a file per lease in `/run/cni/dhcp`.
 //!
 //! | file | |
 //! | --- | --- |
@@ -61,7 +61,6 @@ use crate::framework::{
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Dhcp;
 

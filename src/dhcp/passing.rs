@@ -25,7 +25,6 @@ const MOST: usize = 2;
 /// The most links that a path is followed through, as in the kernel.
 const MOST_LINKS: usize = 40;
 
-/// The descriptors of an ADD.
 #[derive(Debug, Default)]
 pub struct PassedDescriptors {
     /// The container's network namespace.
@@ -119,12 +118,12 @@ impl ProcfsLink {
         &self.path
     }
 
-    /// The path of the link by the open directory: it is never that of another process with the same id.
+    /// The path of the link through the open directory, which never leads to another process with the same id.
     pub fn descriptor_path(&self) -> PathBuf {
         proc_self_path(&self.directory).join(self.path.file_name().unwrap_or_default())
     }
 
-    /// Whether the link exists. An error says nothing about it.
+    /// Whether the link exists; unknown after an error.
     pub fn exists(&self) -> io::Result<bool> {
         match self.descriptor_path().symlink_metadata() {
             Ok(meta) => Ok(meta.is_symlink()),

@@ -35,7 +35,6 @@ const LONGEST: usize = 256 << 10;
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct DhcpRecord {
-    /// The owner.
     pub key: DhcpLeaseKey,
     /// The path of the namespace, as in `CNI_NETNS`.
     pub netns: String,
@@ -151,7 +150,6 @@ impl DhcpRecordStore {
         }
     }
 
-    /// The directory.
     pub fn directory_path(&self) -> &Path {
         &self.dir
     }
@@ -171,7 +169,6 @@ impl DhcpRecordStore {
         Ok(FileLock::acquire_within(&self.dir.join("start"), patience)?)
     }
 
-    /// Writes a record.
     pub fn save_record(&self, record: &DhcpRecord) -> Result<()> {
         let path = self.dir.join(file_name(&record.key));
         let bytes = json::encode_compact(&DhcpRecordFile { boot: self.boot.clone(), record })?;

@@ -1,6 +1,5 @@
 //! The requests of the plugin to the daemon and the replies: one of each per connection, each a JSON object on one
-//! line.
-//! `docs/dhcp-daemon.md` has the format.
+//! line. `docs/dhcp-daemon.md` has the format.
 
 use std::net::IpAddr;
 
@@ -39,9 +38,7 @@ pub enum DaemonVerb {
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DhcpLeaseKey {
-    /// The container ID.
     pub container_id: String,
-    /// The network's name.
     pub network: String,
     /// The interface in the container.
     pub ifname: String,
@@ -78,13 +75,11 @@ impl std::fmt::Display for DhcpLeaseKey {
     }
 }
 
-/// A request.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// The operation.
     pub verb: DaemonVerb,
     /// The attachment; GC uses the network only.
     #[serde(default)]
@@ -113,7 +108,6 @@ pub struct DaemonRequest {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ValidDhcpAttachment {
-    /// The container ID.
     pub container_id: String,
     /// The interface in the container.
     pub ifname: String,
@@ -132,12 +126,10 @@ impl DaemonRequest {
         key.network == self.key.network && !self.valid.iter().any(is)
     }
 
-    /// The line to send.
     pub fn encode_line(&self) -> Result<String> {
         Ok(json::encode_compact(self)? + "\n")
     }
 
-    /// Decodes a line.
     pub fn decode_line(line: &[u8]) -> Result<DaemonRequest> {
         let json = Json::parse(line).context(|| "the request is not JSON")?;
         let version = json.get_present_member("version").map(Json::decode::<u32>).transpose()?;
@@ -160,7 +152,6 @@ impl DaemonRequest {
     }
 }
 
-/// A reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct DaemonReply {
     /// [`VERSION`].
@@ -173,7 +164,7 @@ pub struct DaemonReply {
     error: Option<DaemonReplyError>,
 }
 
-/// An error in a reply.
+/// The error in a reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct DaemonReplyError {
@@ -196,7 +187,6 @@ impl DaemonReply {
         answer
     }
 
-    /// The line to send.
     pub fn encode_line(&self) -> Result<String> {
         Ok(json::encode_compact(self)? + "\n")
     }

@@ -19,7 +19,6 @@ pub enum InterfaceError {
     Gone(String),
     /// An error of a socket.
     Io(io::Error),
-    /// Any other error.
     Failed(Error),
 }
 

@@ -87,7 +87,7 @@ pub fn open_udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
         socket.set_only_v6(true)?;
         socket.set_multicast_if_v6(own.scope_id())?;
     }
-    // Another client in the container may use the port as well.
+    // Another client in the container may also use the port.
     socket.set_reuse_address(true)?;
     socket.bind_device(Some(ifname.as_bytes()))?;
     socket.bind(&own.into())?;

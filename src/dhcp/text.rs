@@ -1,4 +1,4 @@
-//! Text from servers, for both families: domain names and messages for people.
+//! Text from servers, for both families: domain names and human-readable messages.
 
 /// The maximum number of domains, more than any resolver uses.
 pub const MOST_DOMAINS: usize = 32;

@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 /// A point in time: the time since boot, suspend included.
 pub type BootClockTime = Duration;
 
-/// Never.
+/// A time that is never reached.
 pub const NEVER: BootClockTime = Duration::MAX;
 
 /// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
@@ -28,12 +28,10 @@ pub mod millis {
 
     use super::{BootClockTime, Duration, NEVER};
 
-    /// Writes a time.
     pub fn serialize<S: Serializer>(time: &BootClockTime, s: S) -> Result<S::Ok, S::Error> {
         u64::try_from(time.as_millis()).unwrap_or(u64::MAX).serialize(s)
     }
 
-    /// Reads a time.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<BootClockTime, D::Error> {
         let millis = u64::deserialize(d)?;
         Ok(if millis == u64::MAX { NEVER } else { Duration::from_millis(millis) })
@@ -115,7 +113,6 @@ impl LeaseTimers {
 /// An exchange of messages with one transaction ID.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageExchange {
-    /// The transaction ID.
     pub xid: u32,
     /// When the exchange began.
     pub began: BootClockTime,

@@ -135,16 +135,16 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
         );
     }
     let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
-    // Installing the filter sets PR_SET_NO_NEW_PRIVS as well.
+    // Installing the filter also sets PR_SET_NO_NEW_PRIVS.
     apply_filter(&syscall_filter().map_err(|e| failed(e.into()))?).map_err(failed)
 }
 
 fn drop_capabilities() -> Result<()> {
     let system =
         |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
-    let had = thread::capabilities(None).map_err(system("read the capabilities"))?;
+    let present = thread::capabilities(None).map_err(system("read the capabilities"))?;
     // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
-    if had.effective.contains(CapabilitySet::SETPCAP) {
+    if present.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all() - KEPT {
             let dropped = thread::remove_capability_from_bounding_set(capability);
             match dropped {
@@ -154,7 +154,7 @@ fn drop_capabilities() -> Result<()> {
             }
         }
     }
-    let kept = KEPT & had.permitted;
+    let kept = KEPT & present.permitted;
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
@@ -246,7 +246,7 @@ mod tests {
     const REFUSED_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     const UNKNOWN_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 
-    /// What the filter does with a system call, computed as the kernel does.
+    /// The action of the filter for a system call, computed as the kernel does.
     fn decide(program: &[sock_filter], call: c_long, args: &[u64]) -> u32 {
         let arch = match std::env::consts::ARCH {
             "x86_64" => 0xc000_003e,
@@ -312,7 +312,7 @@ mod tests {
         }
     }
 
-    /// What an exploited daemon would try, each attempt with its name.
+    /// Attempts of an exploited daemon, with their names.
     type Attempts = Vec<(&'static str, io::Result<()>)>;
 
     /// The attempts that failed.

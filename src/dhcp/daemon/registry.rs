@@ -21,7 +21,6 @@ const VISITS: usize = 16;
 pub(super) enum LeasePhase {
     /// The first lease is being acquired.
     Acquiring,
-    /// There is a lease.
     Bound(Box<DhcpLease>),
     /// The lease was lost, and another one is being acquired.
     Searching,
@@ -69,7 +68,7 @@ impl LeaseTaskHandle {
     /// Requests the release of the lease, and waits for the end of the task.
     pub(super) async fn release_lease(&self) {
         let mut phase = self.phase.clone();
-        // This fails if the task has ended.
+        // This fails if the task has ended, which is no error.
         self.release.send(()).ok();
         while phase.changed().await.is_ok() {}
     }

@@ -40,8 +40,8 @@ const RECOVERY: Duration = Duration::from_millis(100);
 const GO_RPC_ANSWER: &[u8] =
     b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
-/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Returns the path of a
-/// created socket as well, to be removed at the end.
+/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Also returns the
+/// path of a created socket, to be removed at the end.
 pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
     let mut passed = ListenFd::from_env();
@@ -59,7 +59,7 @@ pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf
     }
 }
 
-/// Replaces a stale socket, the one of a killed process.
+/// Replaces the stale socket of a killed process.
 fn bind_socket(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -100,7 +100,7 @@ async fn accept_connections(
 ) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // The semaphore is never closed, so this always is a permit.
+        // The semaphore is never closed, so the result is always a permit.
         let permit = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -121,29 +121,21 @@ async fn accept_connections(
 }
 
 async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>) -> Result<()> {
-    let lost = |e: io::Error| Error::io("connection of a plugin", &e);
+    let io_failed = |e: io::Error| Error::io("connection of a plugin", &e);
     let mut descriptors = Vec::new();
     let bytes = timeout(IO_TIMEOUT, read_request_line(&stream, &mut descriptors)).await;
-    let bytes = bytes.unwrap_or_else(|elapsed| Err(elapsed.into())).map_err(lost)?;
+    let bytes = bytes.unwrap_or_else(|elapsed| Err(elapsed.into())).map_err(io_failed)?;
     if bytes.starts_with(b"CONNECT ") {
-        return write_reply(&stream, GO_RPC_ANSWER).await.map_err(lost);
+        return write_reply(&stream, GO_RPC_ANSWER).await.map_err(io_failed);
     }
-    let outcome =
-        match require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes)) {
-            Ok(request) => {
-                registry
-                    .serve_request(
-                        &request,
-                        PassedDescriptors::from_descriptors(descriptors),
-                        wait_for_hangup(&stream),
-                    )
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-    write_reply(&stream, DaemonReply::from_outcome(outcome).encode_line()?.as_bytes())
-        .await
-        .map_err(lost)
+    let request = require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes));
+    let passed = PassedDescriptors::from_descriptors(descriptors);
+    let outcome = match request {
+        Ok(request) => registry.serve_request(&request, passed, wait_for_hangup(&stream)).await,
+        Err(error) => Err(error),
+    };
+    let reply = DaemonReply::from_outcome(outcome).encode_line()?;
+    write_reply(&stream, reply.as_bytes()).await.map_err(io_failed)
 }
 
 /// Refuses other users even if an administrator has changed the mode of the socket file.

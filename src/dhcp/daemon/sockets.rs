@@ -16,7 +16,6 @@ use super::super::sandbox::InterfaceError;
 /// Longer than any Ethernet frame; a longer frame is truncated and then fails to parse.
 const BUFFER: usize = 2048;
 
-/// The open sockets.
 #[derive(Default)]
 pub(super) struct LeaseSockets {
     pub(super) frames: Option<AsyncFd<Socket>>,

@@ -150,11 +150,8 @@ impl LeaseTask {
                 self.perform_actions(actions).await?;
             }
             self.sockets.close_unneeded(&self.machine.needed_sockets());
-            let wait = self
-                .machine
-                .next_deadline()
-                .saturating_sub(boot_time_now())
-                .min(self.sandbox.verify_interval());
+            let until_deadline = self.machine.next_deadline().saturating_sub(boot_time_now());
+            let wait = until_deadline.min(self.sandbox.verify_interval());
             let received = {
                 let released = pin!(self.released.recv());
                 let received = pin!(timeout(wait, self.sockets.receive_packet()));

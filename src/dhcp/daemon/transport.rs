@@ -78,8 +78,8 @@ impl LeaseTask {
     }
 
     /// Waits before the first message of DHCPv6 until the link-local address is not tentative any more, up to two
-    /// seconds after the interface is up. The timers of the client start afterwards. An error other than a missing
-    /// interface is that of the first message as well.
+    /// seconds after the interface is up. The timers of the client start afterwards. After an error the first
+    /// message is sent nevertheless, unless the interface is missing.
     pub(super) async fn wait_link_local(&mut self) -> Result<(), InterfaceError> {
         let starts = self.machine.needed_sockets() == NeededSockets::None;
         if starts && self.record.key.family == DhcpFamily::V6 {

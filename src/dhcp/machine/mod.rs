@@ -34,7 +34,6 @@ pub trait StateMachine: Debug {
     fn next_deadline(&self) -> BootClockTime;
     /// The sockets that have to be open now.
     fn needed_sockets(&self) -> NeededSockets;
-    /// Handles a timeout.
     fn handle_timeout(&mut self, now: BootClockTime) -> Vec<ClientAction>;
     /// Handles a received frame or datagram.
     fn handle_packet(
@@ -352,10 +351,8 @@ impl<P: DhcpProtocol> StateMachine for ClientMachine<P> {
             ClientState::Selecting(Some((binding, _))) => self.request_binding(now, binding, None),
             ClientState::Requesting { held, .. } if self.exchange.sent >= P::REQUESTS => {
                 self.push_note("the server of the offer does not reply");
-                self.begin_exchange(
-                    now,
-                    held.map_or(ClientState::Selecting(None), ClientState::Rebinding),
-                );
+                let next = held.map_or(ClientState::Selecting(None), ClientState::Rebinding);
+                self.begin_exchange(now, next);
             }
             ClientState::Probing(lease, sent) => self.probe_address(now, lease, sent),
             ClientState::Declining(_) if self.exchange.sent >= P::DECLINES => {

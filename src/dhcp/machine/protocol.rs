@@ -25,7 +25,6 @@ pub enum ReleaseMessage {
 }
 
 impl ReleaseMessage {
-    /// The address.
     pub fn released_address(&self) -> IpAddr {
         match self {
             ReleaseMessage::V4(_, ends) => ends.src.into(),
@@ -55,14 +54,12 @@ pub enum ClientAction {
     Unusable(Dhcp4AckFlaw),
     /// Log that a server refuses an address, and report it if the time limit is exceeded. The search continues.
     Refused(String),
-    /// Log a text.
     Note(String),
 }
 
 /// The sockets of a state.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NeededSockets {
-    /// None.
     None,
     /// DHCP messages in frames.
     Frames,
@@ -120,14 +117,11 @@ pub enum ServerReply<P: DhcpProtocol> {
 
 /// Messages and timeouts of one client with one protocol.
 pub trait DhcpProtocol: Debug + Sized {
-    /// A message.
     type Message;
-    /// A lease.
     type Lease: Clone + Debug;
     /// An address that a server has offered or assigned.
     type Binding: Clone + Debug + for<'l> From<&'l Self::Lease>;
 
-    /// Wraps a lease.
     const LEASE: fn(Self::Lease) -> family::DhcpLease;
     /// The number of bits of a transaction ID.
     const XID_BITS: u32;

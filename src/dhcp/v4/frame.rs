@@ -4,11 +4,8 @@ use std::net::Ipv4Addr;
 
 use crate::netlink::MacAddress;
 
-/// The client's port.
 pub const CLIENT_PORT: u16 = 68;
-/// The server's port.
 pub const SERVER_PORT: u16 = 67;
-/// The Ethernet broadcast address.
 pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
 
 const ETHERNET: usize = 14;

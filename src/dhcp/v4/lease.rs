@@ -21,7 +21,6 @@ const INFINITE: u32 = u32::MAX;
 /// `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
 
-/// An IPv4 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Dhcp4Lease {
@@ -48,7 +47,6 @@ pub struct Dhcp4Lease {
 /// An address that a server has offered or assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dhcp4Binding {
-    /// The address.
     pub address: Ipv4Addr,
     /// The server identifier.
     pub server: Ipv4Addr,
@@ -115,7 +113,6 @@ impl Dhcp4Lease {
         Ok(Dhcp4Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
     }
 
-    /// The address.
     pub fn ip_address(&self) -> Ipv4Addr {
         self.net.addr()
     }

@@ -39,12 +39,9 @@ pub enum Dhcp4MessageKind {
     Release = 7,
 }
 
-/// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dhcp4Message {
-    /// The message type.
     pub kind: Dhcp4MessageKind,
-    /// The transaction ID.
     pub xid: u32,
     /// Seconds since the client began.
     pub secs: u16,

@@ -18,12 +18,10 @@ pub mod pairs {
 
     use super::Dhcp4Options;
 
-    /// Writes options.
     pub fn serialize<S: Serializer>(options: &Dhcp4Options, s: S) -> Result<S::Ok, S::Error> {
         options.iter().collect::<Vec<_>>().serialize(s)
     }
 
-    /// Reads options.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Dhcp4Options, D::Error> {
         Ok(Vec::<(u8, Vec<u8>)>::deserialize(d)?.into_iter().collect())
     }
@@ -90,7 +88,6 @@ pub fn address_list(options: &Dhcp4Options, code: u8) -> impl Iterator<Item = Ip
     value_bytes(options, code).as_chunks::<4>().0.iter().map(|octets| Ipv4Addr::from(*octets))
 }
 
-/// A 32-bit number.
 pub fn number_value(options: &Dhcp4Options, code: u8) -> Option<u32> {
     value_bytes(options, code).try_into().ok().map(u32::from_be_bytes)
 }

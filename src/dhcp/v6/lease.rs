@@ -16,13 +16,10 @@ const INFINITE: u32 = u32::MAX;
 /// DHCPv6 assigns addresses without a prefix length (RFC 5942).
 const HOST: u8 = 128;
 
-/// An IPv6 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Dhcp6Lease {
-    /// The address.
     pub address: Ipv6Addr,
-    /// The server's DUID.
     pub server: Vec<u8>,
     /// T1: renew with the server.
     #[serde(with = "millis")]
@@ -42,9 +39,7 @@ pub struct Dhcp6Lease {
 /// An address that a server has offered or assigned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dhcp6Binding {
-    /// The address.
     pub address: Ipv6Addr,
-    /// The server's DUID.
     pub server: Vec<u8>,
 }
 

@@ -27,7 +27,6 @@ const DUID_LEN: std::ops::RangeInclusive<usize> = 3..=130;
 /// The bits of a transaction ID.
 const XID_BITS: u32 = 0x00ff_ffff;
 
-/// The message type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dhcp6MessageKind {
     /// The client looks for servers.
@@ -49,10 +48,8 @@ pub enum Dhcp6MessageKind {
     Decline = 9,
 }
 
-/// A message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dhcp6Message {
-    /// The message type.
     pub kind: Dhcp6MessageKind,
     /// The transaction ID, 24 bits.
     pub xid: u32,
@@ -68,7 +65,6 @@ pub struct Dhcp6Message {
     pub requested: Vec<u16>,
     /// The preference of the server, 0 to 255.
     pub preference: u8,
-    /// The status code.
     pub status: Dhcp6Status,
     /// DNS servers in order of preference.
     pub name_servers: Vec<Ipv6Addr>,
@@ -81,28 +77,23 @@ pub struct Dhcp6Message {
 /// An identity association: the addresses of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdentityAssociation {
-    /// The IAID.
     pub iaid: u32,
     /// T1 in seconds; 0 leaves the choice to the client.
     pub t1: u32,
     /// T2 in seconds; 0 leaves the choice to the client.
     pub t2: u32,
-    /// The addresses.
     pub addrs: Vec<AssociationAddress>,
-    /// The status code.
     pub status: Dhcp6Status,
 }
 
 /// An address of an identity association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssociationAddress {
-    /// The address.
     pub addr: Ipv6Addr,
     /// The preferred lifetime in seconds; `u32::MAX` is infinite.
     pub preferred: u32,
     /// The valid lifetime in seconds.
     pub valid: u32,
-    /// The status code.
     pub status: Dhcp6Status,
 }
 
@@ -111,13 +102,11 @@ pub struct AssociationAddress {
 pub struct Dhcp6Status {
     /// The code, see [`status`].
     pub code: u16,
-    /// The status message.
     pub sentence: String,
 }
 
 /// Codes of [`Dhcp6Status`] (section 21.13).
 pub mod status {
-    /// Success.
     pub const SUCCESS: u16 = 0;
     /// Failure without a more specific code.
     #[cfg(test)]
@@ -390,7 +379,7 @@ mod tests {
     fn malformed_messages_decode_to_none() {
         let good = reply();
         let ends: Vec<usize> = {
-            // Where an option ends, the rest is a message as well.
+            // A message that is cut at the end of an option is still a message.
             let all = decode_options(&good[4..]).unwrap();
             let mut at = 4;
             let next = |(_, value): &(u16, &[u8])| {

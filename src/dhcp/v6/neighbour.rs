@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use super::super::v4::frame::internet_checksum;
 use crate::netlink::MacAddress;
 
-/// Offsets in a frame.
+/// Offsets in an Ethernet frame, in bytes.
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 const TARGET: usize = ETHERNET + IPV6 + 8;

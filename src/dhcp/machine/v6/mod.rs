@@ -20,7 +20,6 @@ use crate::netlink::MacAddress;
 /// The client of one interface.
 #[derive(Debug)]
 pub struct Dhcp6Client {
-    /// The DUID.
     pub duid: Vec<u8>,
     /// The IAID of the interface's only identity association.
     pub iaid: u32,
