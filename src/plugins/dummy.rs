@@ -2,7 +2,7 @@
 //!
 //! Keys: `mtu`, `mac`, which the capability `mac` overrides, and `ipam`, which is required.
 //!
-//! On the host it leaves nothing: the device is created in the container, and vanishes with it.
+//! There is no state on the host: the device is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 
@@ -63,7 +63,7 @@ impl Plugin for Dummy {
         let mut result = cx.ipam_add(&mut undo)?;
         result.assign_ips_to_first();
         result.interfaces = vec![veth::interface_entry(&link, &req.sandbox.path)];
-        // A dummy has no neighbours: duplicate address detection makes no sense.
+        // A dummy has no neighbours, so duplicate address detection is not needed.
         configure::configure_layer3(&inside, &link, &result, AddressStyle::Immediate, &[])?;
         cx.finish_result(&mut result);
         undo.commit();
@@ -96,7 +96,6 @@ impl Plugin for Dummy {
     }
 }
 
-/// The validated configuration.
 struct DummyPlan {
     mtu: u32,
     mac: Option<MacAddress>,

@@ -30,11 +30,9 @@ use crate::netfilter::{AttachmentId, PacketFilter, RepairMode, layout};
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
     nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Firewall;
 
-/// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FirewallConfig {
@@ -133,11 +131,8 @@ impl Plugin for Firewall {
             });
         }
         if let Some(backend) = kernel {
-            filter::add_rules(
-                filter,
-                owner,
-                &accepted_traffic(backend, prev, policy, bridge, admin),
-            )?;
+            let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
+            filter::add_rules(filter, owner, &traffic)?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -165,11 +160,8 @@ impl Plugin for Firewall {
         let Some(backend) = kernel else { return Ok(()) };
         let admin = zone.is_none().then(|| conf.admin_chain());
         RuleBackend::check_rules(Some(backend), filter, KEPT, owner, &|backend| {
-            filter::check_rules(
-                filter,
-                owner,
-                &accepted_traffic(backend, prev, policy, bridge, admin),
-            )
+            let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
+            filter::check_rules(filter, owner, &traffic)
         })
     }
 
@@ -180,12 +172,9 @@ impl Plugin for Firewall {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let ips = result_addresses(prev);
         let mut failures = Failures::new();
-        failures.keep_error(filter::delete_rules(
-            cx.packet_filter(),
-            owner,
-            &ips,
-            Some(&bridge_ports(prev)),
-        ));
+        let ports = bridge_ports(prev);
+        let deleted = filter::delete_rules(cx.packet_filter(), owner, &ips, Some(&ports));
+        failures.keep_error(deleted);
         let is_without_firewalld = ["nftables", "iptables"].contains(&conf.backend.as_str());
         if (!is_without_firewalld || firewalld::has_record(owner))
             && let Some(mut zone) = FirewalldZone::find_running(conf.zone_name())

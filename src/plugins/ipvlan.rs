@@ -4,7 +4,7 @@
 //! `mode` (`l2`, `l3`, `l3s`), `mtu`, `linkInContainer` (the master is in the container), and
 //! `ipam`, which is required unless `prevResult` has addresses: those are used then.
 //!
-//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
+//! There is no state on the host: the interface is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 

@@ -2,7 +2,7 @@
 //!
 //! It has no keys of its own; `CNI_IFNAME` must be valid and is otherwise ignored. With a
 //! `prevResult` that is passed on, else the result lists `lo` and the addresses that the kernel
-//! gave it. On the host it leaves nothing.
+//! gave it. There is no state on the host.
 
 use serde::Deserialize;
 
@@ -19,7 +19,6 @@ const LO: &str = "lo";
 
 pub struct Loopback;
 
-/// It has no keys of its own.
 #[derive(Debug, Deserialize)]
 pub struct LoopbackConfig {}
 

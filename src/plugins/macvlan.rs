@@ -5,7 +5,7 @@
 //! `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional: without it the
 //! interface is layer 2.
 //!
-//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
+//! There is no state on the host: the interface is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 
@@ -120,7 +120,6 @@ impl Plugin for Macvlan {
     }
 }
 
-/// The validated configuration.
 #[derive(Debug)]
 struct MacvlanPlan {
     mode: MacvlanMode,

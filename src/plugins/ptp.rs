@@ -3,9 +3,9 @@
 //! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches even its own
 //! subnet through the gateway, which is the host's end of the pair.
 //!
-//! On the host it leaves, while the container lives, one `veth` with the gateway's address as a /32 or /128 and a host
-//! route to each address of the container, and with `ipMasq` the masquerading of its addresses; permanently, enabled
-//! forwarding and the packet filter's table.
+//! State on the host while the container lives: one `veth` with the gateway's address as a /32 or /128, a host route to
+//! each address of the container, and with `ipMasq` the masquerading of its addresses. Permanently: enabled forwarding
+//! and the packet filter's table.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -96,22 +96,22 @@ impl Plugin for Ptp {
         veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
         cx.set_host_end(HostPairEnd::from_labelled_link(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
-        let hops = assign_addresses(&mut result)?;
+        let addresses = assign_addresses(&mut result)?;
         forwarding::enable_for_link(host, &end, &result.all_addresses())?;
-        add_gateways(host, &end, &hops)?;
-        for hop in &hops {
-            PtpHostEnd { link: &end, owner }.add_route(host, hop, &mut undo)?;
+        add_gateways(host, &end, &addresses)?;
+        for routed in &addresses {
+            PtpHostEnd { link: &end, owner }.add_route(host, routed, &mut undo)?;
         }
 
         result.interfaces =
             vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
-        configure_container(&inside, &link, &result, &hops)?;
+        configure_container(&inside, &link, &result, &addresses)?;
         if conf.ip_masq {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
             cx.masquerade_result(backend, owner, &result, &mut undo)?;
         }
         configure::wait_for_carrier(host, &end)?;
-        configure::wait_for_ipv6(host, &mut hops.iter().map(|hop| hop.gateway))?;
+        configure::wait_for_ipv6(host, &mut addresses.iter().map(|routed| routed.gateway))?;
         cx.finish_result(&mut result);
         undo.commit();
         Ok(result)
@@ -147,10 +147,12 @@ impl Plugin for Ptp {
         let Some((end, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
-        let hop = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
-        let hops: Vec<RoutedAddress> = prev.ips_of_interface(index).filter_map(hop).collect();
-        restore_host_end(host, &end, &hops, repairs)?;
-        let mut wanted = routes_to_gateways(&link, &hops);
+        let routed =
+            |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
+        let addresses: Vec<RoutedAddress> =
+            prev.ips_of_interface(index).filter_map(routed).collect();
+        restore_host_end(host, &end, &addresses, repairs)?;
+        let mut wanted = routes_to_gateways(&link, &addresses);
         wanted.extend(configure::plan_routes(prev, link.index));
         routes::restore_missing(&inside, &link, &wanted, repairs)
     }
@@ -174,13 +176,9 @@ impl Plugin for Ptp {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
             let deleted = failures.keep_error(req.delete_stale_veths(cx));
-            let (network, valid) =
-                (&cx.net.name, AttachmentId::from_attachments(&cx.net.name, &req.valid));
-            failures.keep_error(masquerade::remove_stale_addresses(
-                cx.packet_filter(),
-                network.as_str(),
-                &valid,
-            ));
+            let (filter, network) = (cx.packet_filter(), cx.net.name.as_str());
+            let valid = AttachmentId::from_attachments(&cx.net.name, &req.valid);
+            failures.keep_error(masquerade::remove_stale_addresses(filter, network, &valid));
             deleted
         });
         failures.into_result()
@@ -207,7 +205,7 @@ struct RoutedAddress {
 
 /// Assigns the addresses to the container's interface; each needs a gateway of its own family.
 fn assign_addresses(result: &mut CniResult) -> Result<Vec<RoutedAddress>> {
-    let mut hops = Vec::with_capacity(result.ips.len());
+    let mut addresses = Vec::with_capacity(result.ips.len());
     for ip in &mut result.ips {
         ip.interface = Some(1);
         let gateway = ip.gateway.filter(|gw| gw.is_ipv4() == ip.address.addr().is_ipv4());
@@ -215,14 +213,14 @@ fn assign_addresses(result: &mut CniResult) -> Result<Vec<RoutedAddress>> {
             Error::config(format!("ptp: the IPAM plugin returned no gateway for {}", ip.address))
                 .with_details("ptp routes everything through a gateway: configure one in \"ipam\"")
         })?;
-        hops.push(RoutedAddress { address: ip.address, gateway });
+        addresses.push(RoutedAddress { address: ip.address, gateway });
     }
-    Ok(hops)
+    Ok(addresses)
 }
 
 /// Adds the gateways' addresses to the host's end.
-fn add_gateways(host: &Netlink, end: &Link, hops: &[RoutedAddress]) -> Result<()> {
-    for gateway in unique_gateways(hops) {
+fn add_gateways(host: &Netlink, end: &Link, addresses: &[RoutedAddress]) -> Result<()> {
+    for gateway in unique_gateways(addresses) {
         configure::add_gateway_address(host, end, host_net(gateway))
             .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
     }
@@ -241,16 +239,16 @@ impl PtpHostEnd<'_> {
     fn add_route<'u>(
         &self,
         host: &'u Netlink,
-        hop: &RoutedAddress,
+        routed: &RoutedAddress,
         undo: &mut Rollback<'u>,
     ) -> Result<()> {
         let failed = || "failed to add route on host";
-        let route = host_route(hop, self.link);
+        let route = host_route(routed, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
         let taken = host.find_matching_route(route.dst.addr())?;
         let Some(present) = taken.clone().filter(|taken| is_same_destination(taken, &route)) else {
             if let Some(wider) = taken {
-                self.warn_of_subnet(host, &wider, hop.address);
+                self.warn_of_subnet(host, &wider, routed.address);
             }
             return add(RouteAddMode::Exclusive);
         };
@@ -265,7 +263,7 @@ impl PtpHostEnd<'_> {
             return add(RouteAddMode::Exclusive);
         }
         let through = through.as_ref();
-        // An earlier pair of the attachment itself.
+        // The route of an earlier pair of this attachment is replaced.
         if through.is_some_and(|link| self.owner.owns_comment(Some(&link.alias))) {
             undo.add_step(format!("restore the route {present}"), move || {
                 Ok(host.add_route(&present, RouteAddMode::Replace)?)
@@ -278,8 +276,8 @@ impl PtpHostEnd<'_> {
         Err(occupied_error(&present, through)).context(failed)
     }
 
-    /// Warns, for the first container of a network, that the address is of a subnet of another link, to which packets
-    /// went until now.
+    /// Warns, for the first container of a network, that the address is in a subnet that the host routes to another
+    /// link.
     fn warn_of_subnet(&self, host: &Netlink, wider: &KernelRoute, address: IpNet) {
         let Some(oif) = wider.oif.filter(|_| overlap::is_subnet_route(wider)) else { return };
         let links = host.dump_links().inspect_err(|e| log::debug(e)).unwrap_or_default();
@@ -336,17 +334,17 @@ fn occupied_error(present: &KernelRoute, through: Option<&Link>) -> Error {
 }
 
 /// The host's route to an address of the container.
-fn host_route(hop: &RoutedAddress, end: &Link) -> KernelRoute {
+fn host_route(routed: &RoutedAddress, end: &Link) -> KernelRoute {
     let (oif, scope) = (Some(end.index), Some(ON_HOST));
-    KernelRoute { oif, scope, ..KernelRoute::new(host_net(hop.address.addr())) }
+    KernelRoute { oif, scope, ..KernelRoute::new(host_net(routed.address.addr())) }
 }
 
-/// Restores missing attributes, addresses and routes of the host's end. An end that was down has lost all of its
-/// routes.
+/// Restores missing attributes, addresses and routes of the host's end. The kernel has deleted all routes of
+/// an end that was down.
 fn restore_host_end(
     host: &Netlink,
     end: &Link,
-    hops: &[RoutedAddress],
+    addresses: &[RoutedAddress],
     repairs: &mut RepairFindings,
 ) -> Result<()> {
     let name = &end.name;
@@ -355,17 +353,17 @@ fn restore_host_end(
         let up = || Ok(host.change_link(end.index, LinkChange::new().set_up())?);
         repairs.restore_missing(format!("\"{name}\": it is down"), up);
     }
-    let addresses: Vec<IpNet> = hops.iter().map(|hop| hop.address).collect();
-    forwarding::restore_disabled(host, end, &addresses, repairs);
+    let nets: Vec<IpNet> = addresses.iter().map(|routed| routed.address).collect();
+    forwarding::restore_disabled(host, end, &nets, repairs);
     let addrs = host.dump_addresses(end.index)?;
     let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
-    for gateway in unique_gateways(hops).into_iter().filter(is_missing) {
+    for gateway in unique_gateways(addresses).into_iter().filter(is_missing) {
         let add = || Ok(configure::add_gateway_address(host, end, host_net(gateway))?);
         repairs.restore_missing(format!("address {gateway} of \"{name}\""), add);
     }
     let through =
         host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
-    let routes = hops.iter().map(|hop| host_route(hop, end));
+    let routes = addresses.iter().map(|routed| host_route(routed, end));
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
         if let Some(present) = find_present_route(host, &route)? {
@@ -382,12 +380,12 @@ fn configure_container(
     inside: &ContainerNetns<'_>,
     link: &Link,
     result: &CniResult,
-    hops: &[RoutedAddress],
+    addresses: &[RoutedAddress],
 ) -> Result<()> {
     configure::prepare_ipv6(inside, &link.name, result, &[])?;
     // No other host is on the link that could have the addresses.
     configure::add_addresses_and_set_up(inside, link, result, AddressStyle::Routed)?;
-    for route in routes_to_gateways(link, hops) {
+    for route in routes_to_gateways(link, addresses) {
         inside
             .netlink
             .add_route(&route, RouteAddMode::Exclusive)
@@ -397,9 +395,9 @@ fn configure_container(
 }
 
 /// The container's routes: the gateway is on the link, and the rest of the subnet behind the gateway.
-fn routes_to_gateways(link: &Link, hops: &[RoutedAddress]) -> Vec<KernelRoute> {
+fn routes_to_gateways(link: &Link, addresses: &[RoutedAddress]) -> Vec<KernelRoute> {
     let mut routes: Vec<KernelRoute> = Vec::new();
-    for RoutedAddress { address, gateway } in hops {
+    for RoutedAddress { address, gateway } in addresses {
         let route = |dst| {
             let (oif, src) = (Some(link.index), Some(address.addr()));
             KernelRoute { oif, src, ..KernelRoute::new(dst) }
@@ -419,8 +417,8 @@ fn routes_to_gateways(link: &Link, hops: &[RoutedAddress]) -> Vec<KernelRoute> {
     routes
 }
 
-fn unique_gateways(hops: &[RoutedAddress]) -> Vec<IpAddr> {
-    let mut gateways: Vec<IpAddr> = hops.iter().map(|hop| hop.gateway).collect();
+fn unique_gateways(addresses: &[RoutedAddress]) -> Vec<IpAddr> {
+    let mut gateways: Vec<IpAddr> = addresses.iter().map(|routed| routed.gateway).collect();
     sort_items(&mut gateways);
     gateways.dedup();
     gateways
@@ -463,32 +461,32 @@ fn verify_host_end(
 mod tests {
     use super::*;
 
-    fn hop(address: &str, gateway: &str) -> RoutedAddress {
+    fn routed(address: &str, gateway: &str) -> RoutedAddress {
         RoutedAddress { address: address.parse().unwrap(), gateway: gateway.parse().unwrap() }
     }
 
-    fn destinations(hops: &[RoutedAddress]) -> Vec<String> {
+    fn destinations(addresses: &[RoutedAddress]) -> Vec<String> {
         let link = Link::default();
-        routes_to_gateways(&link, hops).iter().map(|route| route.dst.to_string()).collect()
+        routes_to_gateways(&link, addresses).iter().map(|route| route.dst.to_string()).collect()
     }
 
     #[test]
     fn shared_gateways_and_subnets_are_routed_once() {
-        let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("10.0.0.3/24", "10.0.0.1")];
-        assert_eq!(destinations(&hops), ["10.0.0.1/32", "10.0.0.0/24"]);
-        assert_eq!(unique_gateways(&hops).len(), 1);
+        let both = [routed("10.0.0.2/24", "10.0.0.1"), routed("10.0.0.3/24", "10.0.0.1")];
+        assert_eq!(destinations(&both), ["10.0.0.1/32", "10.0.0.0/24"]);
+        assert_eq!(unique_gateways(&both).len(), 1);
     }
 
     #[test]
     fn a_single_address_has_no_subnet() {
-        assert_eq!(destinations(&[hop("10.0.0.2/32", "10.9.9.1")]), ["10.9.9.1/32"]);
+        assert_eq!(destinations(&[routed("10.0.0.2/32", "10.9.9.1")]), ["10.9.9.1/32"]);
     }
 
     #[test]
     fn gateways_come_first() {
-        let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("2001:db8::2/64", "2001:db8::1")];
+        let both = [routed("10.0.0.2/24", "10.0.0.1"), routed("2001:db8::2/64", "2001:db8::1")];
         assert_eq!(
-            destinations(&hops),
+            destinations(&both),
             ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]
         );
     }

@@ -32,7 +32,6 @@ pub struct StaticConfig {
     args: Option<Json>,
 }
 
-/// `ipam`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StaticIpamConfig {
@@ -181,10 +180,8 @@ impl StaticPlan {
                 }
             }
             for item in split_items(own.as_deref()) {
-                ips.push(parse_address(
-                    item.trim(),
-                    "the 'ip' field is expected to be in CIDR notation",
-                )?);
+                let reason = "the 'ip' field is expected to be in CIDR notation";
+                ips.push(parse_address(item.trim(), reason)?);
             }
         }
         for ip in ips.iter_mut().filter(|ip| use_gateways && ip.gateway.is_none()) {

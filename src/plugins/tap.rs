@@ -2,8 +2,8 @@
 //! virtual machine.
 //!
 //! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (in the container), `ipam`, which is
-//! optional, and the capability `mac`. `selinuxContext` has no effect on nodes without SELinux. On the host it leaves
-//! nothing.
+//! optional, and the capability `mac`. `selinuxContext` has no effect on nodes without SELinux. There is no
+//! state on the host.
 
 use serde::Deserialize;
 

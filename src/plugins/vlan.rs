@@ -3,7 +3,7 @@
 //! Keys: `master`, `vlanId`, both required, `mtu`, `linkInContainer` (the master is in the
 //! container), and `ipam`, which is required.
 //!
-//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
+//! There is no state on the host: the interface is created in the container, and vanishes with it.
 //! While the link exists, no other link can have that VLAN of that master.
 
 use serde::Deserialize;
@@ -116,7 +116,6 @@ impl VlanConfig {
         Ok(())
     }
 
-    /// The VLAN ID.
     fn parse_vlan_id(&self) -> Result<u16> {
         let id = self.vlan_id.ok_or_else(|| {
             Error::config("\"vlanId\" field is required")

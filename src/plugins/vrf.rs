@@ -5,7 +5,7 @@
 //! interface stays (its alias marks it).
 //!
 //! The kernel sets an interface down and up when it joins or leaves a VRF: IPv6 addresses and routes that are lost are
-//! restored. All of this is in the container; on the host it leaves nothing. Programs reach the addresses of a VRF when
+//! restored. All state is in the container, none on the host. Programs reach the addresses of a VRF when
 //! they bind to it (`SO_BINDTODEVICE`), or in all VRFs at once with `net.ipv4.tcp_l3mdev_accept` and
 //! `udp_l3mdev_accept`, which the tuning plugin can set.
 
@@ -45,11 +45,9 @@ const SETTLE: Duration = Duration::from_millis(2550);
 
 pub struct Vrf;
 
-/// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct VrfConfig {
-    /// The name of the VRF.
     vrfname: String,
     /// Its routing table. Default: the first unused table.
     table: u32,
@@ -94,8 +92,8 @@ impl Plugin for Vrf {
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = &present {
             vrf.require_table(conf)?;
-            // Without alias and interfaces: created by another program. If it is down as well, a plugin was killed
-            // while creating it.
+            // Without alias and interfaces: created by another program. A VRF that is also down was left by a
+            // plugin that was killed while creating it.
             if vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)? {
                 undo.add_step("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
                 set_alias(netlink, &vrf.link, KEPT)?;
@@ -109,12 +107,12 @@ impl Plugin for Vrf {
             &create_vrf(netlink, name, table)?
         };
         if link.master.is_none() {
-            let lost = VolatileState::from_link(netlink, &link)?;
-            let (member, back) = (link.clone(), lost.clone());
+            let state = VolatileState::from_link(netlink, &link)?;
+            let (member, former) = (link.clone(), state.clone());
             undo.add_step(format!("leave the VRF {name}"), move || {
-                leave_vrf(netlink, &member, &back)
+                leave_vrf(netlink, &member, &former)
             });
-            join_vrf(netlink, &link, vrf, lost)?;
+            join_vrf(netlink, &link, vrf, state)?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -156,12 +154,12 @@ impl Plugin for Vrf {
         let link = netlink.find_link(req.ifname.as_str())?;
         let Some(vrf) = find_vrf_to_leave(netlink, conf, link.as_ref())? else { return Ok(()) };
         let mut failures = Failures::new();
-        // Whether the VRF may have lost its last interface by this or an earlier DEL.
+        // Whether this or an earlier DEL may have removed the last interface of the VRF.
         let mut left = link.is_none();
         if let Some(link) = link.filter(|link| link.master == Some(vrf.link.index)) {
-            let lost =
+            let state =
                 VolatileState::from_link(netlink, &link)?.move_routes(vrf.table, RT_TABLE_MAIN);
-            failures.keep_error(leave_vrf(netlink, &link, &lost));
+            failures.keep_error(leave_vrf(netlink, &link, &state));
             left = true;
         }
         failures.keep_error(delete_unused_vrf(netlink, &vrf, left));
@@ -180,7 +178,6 @@ impl Plugin for Vrf {
     }
 }
 
-/// A VRF and its table.
 #[derive(Clone, Debug)]
 struct RoutingDomain {
     link: Link,
@@ -226,8 +223,8 @@ fn find_vrf(netlink: &Netlink, name: &str) -> Result<Option<RoutingDomain>> {
     }
 }
 
-/// The VRF that DEL takes the interface out of: the one that it is in, else that of the configuration, which may have
-/// been changed since ADD.
+/// The VRF that DEL removes the interface from: the VRF that has the interface, else the VRF of the configuration,
+/// which may have been changed since ADD.
 fn find_vrf_to_leave(
     netlink: &Netlink,
     conf: &VrfConfig,
@@ -275,33 +272,34 @@ fn set_alias(netlink: &Netlink, vrf: &Link, text: &str) -> Result<()> {
     Ok(netlink.change_link(vrf.index, LinkChange::new().set_alias(text))?)
 }
 
-/// Moves the interface into the VRF, and restores the addresses and routes that the kernel drops in the VRF's table.
+/// Moves the interface into the VRF, and restores in the VRF's table the addresses and routes that the kernel drops.
 fn join_vrf(
     netlink: &Netlink,
     link: &Link,
     vrf: &RoutingDomain,
-    lost: VolatileState,
+    state: VolatileState,
 ) -> Result<()> {
     let RoutingDomain { link: master, table } = vrf;
     netlink
         .change_link(link.index, LinkChange::new().set_master(master.index))
         .context(|| format!("could not set vrf {} as master of {}", master.name, link.name))?;
-    lost.move_routes(RT_TABLE_MAIN, *table).restore_on_link(netlink, link, *table, *table)
+    state.move_routes(RT_TABLE_MAIN, *table).restore_on_link(netlink, link, *table, *table)
 }
 
 /// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error: usually the
 /// interface is about to be deleted.
-fn leave_vrf(netlink: &Netlink, link: &Link, lost: &VolatileState) -> Result<()> {
+fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()> {
     netlink
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
-    if let Err(error) = lost.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
+    if let Err(error) = state.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
         log::debug(format_args!("after leaving the VRF: {error}"));
     }
     Ok(())
 }
 
-/// Deletes the VRF if it is empty, unless it existed before. `left` is whether it may have lost its last interface.
+/// Deletes the VRF if it is empty, unless it existed before. `left` is whether a DEL may have removed its last
+/// interface.
 fn delete_unused_vrf(netlink: &Netlink, vrf: &RoutingDomain, left: bool) -> Result<()> {
     if !vrf.is_empty(netlink)? {
         return Ok(());

@@ -34,13 +34,13 @@ pub(super) fn host_end_name(ifb: &Link) -> Option<&str> {
     ifb.alias.rsplit_once(HOST).map(|(_, host)| host)
 }
 
-/// Whether the link may be the attachment's device. Without an alias it is the reference's, or that of a killed ADD.
+/// Whether the link may be the attachment's device. The reference sets no alias, and a killed ADD may not have set it.
 fn may_belong_to(link: &Link, owner: &AttachmentId<'_>) -> bool {
     is_candidate(link) && (link.alias.is_empty() || owner.owns_comment(Some(&link.alias)))
 }
 
-/// Returns whether a device was left by a killed ADD for the network, and is not of a valid attachment. Such a device
-/// is known by its MAC: the kernel does not accept an alias in the message that creates a link.
+/// A filter of devices that a killed ADD for the network left, without those of valid attachments. The MAC identifies
+/// such a device: the kernel does not accept an alias in the message that creates a link.
 pub(super) fn unfinished_device_filter(
     network: &str,
     valid: &[AttachmentId<'_>],

@@ -11,7 +11,6 @@ const LATENCY: u64 = 25;
 /// The kernel's unit of a bucket.
 const NANOSECONDS_PER_TICK: u128 = 64;
 
-/// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BandwidthConfig {

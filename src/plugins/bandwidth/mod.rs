@@ -5,8 +5,7 @@
 //! `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
 //!
 //! State on the host while the container lives: for ingress, a token bucket on the host's end of the pair; for egress,
-//! an
-//! `ifb` device with a token bucket, and a redirect from the host's end to the device.
+//! an `ifb` device with a token bucket, and a redirect from the host's end to the device.
 
 mod ifb;
 mod limits;
@@ -127,7 +126,7 @@ impl Plugin for Bandwidth {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let mut failures = Failures::new();
         let devices = failures.keep_error(ifb::find_devices(host, &owner)).unwrap_or_default();
-        // Most containers have no limits.
+        // No kernel request for the many containers without limits.
         if conf.has_limits() || !devices.is_empty() {
             let peer = failures.keep_error(find_container_peer(host, req)).flatten();
             for end in

@@ -18,9 +18,9 @@ pub(super) fn requested_address(
     text.map(|text| MacAddress::parse_unicast(text)).transpose()
 }
 
-/// Fails if the requested MAC is in use on the bridge: `macspoofchk` would certify it, and the bridge send the frames
-/// of its owner to the new port as well. `port` is the new port, registered but still down, so that of two concurrent
-/// ADDs with one MAC at most one succeeds.
+/// Fails if the requested MAC is in use on the bridge: `macspoofchk` would accept it, and the bridge would also send
+/// the frames of the MAC's owner to the new port. `port` is the new port, registered but still down, so that of two
+/// concurrent ADDs with one MAC at most one succeeds.
 pub(super) fn require_unused(
     host: &Netlink,
     plan: &BridgePlan<'_>,
@@ -41,7 +41,7 @@ pub(super) fn require_unused(
     let msg = format!("the MAC {mac} is in use on bridge \"{bridge}\", by \"{name}\"");
     Err(Error::internal(msg).with_details(match parse_label(&holder.alias) {
         Some((id, ifname, network)) => format!(
-            "it is that of {ifname} of container {id} in network \"{network}\": request another MAC, or detach that container first"
+            "{ifname} of container {id} has it in network \"{network}\": request another MAC, or detach that container first"
         ),
         None => "request another MAC".to_owned(),
     }))
@@ -59,8 +59,8 @@ fn is_on_bridge(bridge: &Link, link: &Link, links: &[Link]) -> bool {
         || below.is_some_and(|below| below == bridge.index || is_port(below))
 }
 
-/// The port of another container that has the requested MAC: that may send with it, or behind which it was seen. What
-/// is behind other ports may be this container itself, in its former place.
+/// The port of another container that may send with the requested MAC, or behind which the bridge has seen it. A MAC
+/// behind any other port, such as an uplink, may be this container's own, in its former place.
 fn find_mac_holder<'l>(
     host: &Netlink,
     plan: &BridgePlan<'_>,

@@ -4,9 +4,9 @@
 //! `isGateway` it has the gateway's address and the host forwards; with `isDefaultGateway` the
 //! container's default route points to it. `ipam` is optional: without it the link is layer 2.
 //!
-//! On the host it leaves, while the container lives, one `veth` port, with `ipMasq` the masquerading of its addresses,
-//! with `macspoofchk` the check of its source MACs; permanently, the bridge with its gateway addresses, enabled
-//! forwarding, and the packet filter's tables. A VLAN's gateway is an interface of its own, deleted with the last port
+//! State on the host while the container lives: one `veth` port, with `ipMasq` the masquerading of its addresses, with
+//! `macspoofchk` the check of its source MACs. Permanently: the bridge with its gateway addresses, enabled forwarding,
+//! and the packet filter's tables. A VLAN's gateway is an interface of its own, deleted with the last port
 //! of the VLAN.
 
 mod mac;
@@ -152,7 +152,7 @@ impl Plugin for Bridge {
         cx.set_host_end(HostPairEnd::from_labelled_link(host, &port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
-            // Once more when the addresses are known.
+            // Set again when the addresses are known.
             cx.record_attachment(Self::NAME, req, &CniResult::new(), &mut undo);
             spoof::add_port(filter, owner, checked)?;
             mac::require_unused(host, &plan, &bridge.link, &port)?;
@@ -264,7 +264,6 @@ impl Plugin for Bridge {
     }
 }
 
-/// The validated configuration.
 struct BridgePlan<'a> {
     conf: &'a BridgeConfig,
     l3: bool,

@@ -70,11 +70,9 @@ fn adopt_bridge(host: &Netlink, link: Link, plan: &BridgePlan<'_>) -> Result<Sha
     harden_bridge(host, &link, plan.conf)?;
     let promisc = plan.conf.promisc_mode && link.promiscuity == 0;
     if !link.up || promisc {
-        let change = LinkChange::new().set_up();
-        host.change_link(
-            link.index,
-            if promisc { change.set_promisc(OnOffSetting::On) } else { change },
-        )?;
+        let up = LinkChange::new().set_up();
+        let change = if promisc { up.set_promisc(OnOffSetting::On) } else { up };
+        host.change_link(link.index, change)?;
     }
     Ok(SharedBridge { link, pinned: false })
 }
@@ -87,7 +85,7 @@ pub(super) fn require_bridge(link: &Link) -> Result<()> {
         .with_details("choose another name for the key \"bridge\", or remove that link"))
 }
 
-/// Protects the host from the containers, on a bridge of another program as well: no router advertisements and, with
+/// Protects the host from the containers, also on a bridge of another program: no router advertisements and, with
 /// `macspoofchk`, no learning from link-local frames, which bypass the check of source MACs.
 fn harden_bridge(host: &Netlink, bridge: &Link, conf: &BridgeConfig) -> Result<()> {
     veth::refuse_advertisements(bridge);
@@ -182,7 +180,7 @@ pub(super) fn add_gateway(host: &Netlink, bridge: &SharedBridge, gateway: IpNet)
         // A bridge of another program follows the lowest MAC of its ports until its MAC is set; containers keep the
         // gateway's MAC in their neighbour tables.
         Some(mac) if !bridge.pinned => {
-            // A bridge that lost its last port has the MAC 00:00:00:00:00:00, which the kernel does not accept.
+            // A bridge without ports may have the MAC 00:00:00:00:00:00, which the kernel does not accept.
             let mac = if mac == MacAddress([0; 6]) { MacAddress::random_local() } else { mac };
             host.change_link(*index, LinkChange::new().set_mac(mac))
                 .context(|| "could not set bridge's mac")

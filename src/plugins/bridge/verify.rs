@@ -40,7 +40,7 @@ pub(super) fn check_attachment(
     found.verify_layer3(&inside)?;
     if conf.macspoofchk {
         spoof::check_port(cx.packet_filter(), owner, &spoof_port(&port, &found.link)?)?;
-        // The reference protects neither its ports nor those of others from such frames.
+        // The reference does not protect any port from such frames.
         if is_labelled {
             refuse_link_local_learning(&bridge)?;
         }
@@ -66,7 +66,7 @@ fn find_verified_bridge(host: &Netlink, conf: &BridgeConfig, prev: &CniResult) -
     verify::require_same_mac(&link, entry)?;
     verify::require_up(&link, verify::ON_HOST)?;
     verify::require_no_advertisements(&link)?;
-    // A packet capture makes a bridge promiscuous as well, which does no harm.
+    // A packet capture also makes a bridge promiscuous, which is harmless.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
             "Bridge interface {name} configured Promisc Mode true doesn't match current state: false"

@@ -17,7 +17,7 @@ const IDS: RangeInclusive<u16> = 1..=4094;
 /// The native VLAN of a port with `vlanTrunk` and without `vlan`.
 const DEFAULT: u16 = 1;
 
-/// One entry of `vlanTrunk`: an id, a range, or both.
+/// One entry of `vlanTrunk`: a VLAN ID, a range, or both.
 #[derive(Debug, Deserialize)]
 pub(super) struct VlanTrunkEntry {
     id: Option<i64>,
@@ -121,7 +121,7 @@ impl ConfiguredVlans {
     }
 
     /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of
-    /// the reference leave each port in the default VLAN as well, which is accepted without `is_labelled`.
+    /// the reference leave each port also in the default VLAN, which is accepted without `is_labelled`.
     pub(super) fn verify_port(
         &self,
         host: &Netlink,
@@ -151,7 +151,6 @@ impl ConfiguredVlans {
     }
 }
 
-/// The VLANs of a port.
 pub(super) fn read_port_vlans(host: &Netlink, port: &Link) -> Result<BridgePortVlans> {
     let all = host.dump_port_vlans()?;
     Ok(all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default())

@@ -15,7 +15,7 @@ use crate::netlink::{
     VethPeer, VlanTagging,
 };
 
-/// For the gateways of all bridges.
+/// The lock for the gateways of all bridges.
 const LOCK: &str = "bridge-vlan.lock";
 
 /// The name of the gateway's interface; `None` if the configuration has no VLAN or no gateway.

@@ -59,14 +59,15 @@ impl FlannelConfig {
         given.unwrap_or(Path::new(DATA_DIR))
     }
 
-    /// The records; fails if others than root could have written them: they say which plugin DEL executes.
+    /// The records; fails if other users than root could have written them, because a record names the plugin that DEL
+    /// executes.
     fn open_records(&self) -> Result<DelegateRecordStore> {
         Ok(DelegateRecordStore::from_trusted_directory(&trust::resolve_data_dir(
             self.record_directory(),
         )?))
     }
 
-    /// As [`FlannelConfig::open_records`], for the verbs of an attachment that exists, which are refused for no key:
+    /// As [`FlannelConfig::open_records`], for the verbs of an existing attachment, which no invalid key prevents:
     /// without records the delegate's configuration is derived from the request.
     fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
         let derived = |error: &_| {
@@ -116,11 +117,8 @@ impl Plugin for Flannel {
                 _ => saved.find_record(&owner)?.map_or(Ok(()), |record| record.remove_files()),
             },
         });
-        records.save_record(
-            &owner,
-            text.as_bytes(),
-            RecordedNamespace::from_path(&req.sandbox.path),
-        )?;
+        let netns = RecordedNamespace::from_path(&req.sandbox.path);
+        records.save_record(&owner, text.as_bytes(), netns)?;
         let result = delegate.run_verb(CniVerb::Add)?.unwrap_or_default();
         undo.commit();
         Ok(result)
@@ -270,7 +268,6 @@ fn is_about_configuration(code: ErrorCode) -> bool {
     .contains(&code)
 }
 
-/// The delegate's name.
 fn delegate_type(json: &Json) -> &str {
     json.get_present_member("type").and_then(Json::as_str).unwrap_or_default()
 }
@@ -298,7 +295,6 @@ fn find_add_config(cx: &CallContext<'_>, conf: &FlannelConfig, req: &CheckReques
     Ok(json)
 }
 
-/// Copies keys of the request.
 fn copy_keys(cx: &CallContext<'_>, json: &mut Json, keys: &[&str]) {
     for key in keys {
         if let Some(value) = cx.net.json.get_member(key) {

@@ -107,7 +107,7 @@ impl DelegateRecord {
     }
 
     /// Whether the record may be of this attachment. The note proves that a malformed record is ours; without a note
-    /// only an empty record may be removed, because nothing is lost with it.
+    /// only an empty record may be removed, because it has no information.
     fn may_belong_to(&self, owner: &AttachmentId<'_>) -> bool {
         let ifname = self.note.ifname.as_deref();
         ifname.is_none_or(|ifname| ifname == owner.ifname)
@@ -189,11 +189,8 @@ impl DelegateRecordStore {
             };
             let note = owner.ifname.to_owned() + &sandbox.map(line).unwrap_or_default();
             let path = self.note_path(owner.id);
-            AtomicWriter::new(&temporary, Durability::Volatile).replace_file(
-                &path,
-                note.as_bytes(),
-                0o600,
-            )?;
+            let writer = AtomicWriter::new(&temporary, Durability::Volatile);
+            writer.replace_file(&path, note.as_bytes(), 0o600)?;
         }
         Ok(())
     }
@@ -207,7 +204,7 @@ impl DelegateRecordStore {
         Ok(self.read_first_record(owner.id)?.filter(|record| record.may_belong_to(owner)))
     }
 
-    /// All records that can be read: the others, which are shown in warnings, must not keep them.
+    /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
         let readable = |found: Result<Option<DelegateRecord>>| {
             found.inspect_err(|error| log::warn(error)).unwrap_or_default()

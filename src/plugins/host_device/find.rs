@@ -17,15 +17,15 @@ const UPPER_KINDS: [&str; 10] =
 /// The configuration's name of the device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum DeviceSelector {
-    /// The name or an alternative name of its interface.
+    /// The name or an alternative name of the interface.
     Name(String),
-    /// Its Ethernet address.
+    /// The Ethernet address of the interface.
     Mac(MacAddress),
-    /// Its directory below `/sys/devices`.
+    /// The directory of the device below `/sys/devices`.
     Path(PathBuf),
-    /// The address of its PCI function.
+    /// The address of the PCI function.
     Pci(String),
-    /// Its name on the auxiliary bus.
+    /// The name of the device on the auxiliary bus.
     Auxiliary(String),
 }
 
@@ -62,7 +62,7 @@ impl DeviceSelector {
         if let DeviceSelector::Pci(id) = self { Some(id) } else { None }
     }
 
-    /// The PCI function, if a program outside the kernel drives it.
+    /// The PCI function, if it has a userspace driver.
     pub(super) fn user_space_pci(&self, sysfs: &Sysfs) -> Option<&str> {
         self.pci_function().filter(|id| sysfs.is_user_space(id))
     }

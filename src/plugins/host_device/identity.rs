@@ -13,7 +13,7 @@ use crate::iface::{ContainerNetns, peer};
 use crate::netlink::{Link, MacAddress, Netlink, ParentDevice};
 
 /// Kinds of virtual links whose packets pass through another link, [`Link::link`].
-/// Tunnels have a `link` as well, but the namespace's owner sets their remote end.
+/// Tunnels also have a `link`, but the namespace's owner sets their remote end.
 const ON_A_LINK: [&str; 8] =
     ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 

@@ -72,7 +72,7 @@ impl<'a> DeviceSearch<'a> {
         self.host_name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
     }
 
-    /// The name on the host, if the host knows it.
+    /// The name on the host, if it is known.
     fn host_name(&self) -> Option<&str> {
         match (self.origin, self.selector) {
             (Some(origin), _) => Some(&origin.name),

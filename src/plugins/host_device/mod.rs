@@ -2,8 +2,8 @@
 //!
 //! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI address or a name on
 //! the auxiliary bus), which has precedence; `ipam` is optional; with `useInterfaceNetwork` the device keeps its
-//! addresses and routes in the container. A PCI function that a program drives (DPDK) has no interface: it is only
-//! reported, with its addresses.
+//! addresses and routes in the container. A PCI function with a userspace driver (VFIO, DPDK) has no interface: it is
+//! only reported, with its addresses.
 //!
 //! While the container has the device, its alias is its name on the host, as with the reference plugin, and a record
 //! below `/run/cni/host-device` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and
@@ -44,9 +44,9 @@ pub struct HostDeviceConfig {
     /// The name of the interface on the host, or an alternative name.
     device: Option<String>,
     hwaddr: Option<String>,
-    /// Its device's directory below `/sys/devices`.
+    /// The directory of the interface's device below `/sys/devices`.
     kernelpath: Option<String>,
-    /// Its PCI address, such as `0000:3d:00.1`.
+    /// The PCI address of the device, such as `0000:3d:00.1`.
     #[serde(rename = "pciBusID")]
     pci_bus_id: Option<String>,
     /// Give the container the addresses and routes that the device has on the host.
@@ -90,7 +90,7 @@ impl Plugin for HostDevice {
         transfer::require_free_names(&inside, &device, &req.ifname)?;
         let l3 = cx.has_ipam();
         if l3 {
-            // Looked up before the move: a device that is moved and back has lost the addresses of protocols.
+            // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC) when it is moved.
             cx.ipam_plugin()?;
         }
         let origin = OriginalState::from_device(host, &device)?;
@@ -164,11 +164,8 @@ impl Plugin for HostDevice {
     fn gc(cx: &CallContext<'_>, _: &HostDeviceConfig, req: &GcRequest) -> Result<()> {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
-            failures.keep_error(return_stale_devices(
-                cx,
-                &DeviceRecordStore::for_network(&cx.net.name),
-                req,
-            ))
+            let records = DeviceRecordStore::for_network(&cx.net.name);
+            failures.keep_error(return_stale_devices(cx, &records, req))
         });
         failures.into_result()
     }
@@ -193,7 +190,7 @@ fn missing_selector_error() -> Error {
     Error::internal(r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#)
 }
 
-/// Adds to the error of a missing device the container that has the device.
+/// The error of a missing device, with the name of the container that has the device.
 fn explain_missing_device(
     error: Error,
     selector: &DeviceSelector,
@@ -212,7 +209,7 @@ fn explain_missing_device(
     }
 }
 
-/// The result for a device that a program drives: it has no interface to move, and the program uses the addresses.
+/// The result for a device with a userspace driver: it has no interface to move, and a program uses the addresses.
 fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = cx.has_ipam();
@@ -252,7 +249,7 @@ fn return_attached_device(
     }
     let search = DeviceSearch { ifname: req.ifname.as_str(), origin: None, selector };
     let incomplete = search.return_device(host, netns, prev)?;
-    // Removes a record that cannot be read as well.
+    // Also removes an unreadable record.
     incomplete.map_or(Ok(()), Err).and(records.remove_record(req.id.as_str(), req.ifname.as_str()))
 }
 
@@ -275,8 +272,8 @@ fn return_stale_devices(
         };
         let released =
             if valid.iter().any(has_device) { Ok(None) } else { return_stale_device(cx, &record) };
-        failures
-            .keep_error(released.and_then(|incomplete| records.end_attachment(record, incomplete)));
+        let ended = released.and_then(|incomplete| records.end_attachment(record, incomplete));
+        failures.keep_error(ended);
     }
     failures.into_result()
 }
@@ -288,7 +285,7 @@ fn return_stale_device(cx: &CallContext<'_>, record: &DeviceRecord) -> Result<Op
 }
 
 /// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
-/// namespace that nothing pins cannot be told from a later one.
+/// namespace that nothing pins cannot be distinguished from a later one.
 fn open_recorded_netns(record: &DeviceRecord) -> Result<Option<Netns>> {
     let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };

@@ -1,5 +1,5 @@
 //! The records of devices that containers have, beside the alias that the reference plugin sets: one small file for
-//! each attachment, which does not survive a reboot, just as the containers.
+//! each attachment. Neither the files nor the containers survive a reboot.
 //!
 //! A device that the reference plugin has moved has no record. It gets its name back, from its alias; its address,
 //! MTU and whether it was up are unknown.
@@ -80,7 +80,8 @@ impl<'a> DeviceRecordStore<'a> {
         Ok(AtomicWriter::new(temporary, Durability::Volatile).replace_file(&path, &bytes, 0o600)?)
     }
 
-    /// Ends an attachment whose device is back; `incomplete` is the error of a state that was not restored completely.
+    /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that was not restored
+    /// completely.
     /// The next command retries once: a permanent error must not keep the container from being deleted.
     pub(super) fn end_attachment(
         &self,

@@ -1,7 +1,7 @@
 //! Devices in sysfs: their drivers, network interfaces and buses.
 //!
-//! `/sys/bus` is the same in every namespace, but a `net` directory shows the interfaces of the namespace that sysfs was
-//! mounted in. So the names in the directory are compared with the links that netlink reports ([`shows_link`]).
+//! `/sys/bus` is the same in every namespace, but a `net` directory shows the interfaces of the namespace that sysfs
+//! was mounted in. So the names in the directory are compared with the links that netlink reports ([`shows_link`]).
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use crate::files;
 use crate::netlink::{Link, ParentDevice};
 use crate::sort::sort_items;
 
-/// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
+/// Userspace drivers of PCI devices, for which the kernel has no network interface.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 /// Limit of an attribute's size in bytes: the kernel's largest page.
@@ -37,7 +37,7 @@ impl Sysfs {
         self.0.join("bus").join(bus).join("devices").join(id)
     }
 
-    /// Whether a program outside the kernel drives the PCI function.
+    /// Whether the PCI function has a userspace driver (VFIO, UIO).
     pub(super) fn is_user_space(&self, id: &str) -> bool {
         let driver =
             fs::read_link(self.device_directory("pci", id).join("driver")).unwrap_or_default();

@@ -77,7 +77,7 @@ pub(super) fn move_candidate_to_host(
 ) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
-    // The kernel's own pattern for devices of a namespace that ends.
+    // The pattern by which the kernel renames devices of a namespace that ends.
     while host.find_link(&format!("dev{number}"))?.is_some() {
         number += 1;
     }
@@ -102,8 +102,8 @@ fn move_to_host(
         .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))
 }
 
-/// Renames a device that is on the host under another name: the kernel moved it there when its namespace ended,
-/// or a DEL did that was killed.
+/// Renames a device that is on the host under another name, where the kernel moved it when its namespace ended, or
+/// a killed DEL.
 pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {

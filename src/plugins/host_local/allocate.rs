@@ -29,7 +29,7 @@ pub fn allocate_all(
 ) -> Result<Vec<IpConfig>> {
     let mut first = AddressAllocation::new(store, owner, end)?;
     let error = match first.allocate_or_roll_back(sets, requested) {
-        // The lease may be of a dead container, also of one with the same id.
+        // The lease may be a dead container's, also that of an earlier container with the same id.
         Err(error) if first.is_blocked => error,
         outcome => return outcome,
     };
@@ -169,7 +169,7 @@ impl<'a> AddressAllocation<'a> {
         let mut taken = HashSet::new();
         for (attempt, (ip, range)) in candidates.enumerate() {
             if attempt == PROBES {
-                // From here on taken addresses need no system call.
+                // The check of the next addresses needs no system call.
                 taken = self.store.taken_addresses()?;
             }
             if !taken.contains(&ip) && reserve_address(self.store, self.owner, self.end, ip)? {
@@ -200,8 +200,8 @@ impl<'a> AddressAllocation<'a> {
     }
 }
 
-/// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network
-/// that exists.
+/// Reserves the address; false if it is taken by a lease or, if leases were deleted, by an existing attachment of the
+/// network.
 fn reserve_address(
     store: &mut LeaseStore,
     owner: AttachmentId<'_>,

@@ -36,7 +36,6 @@ use crate::leases::{AddressLease, DATA_DIR, LeaseListing, LeaseOptions, LeaseSto
 use crate::log;
 use crate::sort::sort_by_key;
 
-/// The plugin.
 #[derive(Debug)]
 pub struct HostLocal;
 
@@ -49,7 +48,6 @@ pub struct HostLocalConfig {
     args: Option<Json>,
 }
 
-/// `ipam`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct HostLocalIpamConfig {
@@ -79,7 +77,6 @@ struct LeaseStoreConfig {
     lock_timeout: Option<u32>,
 }
 
-/// `runtimeConfig`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct HostLocalRuntimeConfig {
@@ -96,11 +93,9 @@ struct HostLocalArgs {
     cni: HostLocalCniArgs,
 }
 
-/// `args.cni`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct HostLocalCniArgs {
-    /// Requested addresses.
     #[serde(deserialize_with = "ip::deserialize_requested")]
     ips: Vec<IpAddr>,
 }
@@ -165,7 +160,7 @@ impl Plugin for HostLocal {
         let ips =
             allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.host_end())?;
         if cx.host_end().is_none() {
-            // Before the lock is released: the record would tell the wrong end of the new lease.
+            // While the lock is held: an earlier record would name the wrong end of the new lease.
             reclaim::remove_former_instance(owner);
         }
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })

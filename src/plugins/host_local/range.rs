@@ -29,7 +29,7 @@ pub struct RangeConfig {
     pub gateway: Option<IpAddr>,
 }
 
-/// A valid range.
+/// A validated range with its defaults set.
 #[derive(Debug, PartialEq)]
 pub struct AddressRange {
     /// The network, whose prefix length the addresses get.

@@ -12,7 +12,7 @@ const MAX_SIZE: usize = 1 << 20;
 /// The maximum length of a line, in bytes, as in the reference.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Reads a file. Its values are not validated.
+/// Reads a file of at most 1 MiB. Its values are not validated.
 pub fn read_file(path: &Path) -> Result<DnsConfig> {
     let failed = |e| Error::io(format_args!("open {}", path.display()), &e);
     parse_lines(&files::read_text(path, MAX_SIZE).map_err(failed)?)

@@ -84,7 +84,7 @@ impl PortmapConfig {
             .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
     }
 
-    /// A key that the back end does not have, and that changes nothing there.
+    /// A key that has no effect with the back end.
     pub(super) fn ineffective_key(&self, backend: RuleBackend) -> Option<Error> {
         let is_unused = backend == RuleBackend::Nftables && self.mark_masq_bit.is_some();
         is_unused.then(|| {

@@ -38,7 +38,6 @@ use crate::sysctl;
 /// How long ADD waits for a port of another container.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Portmap;
 
@@ -70,7 +69,7 @@ impl Plugin for Portmap {
         let mappings = parse().context(|| "failed to parse config")?;
         let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
-            // Mappings of others that are missing are restored nevertheless.
+            // Missing mappings of other containers are restored nevertheless.
             if KEPT.is_used() && ports::first_missing_rule(filter)?.is_some() {
                 netfilter::repair_rules(filter, RepairMode::Restore)?;
             }
@@ -192,8 +191,8 @@ fn build_forwarding(
 }
 
 /// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive,
-/// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays
-/// another container's.
+/// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that
+/// another container keeps.
 fn create_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,

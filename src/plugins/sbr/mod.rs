@@ -2,8 +2,8 @@
 //! routes of the main table.
 //!
 //! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
-//! `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a table of its own, from 100 on, and moves
-//! the interface's routes from the main table to that table; with `table`, it adds only a rule to that table.
+//! `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a table of its own, from 100 on, and
+//! moves the interface's routes from the main table to that table; with `table`, it adds only a rule to that table.
 //!
 //! There is no state on the host: rules and routes are in the container. DEL deletes the rules and moves the routes
 //! back.
@@ -35,7 +35,6 @@ const PROTOCOL: u8 = 3;
 #[derive(Debug)]
 pub struct Sbr;
 
-/// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SbrConfig {
@@ -184,7 +183,7 @@ impl Plugin for Sbr {
     }
 }
 
-/// The addresses of the interface in a result. Addresses without a valid interface index count as well.
+/// The addresses of the interface in a result. Addresses without a valid interface index are included.
 fn interface_addresses<'r>(
     prev: &'r CniResult,
     ifname: &InterfaceName,

@@ -41,8 +41,8 @@ impl RuleSource {
 
     /// Whether the route's source or a gateway is in the address's subnet.
     fn owns_route(&self, route: &KernelRoute) -> bool {
-        let hops = route.nexthops.iter().filter_map(|hop| hop.gw);
-        route.src.into_iter().chain(route.gw).chain(hops).any(|ip| self.address.contains(&ip))
+        let gateways = route.nexthops.iter().filter_map(|hop| hop.gw);
+        route.src.into_iter().chain(route.gw).chain(gateways).any(|ip| self.address.contains(&ip))
     }
 }
 
@@ -51,7 +51,6 @@ impl RuleSource {
 pub(super) struct RoutingPlan {
     link: Link,
     sources: Vec<RuleSource>,
-    /// The missing rules.
     rules: Vec<PolicyRule>,
     /// The tables main and of the sources, with the link's routes in them.
     before: Vec<(u32, Vec<KernelRoute>)>,

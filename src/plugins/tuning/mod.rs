@@ -2,7 +2,7 @@
 //!
 //! A chained plugin, behind an interface plugin: it returns `prevResult` with the MAC and MTU that it has set. Keys:
 //! `sysctl`, an object set in its order, in whose keys `IFNAME` is the interface; `mac`, `mtu`, `promisc`, `allmulti`,
-//! `txQLen`; all of them in `args.cni` as well, the MAC also in `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`.
+//! `txQLen`, all of which `args.cni` may override, the MAC also `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`.
 //! Kernel parameters that the node's `/etc/cni/tuning/allowlist.conf` does not match are refused.
 //!
 //! State on the host while the container lives: a file below `dataDir` with the attributes for DEL to restore. Kernel
@@ -37,7 +37,6 @@ use crate::netns::Netns;
 #[derive(Debug)]
 pub struct Tuning;
 
-/// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TuningConfig {
@@ -92,8 +91,8 @@ impl TuningConfig {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
-    /// The directory of backups for DEL and GC, which are refused for no key: the backups are ignored if others than
-    /// root could have written them.
+    /// The directory of backups for DEL and GC, which no invalid key prevents: the backups are ignored if other users
+    /// than root could have written them.
     fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
         let ignored = |error: &_| log::warn(format_args!("{error}; its backups are ignored"));
         trust::resolve_data_dir(self.backup_directory()).inspect_err(ignored).ok()
@@ -182,8 +181,8 @@ impl Plugin for Tuning {
         req.sandbox.open_netns()?.run_inside(|| plan.verify_all(ifname))?
     }
 
-    /// An attribute that cannot be restored is reported once only: it must not prevent for ever that the DEL of the
-    /// interface plugin, which comes later, deletes the interface.
+    /// An attribute that cannot be restored is reported once only: otherwise the DEL of the interface plugin, which
+    /// runs later, would never delete the interface.
     fn del(cx: &CallContext<'_>, conf: &TuningConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let Some(dir) = conf.backup_directory_if_trusted() else { return Ok(()) };
@@ -271,7 +270,7 @@ impl TuningPlan {
         Ok(TuningPlan { is_safe, parameters, attributes: conf.resolve_attributes(cx)? })
     }
 
-    /// Refuses what would take IPv6 addresses of earlier plugins off the interface.
+    /// Refuses changes by which the interface would lose IPv6 addresses of earlier plugins.
     fn require_kept_addresses(&self, prev: &CniResult, ifname: &InterfaceName) -> Result<()> {
         let is_own = |i: &ResultInterface| i.name == ifname.as_str() && !i.sandbox.is_empty();
         let index = prev.interfaces.iter().position(is_own);

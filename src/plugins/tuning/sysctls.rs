@@ -51,7 +51,7 @@ pub(super) struct KernelParameter {
 }
 
 impl KernelParameter {
-    /// Whether it takes the IPv6 addresses off the interface.
+    /// Whether the interface loses its IPv6 addresses by the parameter.
     pub(super) fn disables_ipv6(&self, ifname: &str) -> bool {
         let is_key = |path: &String| {
             ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"))
@@ -189,7 +189,7 @@ fn parse_number(text: &str) -> Option<i128> {
         [b'0', _, ..] => (&digits[1..], 8),
         _ => (digits, 10),
     };
-    // The standard library's parser accepts a sign as well.
+    // The standard library's parser also accepts a sign.
     let is_plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
     let number = i128::from_str_radix(digits, base).ok().filter(|_| is_plain)?;
     Some(if text.starts_with('-') { -number } else { number })
