@@ -1,4 +1,4 @@
-//! The kernel features that a test needs, and where a test runs if this kernel lacks them.
+//! The kernel features that a test needs, and the lane in which a test runs if this kernel lacks them.
 //!
 //! The suite has two lanes: the machine's own kernel, and Debian's kernel under QEMU
 //! (`scripts/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with

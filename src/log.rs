@@ -35,7 +35,7 @@ pub fn warn(message: impl fmt::Display) {
     write_line(format_args!("cnibox: {}{message}", line_prefix()));
 }
 
-/// Logs a step, with `CNI_LOG=debug`.
+/// Logs a step if `CNI_LOG` is `debug`.
 pub fn debug(message: impl fmt::Display) {
     if is_level("debug") {
         write_line(format_args!("cnibox: debug: {}{message}", line_prefix()));
@@ -52,8 +52,8 @@ pub fn write_line(text: impl fmt::Display) {
     drop(writeln!(std::io::stderr().lock(), "{}", escape_control_chars(&text.to_string())));
 }
 
-/// The text for a terminal, with control characters as escapes of JSON: configurations, arguments and errors of others
-/// may contain sequences that change the terminal's state or hide text. JSON stays the same JSON.
+/// The text for a terminal, with control characters as JSON escapes: configurations, arguments and errors of other
+/// programs may contain sequences that change the terminal's state or hide text. JSON keeps its meaning.
 pub fn escape_control_chars(text: &str) -> String {
     let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     // Embeddings, overrides and isolates of text direction (Unicode, UAX #9).

@@ -72,9 +72,9 @@ struct NetnsCookie;
 
 nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of the calling thread's namespace. The kernel gives each namespace another one until the next boot, also
-/// one that gets the inode number of a namespace that is gone. `None` before Linux 5.14. An error, such as too many
-/// open files, says nothing about it.
+/// The cookie of the calling thread's namespace. Within a boot no two namespaces have the same cookie, even if the
+/// kernel reuses an inode number. `None` before Linux 5.14. An error, such as too many open files, says nothing about
+/// the cookie.
 pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
     let socket = socket(AddressFamily::Inet, kind, flags, None)
@@ -101,10 +101,10 @@ pub fn current_inode() -> Option<u64> {
 /// Why a namespace could not be opened or entered.
 #[derive(Debug)]
 pub enum NetnsError {
-    /// Something else is at the path, for example the plain file that a reboot leaves of a bind
-    /// mount. Holds the magic number of its file system.
+    /// Something else is at the path, for example the plain file that remains of a bind mount after a reboot. Has the
+    /// magic number of the file system.
     NotNamespace(PathBuf, FsType),
-    /// The system call named first failed on the path.
+    /// The system call of this name failed on the path.
     Io(&'static str, PathBuf, io::Error),
     /// The calling thread could not return to the host's namespace.
     Stranded(Errno),
@@ -112,7 +112,7 @@ pub enum NetnsError {
 
 impl NetnsError {
     /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel
-    /// accepts, that leads through a file, or through links without end, can never exist.
+    /// accepts, that leads through a file, or through a loop of links, can never exist.
     pub fn is_gone(&self) -> bool {
         match self {
             NetnsError::NotNamespace(..) => true,
@@ -278,7 +278,7 @@ impl Netns {
 struct NetnsReturnGuard(Arc<File>);
 
 impl NetnsReturnGuard {
-    /// The way back to the calling thread's present namespace; `None` if the thread may not enter it, as in a process
+    /// Remembers the calling thread's present namespace; `None` if the thread may not enter it again, as in a process
     /// with a user namespace of its own.
     fn for_current_thread() -> Option<NetnsReturnGuard> {
         let home = Netns::open_current().ok()?.file;
@@ -299,8 +299,8 @@ thread_local! {
     static STRANDED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
 }
 
-/// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be
-/// the container's. Tries once more to return.
+/// Fails in a thread that could not return from a container's namespace, where it would use the container's files and
+/// parameters. Tries once more to return.
 pub fn require_home_netns() -> Result<(), NetnsError> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };

@@ -28,8 +28,8 @@ impl RepairFindings {
         self.seen.insert(what.into())
     }
 
-    /// Records that `what` is missing and restores it, or records the failure, so that the next steps are run in any
-    /// case.
+    /// Records that `what` is missing and restores it. Records a failure instead of returning it, so that the next
+    /// steps are run in any case.
     pub fn restore_missing(
         &mut self,
         what: impl Into<String>,
@@ -75,7 +75,7 @@ impl RepairFindings {
     }
 }
 
-/// Attachments share state, such as their bridge: no duplicates.
+/// Adds a text once: attachments share state, such as their bridge.
 fn push_unique(list: &mut Vec<String>, what: String) {
     if !list.contains(&what) {
         list.push(what);

@@ -1,8 +1,8 @@
 //! From the C library's `main` to the applet, without the slow part of the standard library's initialisation.
 //!
 //! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of memory, to find the end
-//! of the stack in `/proc/self/maps`, for the message of a stack overflow. Without it an overflow ends the process as
-//! well.
+//! of the stack in `/proc/self/maps`, for the message of a stack overflow. An overflow ends the process also without
+//! that message.
 //!
 //! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the
 //! first file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before
@@ -79,8 +79,8 @@ const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: ref
     arguments and environment are those of a user without these powers";
 
 /// Whether the executable's file gives this process privileges that its caller does not have. `AT_SECURE` alone is no
-/// proof: the kernel sets it as well if the caller has other real than effective ids, as a runtime with set-user-ID,
-/// and for a change of the SELinux domain, for instance when systemd starts the daemon.
+/// proof: the kernel sets it also if the caller's real and effective ids differ, as in a runtime with set-user-ID, and
+/// for a change of the SELinux domain, for instance when systemd starts the daemon.
 fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());

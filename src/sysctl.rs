@@ -62,7 +62,7 @@ fn access_error(attempt: &str, key: &str, cause: &io::Error) -> Error {
             error.with_details("the kernel has no such parameter: \"sysctl -aN\" lists all")
         }
         Some(Errno::EINVAL) => error
-            .with_details("the parameter takes no such value: its present value shows the form"),
+            .with_details("the kernel refuses this value; the present value shows the format"),
         _ => error,
     }
 }

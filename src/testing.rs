@@ -48,7 +48,7 @@ pub mod netfilter {
     }
 }
 
-/// For the fuzz targets.
+/// Entry points of the fuzz targets.
 pub mod fuzz {
     pub use crate::cni::args::CniArgPairs;
     pub use crate::cni::json::{Json, encode_compact, encode_pretty};

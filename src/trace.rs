@@ -56,7 +56,7 @@ struct RecordedSpan {
     /// Nanoseconds since 1970.
     start: u64,
     end: u64,
-    /// JSON objects.
+    /// The attributes, each a JSON object.
     attributes: Vec<String>,
     error: Option<String>,
 }
@@ -68,7 +68,7 @@ struct TraceRecording {
     /// The identifier of the first span; the other identifiers are derived from it.
     first: u64,
     start: Instant,
-    /// Since 1970.
+    /// The time of the start since 1970.
     start_time: Duration,
     spans: Vec<RecordedSpan>,
     /// The indexes of the spans that have not ended, outermost first.
@@ -196,7 +196,7 @@ pub fn begin_span(name: &'static str) -> SpanGuard {
 
 /// The span of the call.
 pub fn root_span() -> SpanGuard {
-    // Ended by `finish`.
+    // `finish_recording` ends it.
     SpanGuard(is_recording().then_some(0))
 }
 

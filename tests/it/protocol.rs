@@ -130,7 +130,7 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         // The number of a process that has ended may be another process's now: the container is gone.
         let outcome = node.call(plugin, "DEL").netns(&own).conf(&conf).run();
         assert_eq!(outcome.status, Some(0), "{plugin} {outcome:?}");
-        let warning = "is this plugin's own namespace: that of the container is gone";
+        let warning = "is this plugin's own namespace: the container's namespace is gone";
         assert!(outcome.stderr.contains(warning), "{outcome:?}");
         crate::node::assert_unchanged(&before, &node.snapshot());
     }

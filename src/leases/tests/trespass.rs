@@ -70,7 +70,7 @@ fn a_second_name_of_another_file_is_not_written_to() {
     fs::write(victim.path(), "precious").unwrap();
     fs::hard_link(victim.path(), scene.path("last_reserved_ip.0")).unwrap();
     let error = scene.open().set_last_reserved(0, ip("10.0.0.3")).unwrap_err();
-    assert!(error.message().ends_with("it has another name as well"), "{error}");
+    assert!(error.message().ends_with("it has a second name (hard link)"), "{error}");
     assert_eq!(fs::read_to_string(victim.path()).unwrap(), "precious");
 }
 
