@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn run_comes_back_also_after_a_panic() {
+    fn run_inside_returns_also_after_a_panic() {
         isolate_test_thread();
         let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
         assert!(!home.is_same_as(&other).unwrap());

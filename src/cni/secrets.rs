@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_lose_what_gives_a_secret_away() {
+    fn secrets_in_texts_are_left_out() {
         for (text, expected) in [
             ("get https://u:p@h1:1/x: refused", "get https://(left out)@h1:1/x: refused"),
             ("a https://t@h,https://v:p/w@i b", "a https://(left out)@h,https://(left out)@i b"),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_configuration_calls_secret_is_no_part_of_errors() {
+    fn secrets_of_a_configuration_are_left_out_of_errors() {
         let json = br#"{"name":"a net","login":["hunter2"],"pin":"007","tokens":{"a":"t0ken"}}"#;
         let values = find_values(&Json::parse(json).unwrap());
         assert_eq!(values, ["hunter2", "t0ken"]);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_that_say_little() {
+    fn plugins_that_fail_without_an_error_object() {
         assert_eq!(
             failure("", "").message(),
             "netplugin failed with no error message: exit status 1"

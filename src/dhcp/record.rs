@@ -28,7 +28,7 @@ use crate::sysctl;
 const ENDING: &str = ".json";
 /// How many bytes of the hash of a key are in the name of its file.
 const HASHED: usize = 16;
-/// Longer than any record.
+/// Limit of a record's size in bytes, longer than any record.
 const LONGEST: usize = 256 << 10;
 
 /// A lease and everything that is needed to maintain it.
@@ -214,12 +214,12 @@ impl DhcpRecordStore {
         found
     }
 
-    /// Removes temporary files of a killed daemon. For a daemon that has claimed the directory.
+    /// Removes temporary files of a killed daemon. The caller holds the lock on the directory.
     pub fn remove_temporary_files(&self) {
         atomic::remove_stale_temporaries(&self.dir);
     }
 
-    /// An own file: its name is derived from the key in it.
+    /// Reads the record in a file; `None` if the file is not one of this module, named after the key in it.
     fn read_record_file(&self, name: &str) -> Option<DhcpRecordFile<DhcpRecord>> {
         let (bytes, _) = OpenDirectory::open(&self.dir).ok()?.read_file(name, LONGEST).ok()?;
         if bytes.len() > LONGEST {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_stale_is_swept() {
+    fn only_stale_temporary_files_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let old = std::time::SystemTime::now() - 2 * STALE;
         let foreign = [".tmp-", ".tmp-1", ".tmp-1-", ".tmp-1-x", ".tmp-1-0-0", "kept"];

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_the_owner_s_alone() {
+    fn new_directories_are_for_the_owner_only() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b/c");
         assert!(!require_own_directory(&dir).unwrap());
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_published_without_hard_links_as_well() {
+    fn a_file_is_published_also_without_hard_links() {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         let meta = |name| dir.read_file(name, 9).unwrap().1;

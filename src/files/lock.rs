@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_processes_left_is_swept_unless_it_is_held() {
+    fn stale_lock_files_are_removed_unless_held() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["netns-1-2.lock", "netns-3-4.lock", "other.lock"] {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_has_is_not_on_the_way() {
+    fn paths_through_files_of_other_users_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         directory(&path("theirs"), 0o755);

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_is_the_last_whenever_it_was_registered() {
+    fn a_last_step_runs_last_whenever_it_was_registered() {
         let log = RefCell::new(Vec::new());
         let step = |name: &'static str| {
             let log = &log;

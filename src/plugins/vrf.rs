@@ -406,7 +406,7 @@ mod tests {
     use crate::cni::ResultRoute;
 
     #[test]
-    fn the_name_is_one_that_the_kernel_takes() {
+    fn the_name_must_be_valid_for_the_kernel() {
         let name = |text: &str| {
             VrfConfig { vrfname: text.to_owned(), table: 0 }.vrf_name().map(str::to_owned)
         };

@@ -63,7 +63,7 @@ fn nothing_is_coerced_and_the_place_is_named() {
     assert!(decode(r#"{"ipam":7}"#).is_err());
 }
 
-/// A value, the message, and the details for its key.
+/// Values, each with the message and the details for its key.
 const WRONG_TYPES: &str = r#"
 {"ipam":"host-local"} | expected an object, found the text "host-local" | in "ipam": write the type as {"type": "host-local"}
 {"ipam":[{}]} | expected an object, found a list | in "ipam": write one object, without the brackets around it
@@ -83,9 +83,9 @@ const WRONG_TYPES: &str = r#"
 {"capabilities":true} | expected an object, found true | in "capabilities"
 "#;
 
-/// The words of a document's author: no names of this program's types.
+/// Messages have the terms of JSON, not the names of this program's types.
 #[test]
-fn wrong_types_are_told_in_the_authors_words() {
+fn wrong_types_are_named_in_terms_of_json() {
     for line in WRONG_TYPES.lines().skip(1) {
         let line = line.replace("BYTES", "a whole number from 0 to 4294967295");
         let parts: Vec<&str> = line.split(" | ").collect();
@@ -136,22 +136,22 @@ fn not_json() {
 fn invalid_utf8_is_replaced_in_strings_only() {
     let text = |bytes: &[u8]| Json::parse(bytes).map(|json| encode_compact(&json).unwrap());
     assert_eq!(text(b"{\"a\":\"x\xffy\"}").unwrap(), "{\"a\":\"x\u{fffd}y\"}");
-    // One for each byte, also of a character that is cut off.
+    // Each invalid byte becomes one U+FFFD, also the bytes of an incomplete character.
     assert_eq!(text(b"[\"\xe2\x82\"]").unwrap(), "[\"\u{fffd}\u{fffd}\"]");
     assert!(text(b"[\xff]").is_err() && text(b"\xff[]").is_err());
 }
 
 #[test]
-fn merging_goes_all_the_way_down() {
+fn nested_objects_merge() {
     let text = r#"{"a":{"b":{"c":1}},"A":7,"a":{"B":{"d":2},"x":{}},"A":{"b":{"c":3}}}"#;
     let json = Json::parse(text.as_bytes()).unwrap();
     let merged = r#"{"a":{"b":{"c":1,"d":2,"c":3},"x":{}},"A":7}"#;
     assert_eq!(encode_compact(&json).unwrap(), merged);
 }
 
-/// Instructions would be counted if they could be; the processor's time of this thread is next to it.
+/// The CPU time of this thread, because instructions cannot be counted everywhere.
 #[test]
-fn many_keys_take_time_in_proportion() {
+fn decoding_time_is_linear_in_the_number_of_keys() {
     let object = |count: usize| {
         let members = |value: &str| {
             let members = (0..count).map(|n| format!("\"k{n}\":{value}"));

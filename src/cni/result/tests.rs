@@ -64,7 +64,7 @@ fn no_address_fits_no_old_version() {
         print(&empty.convert_to(SpecVersion::V0_4_0).unwrap()),
         r#"{"cniVersion":"0.4.0","dns":{}}"#
     );
-    // ... unless it came in one.
+    // A result that was decoded from such a version passes.
     assert_eq!(converted(r#"{"cniVersion":"0.2.0"}"#, SpecVersion::V0_1_0).len(), 31);
 }
 

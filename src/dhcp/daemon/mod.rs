@@ -113,7 +113,7 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
         let listener = UnixListener::from_std(listener)?;
         let on_demand = options.on_demand;
         let registry = Rc::new(LeaseRegistry::new(options, records));
-        log::write_line(format_args!("ready, with {} leases of before", recorded.len()));
+        log::write_line(format_args!("ready, with {} leases resumed", recorded.len()));
         registry.resume_leases(recorded);
         if on_demand {
             report_ready(null);

@@ -178,9 +178,11 @@ impl LeaseRegistry {
             _ => return Err(missing()),
         };
         if !request.addresses.is_empty() && !request.addresses.contains(&address) {
-            let msg = format!("the lease for {key} is of {address}");
+            let msg = format!("the lease for {key} has the address {address}");
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
-            return Err(Error::internal(msg).with_details(format!("not of {}", known.join(", "))));
+            return Err(
+                Error::internal(msg).with_details(format!("prevResult has {}", known.join(", ")))
+            );
         }
         if self.has_interface(&handle, key).await { Ok(()) } else { Err(missing()) }
     }

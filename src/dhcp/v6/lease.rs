@@ -11,7 +11,7 @@ use super::super::v4::lease::SHORTEST_TIME;
 use super::message::{AssociationAddress, Dhcp6Message, IdentityAssociation};
 use crate::cni::{CniResult, DnsConfig, IpConfig};
 
-/// A lifetime without end.
+/// An infinite lifetime, in seconds.
 const INFINITE: u32 = u32::MAX;
 /// DHCPv6 assigns addresses without a prefix length (RFC 5942).
 const HOST: u8 = 128;

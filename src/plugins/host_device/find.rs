@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn of_links_with_one_address_the_hardware_is_meant() {
+    fn hardware_is_preferred_among_links_with_one_address() {
         let wanted = MacAddress([2, 0, 0, 0, 0, 1]);
         let found = |links: &[Link]| find_by_mac(links, wanted).map(|link| link.name);
         let (bond, port) = (link("bond0", "bond", (1, 0)), link("ens1", "", (1, 1)));

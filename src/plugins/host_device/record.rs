@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_found_listed_and_forgotten() {
+    fn records_are_stored_found_listed_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (records(dir.path(), "a"), records(dir.path(), "b"));
         a.save_record(&record("c1", "ens1")).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_none() {
+    fn unreadable_records_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
         records.save_record(&record("c1", "ens1")).unwrap();

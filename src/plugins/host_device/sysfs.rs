@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_that_are_programs() {
+    fn userspace_drivers() {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1"]);
         assert!(!sysfs.is_user_space(ID), "no driver at all");
         let driver = dir.path().join("bus/pci/devices").join(ID).join("driver");

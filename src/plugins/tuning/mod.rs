@@ -242,7 +242,7 @@ fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: 
     {
         log::warn(format_args!(
             "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
-             creates the interface, in place of tuning",
+             creates the interface instead of tuning",
             req.ifname
         ));
     }

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn safe_are_listed_keys_of_the_own_interface() {
+    fn listed_keys_of_the_own_interface_are_safe() {
         assert_eq!(restricted("net.core.somaxconn", "eth0").unwrap(), ["net/core/somaxconn"]);
         for key in ["net.ipv4.conf.IFNAME.arp_notify", "net/ipv4/conf/eth0.5/arp_notify"] {
             let found = restricted(key, "eth0.5").unwrap();

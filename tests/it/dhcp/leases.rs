@@ -196,7 +196,7 @@ fn check_finds_what_is_wrong() {
     net.check(&container, &result).ok();
     let mut other = result.clone();
     other["ips"][0]["address"] = json!("192.168.1.77/24");
-    let msg = "error calling DHCP.Check: the lease for c1/net/eth0 is of 192.168.1.5";
+    let msg = "error calling DHCP.Check: the lease for c1/net/eth0 has the address 192.168.1.5";
     assert_eq!(net.check(&container, &other).error().brief(), (999, msg));
     container.sh("ip link del eth0");
     assert_eq!(net.check(&container, &result).error().brief(), (999, missing));

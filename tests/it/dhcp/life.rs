@@ -118,7 +118,10 @@ fn a_refused_lease_is_replaced_on_the_interface() {
     assert_eq!(server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count(), 1);
     let error =
         net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
-    assert_eq!(error.msg, "error calling DHCP.Check: the lease for c1/net/eth0 is of 192.168.1.6");
+    assert_eq!(
+        error.msg,
+        "error calling DHCP.Check: the lease for c1/net/eth0 has the address 192.168.1.6"
+    );
     net.del(&container);
     let release = server.wait("no release", |m| m.kind() == RELEASE);
     assert_eq!(release.ciaddr(), Ipv4Addr::from(SIX));

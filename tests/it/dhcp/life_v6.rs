@@ -143,7 +143,8 @@ fn a_withdrawn_address_is_replaced_on_the_interface() {
         let lost = world.daemon_log().contains("refused by the server: it takes the address back");
         assert_eq!(lost, !renumbered, "{}", world.daemon_log());
         let error = net.check(&container, &result).error();
-        let msg = "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) is of fd00:1::6";
+        let msg =
+            "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
         assert_eq!(error.msg, msg);
         net.del(&container);
     }

@@ -273,7 +273,8 @@ fn both_families_are_one_attachment() {
     let mut other = result.clone();
     other["ips"][1]["address"] = json!("fd00:1::77/128");
     let error = net.check(&container, &other).error();
-    let msg = "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) is of fd00:1::6";
+    let msg =
+        "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) has the address fd00:1::6";
     assert_eq!(error.brief(), (999, msg));
 
     // GC keeps the leases of both families of a valid attachment.
