@@ -27,7 +27,7 @@ pub struct NetworkList {
     /// The plugins, in the order of ADD.
     pub plugins: Vec<PluginConfig>,
     pub(super) bytes: Vec<u8>,
-    /// Made for an operation on a single plugin, whose error is returned as it is.
+    /// The list was made for an operation on a single plugin, whose error is returned unchanged.
     pub(super) is_single: bool,
 }
 
@@ -66,7 +66,7 @@ impl NetworkList {
         Ok(list)
     }
 
-    /// A list of the one plugin, under the plugin's own name and version.
+    /// A list of one plugin, under the plugin's own name and version.
     pub fn from_plugin(plugin: &PluginConfig) -> Result<NetworkList> {
         let json = Json::Object(vec![
             ("cniVersion".to_owned(), plugin.cni_version.as_str().into()),
@@ -82,7 +82,7 @@ impl NetworkList {
     /// this name; else the first `.conf` or `.json` file, which holds a single plugin.
     ///
     /// A file that cannot be loaded is skipped; if no other file has the name, its error is
-    /// returned. Else: `no net configurations found in <dir>`,
+    /// returned. Otherwise the error is `no net configurations found in <dir>` or
     /// `no net configuration with name "<name>" in <dir>`; the details list the known names.
     pub fn load(dir: &Path, name: &str) -> Result<NetworkList> {
         let files =
@@ -119,7 +119,7 @@ impl NetworkList {
         &self.bytes
     }
 
-    /// The one plugin as it is, for the operations on a single plugin.
+    /// A list of one plugin, unchanged, for the operations on a single plugin.
     pub(super) fn from_single(plugin: &PluginConfig) -> NetworkList {
         NetworkList {
             name: plugin.name.clone(),
