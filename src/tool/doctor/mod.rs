@@ -102,7 +102,7 @@ pub(super) fn examine_node(
     let mut networks = directories.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
     let missing = examine_plugins(&networks, runtime, table);
-    // STATUS and CHECK report missing plugins and flushed rules as well.
+    // STATUS and CHECK also report missing plugins and flushed rules: each defect is reported once.
     let is_incomplete = missing.iter().any(|finding| finding.severity == Severity::Error);
     let is_new = |finding: &Finding| {
         !(is_incomplete && finding.error.message().contains("failed to find plugin")
@@ -138,7 +138,7 @@ fn examine_rules() -> Vec<Finding> {
     }
 }
 
-/// The findings of `cnibox lint`, but for notes, which are about what nobody may have asked for.
+/// The findings of `cnibox lint` except notes, which need no remedy.
 fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
     let conf = slice::from_ref(&directories.conf);
     let findings = lint::lint_files(conf, table, Some(&directories.cni_path)).into_iter();

@@ -40,7 +40,7 @@ pub(super) struct LintedNetwork<'a> {
     table: AppletTable,
     /// The `CNI_PATH` of checks on this node; absent if only the file is checked.
     cni_path: Option<&'a str>,
-    /// Empty if it could not be read.
+    /// The name of the network; empty if it could not be read.
     pub(super) name: String,
     /// The position of the name.
     position: Option<TextPosition>,
