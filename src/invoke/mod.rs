@@ -129,8 +129,8 @@ pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
         Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
         json @ Json::Object(_) => CniResult::decode(&json, default),
         other => {
-            Err(Error::new(ErrorCode::DECODE, other.wrong_type_message("an object"))
-                .context(what()))
+            let msg = other.wrong_type_message("an object");
+            Err(Error::new(ErrorCode::DECODE, msg).context(what()))
         }
     }
 }

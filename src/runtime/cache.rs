@@ -127,11 +127,8 @@ impl Runtime {
             .and_then(|bytes| Json::parse(&bytes).ok())
             .is_some_and(|file| !key.owns_file(&file));
         let path = if key.plain_name().len() > NAME_MAX || is_foreign { hashed } else { plain };
-        Ok(AtomicWriter::with_unique_name(&path, Durability::Synced).replace_file(
-            &path,
-            bytes.as_bytes(),
-            0o600,
-        )?)
+        let writer = AtomicWriter::with_unique_name(&path, Durability::Synced);
+        Ok(writer.replace_file(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Removes the attachment from the cache. Errors are ignored: the attachment itself no longer
@@ -279,10 +276,8 @@ fn cache_file_content(
         members.push(("cniArgs", Json::Array(attach.args.iter().map(pair).collect())));
     }
     if !attach.capability_args.is_empty() {
-        members.push((
-            "capabilityArgs",
-            Json::Object(attach.capability_args.clone()).with_sorted_keys(),
-        ));
+        let args = Json::Object(attach.capability_args.clone());
+        members.push(("capabilityArgs", args.with_sorted_keys()));
     }
     if let Some(result) = result {
         members.push(("result", result.to_json().with_sorted_keys()));

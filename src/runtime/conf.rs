@@ -84,10 +84,8 @@ impl PluginConfig {
             Json::Null => CommonPluginKeys::default(),
             Json::Object(_) => json.decode().map_err(malformed_config)?,
             other => {
-                return Err(malformed_config(Error::new(
-                    ErrorCode::DECODE,
-                    other.wrong_type_message("an object"),
-                )));
+                let msg = other.wrong_type_message("an object");
+                return Err(malformed_config(Error::new(ErrorCode::DECODE, msg)));
             }
         };
         if common.r#type.is_empty() {

@@ -73,9 +73,8 @@ impl NetworkList {
             ("name".to_owned(), plugin.name.as_str().into()),
             ("plugins".to_owned(), Json::Array(vec![plugin.json.clone()])),
         ]);
-        NetworkList::from_bytes(
-            encode_compact(&json.with_normalised_numbers().with_sorted_keys())?.as_bytes(),
-        )
+        let text = encode_compact(&json.with_normalised_numbers().with_sorted_keys())?;
+        NetworkList::from_bytes(text.as_bytes())
     }
 
     /// The network called `name` in the directory `dir`: the first `.conflist` file, sorted, with
@@ -256,11 +255,8 @@ fn choose_version(json: &Json) -> Result<String> {
     let mut usable = Vec::new();
     for (i, entry) in choice.iter().enumerate() {
         let Json::String(text) = entry else {
-            return Err(wrong_type_error(
-                &format!("invalid type for cniVersions index {i}:"),
-                entry,
-            )
-            .with_details(quoting_remedy(entry)));
+            let what = format!("invalid type for cniVersions index {i}:");
+            return Err(wrong_type_error(&what, entry).with_details(quoting_remedy(entry)));
         };
         let context = || format!("invalid cniVersions entry {text} at index {i}");
         usable.push((text.parse::<VersionNumber>().context(context)?, text.as_str()));

@@ -76,12 +76,8 @@ impl Runtime {
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
         let check = |plugin| {
-            self.call_plugin(
-                "CHECK",
-                plugin,
-                attach,
-                attachment_request(list, plugin, attach, prev.as_ref()),
-            )
+            let request = attachment_request(list, plugin, attach, prev.as_ref());
+            self.call_plugin("CHECK", plugin, attach, request)
         };
         list.plugins.iter().try_for_each(check)
     }
@@ -184,12 +180,9 @@ impl Runtime {
         let takes_prev = list.is_at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = progress.result.as_ref().filter(|_| takes_prev);
         for plugin in list.plugins.iter().take(progress.started).rev() {
-            if let Err(error) = self.call_plugin(
-                "DEL",
-                plugin,
-                attach,
-                attachment_request(list, plugin, attach, prev),
-            ) && !failed.message().ends_with(error.message())
+            let request = attachment_request(list, plugin, attach, prev);
+            if let Err(error) = self.call_plugin("DEL", plugin, attach, request)
+                && !failed.message().ends_with(error.message())
             {
                 let kind = &plugin.plugin_type;
                 log::warn(format_args!("undo a failed ADD: plugin type=\"{kind}\": {error}"));
@@ -221,12 +214,8 @@ impl Runtime {
         request: Json,
     ) -> Result<Vec<u8>> {
         let (env, stdin) = (self.call_environment(command, attach), encode_request(request)?);
-        self.executor.run_plugin(&PluginCommand {
-            path,
-            env,
-            stdin: &stdin,
-            deadline: self.deadline,
-        })
+        let deadline = self.deadline;
+        self.executor.run_plugin(&PluginCommand { path, env, stdin: &stdin, deadline })
     }
 
     /// All six variables of a call; the value of one that does not apply is empty.
