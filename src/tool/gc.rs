@@ -272,11 +272,8 @@ fn reclaim_leases(
     let gone: Vec<_> = leases.reclaim_ended(reclaim)?;
     outcomes.extend(gone.iter().map(|gone| outcome("reclaimed", gone)));
     if let Err(error) = failures.into_result() {
-        outcomes.push(ActionOutcome::log_failure(
-            network,
-            format!("leases of network {network}"),
-            &error,
-        ));
+        let object = format!("leases of network {network}");
+        outcomes.push(ActionOutcome::log_failure(network, object, &error));
     }
     Ok(())
 }

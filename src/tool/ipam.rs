@@ -370,10 +370,8 @@ mod tests {
     use crate::options::{self, ParsedCommandLine};
 
     fn job(line: &str) -> Result<IpamRequest> {
-        match options::parse_args(
-            line.split_whitespace().map(str::to_owned).collect(),
-            TOOL.options,
-        )? {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        match options::parse_args(words, TOOL.options)? {
             ParsedCommandLine::Work(line) => IpamRequest::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }

@@ -69,11 +69,8 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
             let (findings, count) =
                 examine_node(&directories, &directories.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
-            report_findings(
-                &findings,
-                line.has_option("--json"),
-                &format!("healthy: {count} attachment{s}"),
-            )
+            let none = format!("healthy: {count} attachment{s}");
+            report_findings(&findings, line.has_option("--json"), &none)
         },
     )
 }
@@ -112,10 +109,8 @@ pub(super) fn examine_node(
     findings.extend(missing);
     findings.extend(checks.into_iter().flatten().filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
-    findings.extend(attachments::examine_leases(
-        &attached,
-        &directories.find_lease_directories(None)?,
-    )?);
+    let leases = directories.find_lease_directories(None)?;
+    findings.extend(attachments::examine_leases(&attached, &leases)?);
     let routed = attachments::routed_networks(&attached);
     findings.extend(path::find_disabled_forwarding(&routed));
     findings.extend(nearby::examine_networks(&routed));

@@ -68,11 +68,8 @@ fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<
         );
         let link = bridge_names(list).next().unwrap_or("veth+");
         let chain = if names("DOCKER-USER") { "DOCKER-USER" } else { "FORWARD" };
-        Some(Finding::new_warning(
-            subject,
-            problem,
-            forward::accept_by_iptables(program, chain, link),
-        ))
+        let remedy = forward::accept_by_iptables(program, chain, link);
+        Some(Finding::new_warning(subject, problem, remedy))
     };
     let families =
         [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];

@@ -212,10 +212,8 @@ impl InstallManifest {
     }
 
     pub(super) fn save_to(&self, directory: &Path) -> Result<()> {
-        replace_text_file(
-            &InstallManifest::file_path(directory),
-            (encode_pretty(self)? + "\n").as_bytes(),
-        )
+        let text = encode_pretty(self)? + "\n";
+        replace_text_file(&InstallManifest::file_path(directory), text.as_bytes())
     }
 
     pub(super) fn find_file(&self, name: &str) -> Option<&InstalledFile> {

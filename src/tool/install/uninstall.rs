@@ -33,15 +33,13 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     let steps = plan_removal(directory)?;
     for step in &steps {
         // The name of the network configuration is an absolute path.
-        let (path, kept) = (directory.join(&step.name), backup_path(directory, &step.name));
+        let (path, backup) = (directory.join(&step.name), backup_path(directory, &step.name));
         match step.action {
-            FileAction::Restore => match fs::rename(&kept, &path) {
+            FileAction::Restore => match fs::rename(&backup, &path) {
                 Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
-                    replace_text_file(
-                        &path,
-                        &files::read_file(&kept).file_context("read", &kept)?,
-                    )?;
-                    remove_if_present(&kept)?;
+                    let bytes = files::read_file(&backup).file_context("read", &backup)?;
+                    replace_text_file(&path, &bytes)?;
+                    remove_if_present(&backup)?;
                 }
                 other => other.file_context("restore", &path)?,
             },

@@ -313,10 +313,8 @@ mod tests {
     use crate::options::{self, ParsedCommandLine};
 
     fn parsed(line: &str) -> Result<TraceCommand> {
-        match options::parse_args(
-            line.split_whitespace().map(str::to_owned).collect(),
-            TOOL.options,
-        )? {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        match options::parse_args(words, TOOL.options)? {
             ParsedCommandLine::Work(line) => TraceCommand::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }
