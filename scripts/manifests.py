@@ -115,7 +115,7 @@ def chart(*values, directory=CHART):
 
 
 def comparable(objects):
-    """The objects without differences that have no meaning: the order of volumes, and how a change of the configuration is noticed."""
+    """The objects without differences that mean nothing: the order of volumes, the hash in a name."""
     text = re.sub(r"cnibox-conflist-[a-z0-9]{10}", "cnibox-conflist", json.dumps(objects))
     objects = json.loads(text)
     template = objects["DaemonSet"]["spec"]["template"]

@@ -1,5 +1,6 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task besides cargo, before the first compilation.
+# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task
+# besides cargo, before the first compilation.
 #
 # Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
 # tools with cargo; DEPS=no installs nothing. Otherwise it prints the command of the system's package
@@ -15,7 +16,8 @@ wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
 # The oldest kernel on which the suite runs: that of Debian 12.
 oldest_kernel=6.1
 
-# program or file | Debian package, - for cargo, pip | tasks that require it | tasks that can use it; all tasks require those of "build"
+# program or file | Debian package, - for cargo, pip | tasks that require it | tasks that can use it
+# All tasks require the programs of "build".
 needs="
 cc                gcc                            build            -
 libc.a            libc6-dev                      build            -
