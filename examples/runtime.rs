@@ -40,13 +40,13 @@ fn run(args: &[String]) -> Result<ExitCode> {
     // The open file keeps the namespace alive; /proc/<pid>/fd is its only path.
     let netns = fresh_namespace()?;
     let path = format!("/proc/{}/fd/{}", id(), netns.as_raw_fd());
-    let attach = AttachmentParams::new(&format!("example-{}", id()), &path, "eth0");
-    if let Some(result) = runtime.add(&network, &attach)? {
+    let attachment = AttachmentParams::new(&format!("example-{}", id()), &path, "eth0");
+    if let Some(result) = runtime.add(&network, &attachment)? {
         writeln!(stdout(), "{:#}", serde_json::to_value(result.to_json())?)?;
     }
     let ended = inside(&netns, Command::new(program).args(arguments));
     // DEL also if the command failed.
-    runtime.del(&network, &attach)?;
+    runtime.del(&network, &attachment)?;
     let code = ended?.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""book.py SOURCE BOOK: builds the documentation as a book (mdBook) in the directory BOOK, from copies of the pages in the directory SOURCE. Fails
-if the book has a dead link.
+"""book.py SOURCE BOOK: builds the documentation as a book (mdBook) in the directory BOOK, from copies of the pages in
+the directory SOURCE. Fails if the book has a dead link.
 
 mdBook reads one directory: the pages of the root, such as README.md, are copied beside those of docs/."""
 

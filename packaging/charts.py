@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""charts.py [--check | JSON DIRECTORY]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
-footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, and the table of
-docs/performance.md.
+"""charts.py [--check | JSON DIRECTORY]: generates the charts and figures of the documentation from results of `make
+bench`: times.svg and footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these
+names, and the table of docs/performance.md.
 
---check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
-which it has the rows into DIRECTORY."""
+--check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes
+the charts for which it has the rows into DIRECTORY."""
 
 import html
 import json

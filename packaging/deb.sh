@@ -1,6 +1,6 @@
 #!/bin/sh
-# deb.sh NAME ROOT OUT VERSION ARCH [DIRECTORY NAME...]: packs the tree ROOT as OUT/NAME_VERSION_ARCH.deb. DIRECTORY and the names are
-# those of plugins, whose files of other packages the package replaces without a moment in which one is missing.
+# deb.sh NAME ROOT OUT VERSION ARCH [DIRECTORY NAME...]: packs the tree ROOT as OUT/NAME_VERSION_ARCH.deb. The names are
+# those of the plugins in DIRECTORY: the package replaces these files of other packages, and no name is ever missing.
 #
 # COMPRESSION: an algorithm of dpkg-deb(1). MAINTAINER: the maintainer of the packages.
 set -eu

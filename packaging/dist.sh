@@ -1,6 +1,6 @@
 #!/bin/sh
-# dist.sh BINARY TARGET OUT [HOST-BINARY]: builds all files of a release for one architecture in
-# the directory OUT. HOST-BINARY is executed if BINARY is for another architecture. cni-sanity is beside each.
+# dist.sh BINARY TARGET OUT [HOST-BINARY]: builds all files of a release for one architecture in the directory OUT.
+# HOST-BINARY is executed if BINARY is for another architecture. A cni-sanity must be beside each of them.
 #
 # The output is reproducible: timestamps are SOURCE_DATE_EPOCH, names are sorted.
 set -eu

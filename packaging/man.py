@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""man.py BINARY DIRECTORY: writes the manual pages: cnibox(1) with its commands, and those of the tools, from the output of
---help, cnibox-PLUGIN(8) from docs/plugins/, for the applets of the executable.
+"""man.py BINARY DIRECTORY: writes the manual pages: cnibox(1) with its commands, and those of the tools, from the
+output of --help, cnibox-PLUGIN(8) from docs/plugins/, for the applets of the executable.
 
 man.py --tool BINARY ABOUT DIRECTORY: writes the page of one tool."""
 

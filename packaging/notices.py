@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""notices.py OUT TARGET: writes the licences of the packages that are linked into the executable on TARGET: for each package
-its name, version and licence, and every licence text once, with its packages."""
+"""notices.py OUT TARGET: writes the licences of the packages that are linked into the executable on TARGET: for each
+package its name, version and licence, and every licence text once, with its packages."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""provenance.py DIRECTORY: writes DIRECTORY/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files in
-the directory: commit, dependencies and builder. The build is reproducible (`make reproduce`).
+"""provenance.py DIRECTORY: writes DIRECTORY/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all
+files in the directory: commit, dependencies and builder. The build is reproducible (`make reproduce`).
 
 SOURCE is the address of the repository, BUILDER_ID that of the builder; the project's own are names, not addresses."""
 

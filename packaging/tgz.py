@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""tgz.py OUT NOTICES BINARY [NAME...]: packs an executable, links to it, and the licences of linked packages. The archive of cnibox replaces the reference's
-cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same directory, each a link to the executable."""
+"""tgz.py OUT NOTICES BINARY [NAME...]: packs an executable, links to it, and the licences of linked packages. The
+archive of cnibox replaces the reference's cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same directory,
+each a link to the executable."""
 
 import os
 import sys

@@ -3,7 +3,7 @@
 # under QEMU's software emulation, with only a busybox beside them. Prints the whole report. Exit status: that of
 # cni-sanity; 125 if the VM cannot be started.
 #
-#   CNIBOX_ARM64_CACHE    directory of the kernel, which is downloaded once with apt, 80 MB; default /var/cache/cnibox-arm64
+#   CNIBOX_ARM64_CACHE    directory of the kernel, 80 MB, downloaded once with apt; default /var/cache/cnibox-arm64
 #   CNIBOX_ARM64_TIMEOUT  timeout in seconds, default 3000
 #   ARGS                  arguments of cni-sanity, such as "--type bridge"; default --cni-version 1.1.0
 set -euo pipefail

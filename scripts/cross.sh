@@ -8,21 +8,21 @@ arch=${target%%-*}
 # RUSTC may be another compiler with the standard library of the target, such as a distribution's.
 sysroot=$("${RUSTC-rustc}" --print sysroot)
 [ -d "$sysroot/lib/rustlib/$target/lib" ] || rustup target add "$target" >/dev/null 2>&1 || {
-    echo "cross: no standard library for $target: rustup target add $target; or, with RUSTC=/usr/bin/rustc," >&2
-    echo "cross: that of Debian's rustc-web and libstd-rust-web-dev:arm64" >&2
+    echo "cross: no standard library for $target: rustup target add $target; or set RUSTC=/usr/bin/rustc" >&2
+    echo "cross: after apt install rustc-web libstd-rust-web-dev:arm64 (Debian)" >&2
     exit 1
 }
 cargo check --quiet --locked --workspace --target "$target" --all-targets
 echo "cross: $target: checked"
 command -v "$arch-linux-gnu-gcc" >/dev/null || {
-    echo "cross: SKIP build: no linker, Debian package gcc-$arch-linux-gnu and libc6-dev-arm64-cross"
+    echo "cross: SKIP build: no linker: install Debian's gcc-$arch-linux-gnu and libc6-dev-arm64-cross"
     exit 0
 }
 make --no-print-directory build TARGET="$target"
 binary=${CARGO_TARGET_DIR-target}/$target/release/cnibox
 echo "cross: $target: $(stat -c %s "$binary") bytes"
 emulator=$(command -v "qemu-$arch-static" || command -v "qemu-$arch") || {
-    echo "cross: SKIP run: no qemu-$arch, Debian package qemu-user-static"
+    echo "cross: SKIP run: no qemu-$arch: install Debian's qemu-user-static"
     exit 0
 }
 work=$(mktemp -d)

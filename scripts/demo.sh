@@ -16,7 +16,7 @@ bin=--check
 [ "$1" = --check ] || [ -x "$bin" ] || fail "\"$1\": not an executable; run make demo"
 run=$(readlink -f /var/run)
 
-# --- outside: start again in new namespaces ------------------------------------------------------
+# --- in the caller's namespaces: start again in new ones ------------------------------------------------------
 
 if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
     for program in ip ping unshare nsenter; do
@@ -44,7 +44,7 @@ demo:             sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)
     CNIBOX_DEMO_INSIDE=yes exec "$@" sh "$0" "$bin"
 fi
 
-# --- inside ----------------------------------------------------------------------------------------
+# --- in the new namespaces ----------------------------------------------------------------------------------------
 
 mount -t tmpfs tmpfs "$run" || fail "no tmpfs over $run"
 ip link set lo up

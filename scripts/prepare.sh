@@ -1,5 +1,6 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task besides cargo, before the first compilation.
+# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task
+# besides cargo, before the first compilation.
 #
 # Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
 # tools with cargo; DEPS=no installs nothing. Otherwise it prints the command of the system's package
@@ -12,10 +13,11 @@ peer=${PEER:-/usr/lib/cni}
 # The directory in which scripts/manifests.py searches the packages of scripts/manifests.txt.
 root=${0%/*}/..
 wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
-# The oldest kernel that the suite runs on, Debian 12's.
+# The oldest kernel on which the suite runs: that of Debian 12.
 oldest_kernel=6.1
 
-# program or file | Debian package, - for cargo, pip | tasks that require it | tasks that can use it; all tasks require those of "build"
+# program or file | Debian package, - for cargo, pip | tasks that require it | tasks that can use it
+# All tasks require the programs of "build".
 needs="
 cc                gcc                            build            -
 libc.a            libc6-dev                      build            -
@@ -191,14 +193,14 @@ oldest_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "${0%/*}/../Cargo.toml")
 rust=none
 ! has rustc || rust=$(rustc --version 2>&1 | sed -n 1p)
 if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; then
-    say "needs Rust $oldest_rust or newer; what there is: $rust"
-    say "https://rustup.rs installs it; Debian 12 and 13 have older ones"
+    say "needs Rust $oldest_rust or newer; found: $rust"
+    say "https://rustup.rs installs it; Debian 12 and 13 have older releases"
     [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
     exit 1
 fi
 kernel=$(uname -r)
 at_least "$oldest_kernel" "$kernel" ||
-    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, cni-sanity on 5.10, older ones are not tested"
+    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, cni-sanity on 5.10 and newer; older kernels are not tested"
 if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
     say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
     exit 1
@@ -233,9 +235,9 @@ if [ "${DEPS-}" = no ]; then
     why_not="nothing was installed (DEPS=no; make deps installs)"
 elif [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && has apt-get; then
     # shellcheck disable=SC2086 # one word each
-    say "apt-get installs" $wanted "(DEPS=no: nothing)"
+    say "apt-get installs" $wanted "(DEPS=no installs nothing)"
     # shellcheck disable=SC2086 # one word each
-    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } || say "apt-get could not install all of it"
+    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } || say "apt-get could not install all of them"
 fi
 if [ -z "$why_not" ]; then
     missing | while read -r program package _; do
@@ -280,5 +282,5 @@ say "still missing${why_not:+, $why_not}. As root: $get${tools:+${get:+; }cargo 
 case $left in
     *required*) exit 1 ;;
 esac
-say "goes on without"
+say "continuing without them"
 enough

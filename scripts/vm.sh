@@ -3,8 +3,8 @@
 # packet filter that the machine's kernel may lack, and returns the exit status of the command.
 #
 # The kernel runs on KVM where a guest starts there, otherwise under QEMU's software emulation, so no
-# virtualisation is needed. The VM sees the files of this machine, writable, but writes are discarded at its end. It has its own network and an
-# empty /run. Working directory, environment, stdout and stderr are the caller's; stdin is empty.
+# virtualisation is needed. The VM sees the files of this machine; its writes are discarded at its end. It has its own
+# network and an empty /run. Working directory, environment, stdout and stderr are the caller's; stdin is empty.
 # Under emulation programs take 10 to 15 times as long as on the machine. vm.sh --setup only downloads the kernel and
 # QEMU: once, 90 MB, with apt, without installing packages.
 #
@@ -27,7 +27,7 @@ timeout=${CNIBOX_VM_TIMEOUT:-900}
 tries=3 boot=240
 
 # A /dev/kvm without support of the processor opens, but its guests stop before their first message.
-# The file names the boot of this machine in which that was seen.
+# The file contains the id of the boot in which a guest failed.
 boot_on_kvm=20 no_kvm=$cache/no-kvm
 
 say() { echo "vm: $*" >&2; }
@@ -190,7 +190,7 @@ END
 
 # --- running -----------------------------------------------------------------------------------------
 
-# Whether KVM may work: there is the device, and no guest has failed to start since the machine has.
+# Whether KVM may work: the device exists, and no guest has failed to start since the boot of the machine.
 may_have_kvm() {
     [ -r /dev/kvm ] && [ -w /dev/kvm ] && ! cmp -s "$no_kvm" /proc/sys/kernel/random/boot_id
 }
@@ -215,7 +215,7 @@ start() {
         -virtfs "local,path=$dir,mount_tag=vm,security_model=none" "${more[@]}" \
         </dev/null >"$dir/qemu" 2>&1 &
     vm=$!
-    # bash shall not report its termination.
+    # So that bash does not report the termination of the VM.
     disown "$vm"
 }
 

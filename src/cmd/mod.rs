@@ -18,8 +18,8 @@ use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
 
-/// Searched after `PATH`, in which runtimes often lack these directories.
-const SYSTEM: &str = "/usr/sbin:/sbin";
+/// Directories that are searched after those in `PATH`: the `PATH` of runtimes often lacks them.
+const SYSTEM_PATH: &str = "/usr/sbin:/sbin";
 
 /// Finds the executable `name` in `PATH`, `/usr/sbin` and `/sbin`. Starts nothing.
 pub fn find_program(name: &str) -> Option<PathBuf> {
@@ -27,7 +27,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 fn find_in_path(name: &str, path: &OsStr) -> Option<PathBuf> {
-    let system = OsString::from(SYSTEM);
+    let system = OsString::from(SYSTEM_PATH);
     let dirs = std::env::split_paths(path).chain(std::env::split_paths(&system));
     let files = dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
     let is_executable = |file: &PathBuf| {
@@ -43,7 +43,7 @@ pub struct ProgramOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
-    /// For messages: `run iptables-save -t nat: exit status 4`.
+    /// The command and its exit status, for messages: `run iptables-save -t nat: exit status 4`.
     summary: String,
 }
 
@@ -62,7 +62,7 @@ impl ProgramOutput {
 }
 
 /// Runs a program with `stdin` as its standard input until it exits. Fails only if the program
-/// cannot be started or served; a failed program is an [`ProgramOutput`].
+/// cannot be started or its pipes cannot be served; the exit status is [`ProgramOutput::code`].
 pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<ProgramOutput> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = [&[name.as_str()], args].concat().join(" ");
@@ -85,8 +85,8 @@ pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<Program
     Ok(ProgramOutput { code: status.code(), stdout: text(stdout), stderr: text(stderr), summary })
 }
 
-/// Starts a daemon: this executable under the name of an applet, with an empty environment. Of this
-/// process it inherits only the working directory and the namespaces. Returns the first line that
+/// Starts a daemon: this executable under the name of an applet, with an empty environment.
+/// It inherits only the working directory and the namespaces of this process. Returns the first line that
 /// it prints; the daemon must then close its stdout. The line is empty if the daemon exits.
 pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
@@ -148,11 +148,8 @@ mod tests {
     #[test]
     fn system_directories_are_searched_after_path() {
         assert_eq!(find_in_path("sh", OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
-        assert_eq!(
-            find_in_path("sh", OsStr::new("bin:.")),
-            None,
-            "relative directories are not searched"
-        );
+        let relative = find_in_path("sh", OsStr::new("bin:."));
+        assert_eq!(relative, None, "relative directories are not searched");
         assert_eq!(find_in_path("passwd", OsStr::new("/etc")), None, "not executable");
     }
 

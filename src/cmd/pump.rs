@@ -71,7 +71,7 @@ impl<'a> PipePump<'a> {
         (self.output, self.errors)
     }
 
-    /// Waits until stdin, stdout or stderr is ready; none is if the deadline passes.
+    /// Waits until stdin, stdout or stderr is ready. None of them is ready if the deadline passes.
     fn wait_ready(&self, until: Option<Instant>) -> io::Result<[bool; 3]> {
         let pipes = [
             self.stdin.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)),

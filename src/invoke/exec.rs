@@ -20,7 +20,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A call of a plugin.
+/// A call of a plugin: the executable, its environment and its request.
 #[derive(Clone, Debug)]
 pub struct PluginCommand<'a> {
     /// The executable, which gets no arguments.

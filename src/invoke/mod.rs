@@ -1,7 +1,8 @@
 //! Plugins as executables: find them, run them, decode their output.
 //!
 //! Used by both sides of CNI: by `runtime` for the plugins of a network, and by plugins for
-//! foreign delegates. Tests replace [`PluginExecutor`]; [`ProcessExecutor`] is its implementation with processes.
+//! foreign delegates. [`ProcessExecutor`] runs processes; tests have other implementations of
+//! [`PluginExecutor`].
 #![warn(missing_docs)]
 
 mod exec;
@@ -30,11 +31,11 @@ pub trait PluginExecutor: fmt::Debug + Send + Sync {
     /// The executable of the plugin `name` in one of `dirs`.
     fn find_plugin(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf>;
 
-    /// Runs a plugin and returns its stdout; the plugin's error object as the error.
+    /// Runs a plugin and returns its stdout. The error is made from the plugin's error object.
     fn run_plugin(&self, call: &PluginCommand<'_>) -> Result<Vec<u8>>;
 }
 
-/// Files and processes: [`find_plugin()`] and [`execute_plugin()`].
+/// Finds plugins as files and runs them as processes: [`find_plugin()`] and [`execute_plugin()`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessExecutor;
 
@@ -118,17 +119,18 @@ pub fn is_own_executable(path: &Path) -> bool {
 }
 
 /// Decodes the stdout of a successful ADD: a JSON object, or `null` for an empty result. A result
-/// without a version has the version `default` (that of the configuration). Not converted.
+/// without a version has the version `default`, which is the version of the configuration. The
+/// result is not converted.
 ///
-/// Otherwise code 6, `failed to unmarshal raw result: ...`; spec, section "Delegation".
+/// The error has code 6: `failed to unmarshal raw result: ...`; spec, section "Delegation".
 pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
     let what = || "failed to unmarshal raw result";
     match Json::parse(stdout).context(what)? {
         Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
         json @ Json::Object(_) => CniResult::decode(&json, default),
         other => {
-            Err(Error::new(ErrorCode::DECODE, other.wrong_type_message("an object"))
-                .context(what()))
+            let msg = other.wrong_type_message("an object");
+            Err(Error::new(ErrorCode::DECODE, msg).context(what()))
         }
     }
 }
@@ -157,7 +159,7 @@ impl VersionInfo {
     }
 }
 
-/// Runs the plugin at `path` with VERSION. An invalid reply: code 6, `decoding version info: ...`.
+/// Runs the plugin at `path` with VERSION. An invalid reply is an error with code 6, `decoding version info: ...`.
 /// A plugin older than CNI 0.2.0 does not know VERSION; it supports 0.1.0.
 pub fn query_version_info(
     executor: &dyn PluginExecutor,

@@ -1,4 +1,4 @@
-//! Real processes: small shell scripts in the part of plugins.
+//! Plugins as processes: small shell scripts.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ fn failure(body: &str) -> String {
     run(body, b"{}").unwrap_err().to_string()
 }
 
-/// Notes when each piece arrived.
+/// A writer that records when each part arrived.
 #[derive(Default)]
 struct Arrivals(Vec<(Instant, Vec<u8>)>);
 

@@ -38,10 +38,10 @@ const NAME_MAX: usize = 255;
 /// The suffix of hashed names. Other names end with the name of an interface.
 const HASHED: &str = ".hashed";
 
-/// The attachment of a cache file.
+/// An attachment as the cache stores it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttachment {
-    /// The network's name.
+    /// The name of the network.
     pub network: String,
     /// The configuration's bytes at ADD; empty in files of old releases of libcni.
     pub config: Vec<u8>,
@@ -63,7 +63,7 @@ impl CachedAttachment {
     }
 }
 
-/// The attachment of a cache file: the checked names of network, container and interface.
+/// What identifies a cache file: the checked names of network, container and interface.
 pub(super) struct CacheFileKey([String; 3]);
 
 impl CacheFileKey {
@@ -127,11 +127,8 @@ impl Runtime {
             .and_then(|bytes| Json::parse(&bytes).ok())
             .is_some_and(|file| !key.owns_file(&file));
         let path = if key.plain_name().len() > NAME_MAX || is_foreign { hashed } else { plain };
-        Ok(AtomicWriter::with_unique_name(&path, Durability::Synced).replace_file(
-            &path,
-            bytes.as_bytes(),
-            0o600,
-        )?)
+        let writer = AtomicWriter::with_unique_name(&path, Durability::Synced);
+        Ok(writer.replace_file(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Removes the attachment from the cache. Errors are ignored: the attachment itself no longer
@@ -200,7 +197,7 @@ impl Runtime {
     }
 
     /// The attachments in the cache, of one container or, if `container_id` is empty, of all, sorted
-    /// by file name. Other files are skipped; a directory that does not exist has none.
+    /// by file name. Other files are skipped; without the directory the list is empty.
     pub fn cached_attachments(&self, container_id: &str) -> Result<Vec<CachedAttachment>> {
         let results = self.results_dir();
         atomic::remove_stale_temporaries(&results);
@@ -216,7 +213,7 @@ impl Runtime {
         }
         sort_items(&mut names);
         if !container_id.is_empty() {
-            // A filter, so that few files are read.
+            // Filters by name, so that few files are read.
             let infix = format!("-{container_id}-");
             names.retain(|name| name.contains(&infix) || name.ends_with(HASHED));
         }
@@ -226,8 +223,8 @@ impl Runtime {
         Ok(found)
     }
 
-    /// The file of `key`; the error is `what` and the parser's reason. An empty or unreadable file
-    /// counts as missing.
+    /// The file of `key`. The message of an error is `what` and the parser's reason. An empty or
+    /// unreadable file counts as missing.
     fn read_cache_file(&self, key: &CacheFileKey, what: &str) -> Result<Option<Json>> {
         for path in self.cache_file_paths(key) {
             let bytes = files::read_regular_file(&path, MAX_BYTES).unwrap_or_default();
@@ -279,10 +276,8 @@ fn cache_file_content(
         members.push(("cniArgs", Json::Array(attach.args.iter().map(pair).collect())));
     }
     if !attach.capability_args.is_empty() {
-        members.push((
-            "capabilityArgs",
-            Json::Object(attach.capability_args.clone()).with_sorted_keys(),
-        ));
+        let args = Json::Object(attach.capability_args.clone());
+        members.push(("capabilityArgs", args.with_sorted_keys()));
     }
     if let Some(result) = result {
         members.push(("result", result.to_json().with_sorted_keys()));

@@ -33,7 +33,7 @@ pub struct PluginConfig {
     pub capabilities: BTreeMap<String, bool>,
     /// `ipam.type`; empty without address management.
     pub ipam_type: String,
-    /// `dns`.
+    /// `dns`: name servers, domain, search domains and options.
     pub dns: DnsConfig,
     pub(super) json: Json,
     pub(super) bytes: Vec<u8>,
@@ -66,8 +66,8 @@ impl PluginConfig {
         PluginConfig::from_json(json, bytes.to_vec())
     }
 
-    /// As [`PluginConfig::from_bytes`]; `error reading <file>: open <file>: <reason>` if it cannot
-    /// be read.
+    /// Parses a file like [`PluginConfig::from_bytes`]. If the file cannot be read, the error is
+    /// `error reading <file>: open <file>: <reason>`.
     pub fn from_file(path: &Path) -> Result<PluginConfig> {
         PluginConfig::from_bytes(&read_config_file(path)?)
     }
@@ -84,10 +84,8 @@ impl PluginConfig {
             Json::Null => CommonPluginKeys::default(),
             Json::Object(_) => json.decode().map_err(malformed_config)?,
             other => {
-                return Err(malformed_config(Error::new(
-                    ErrorCode::DECODE,
-                    other.wrong_type_message("an object"),
-                )));
+                let msg = other.wrong_type_message("an object");
+                return Err(malformed_config(Error::new(ErrorCode::DECODE, msg)));
             }
         };
         if common.r#type.is_empty() {
@@ -114,7 +112,6 @@ impl PluginConfig {
         DecodedKeys::of_type::<CommonPluginKeys>()
     }
 
-    /// The document.
     pub(crate) fn json(&self) -> &Json {
         &self.json
     }
@@ -153,8 +150,8 @@ fn malformed_config(error: Error) -> Error {
 }
 
 /// The files in `dir` whose extension is one of `extensions` (without the dot, case-sensitive),
-/// sorted by name in byte order. A directory that does not exist has none. Links are files,
-/// whatever their targets; subdirectories are not searched.
+/// sorted by name in byte order. The list of a directory that does not exist is empty. Symbolic
+/// links count as files, whatever their targets; subdirectories are not searched.
 pub fn find_config_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let failed = |cause| Error::io(format_args!("open {}", dir.display()), &cause);
     let entries = match fs::read_dir(dir) {

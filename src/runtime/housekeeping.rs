@@ -35,9 +35,8 @@ impl Runtime {
             })
         };
         for stale in cached.iter().filter(|c| c.network == list.name && is_stale(&c.attach)) {
-            if let Err(error) =
-                self.del(stale.network_list().as_ref().unwrap_or(list), &stale.attach)
-            {
+            let at_add = stale.network_list();
+            if let Err(error) = self.del(at_add.as_ref().unwrap_or(list), &stale.attach) {
                 let AttachmentParams { container_id, ifname, .. } = &stale.attach;
                 let what = format!("failed to delete stale attachment {container_id} {ifname}");
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
@@ -45,9 +44,8 @@ impl Runtime {
         }
         for plugin in list.plugins.iter().filter(|_| has_verb) {
             let request = ops::network_request(list, plugin, valid);
-            if let Err(error) =
-                self.call_plugin("GC", plugin, &AttachmentParams::default(), request)
-            {
+            let none = AttachmentParams::default();
+            if let Err(error) = self.call_plugin("GC", plugin, &none, request) {
                 let what = format!("failed to GC plugin {}", plugin.plugin_type);
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }

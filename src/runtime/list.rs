@@ -27,7 +27,7 @@ pub struct NetworkList {
     /// The plugins, in the order of ADD.
     pub plugins: Vec<PluginConfig>,
     pub(super) bytes: Vec<u8>,
-    /// Made for an operation on a single plugin, whose error is returned as it is.
+    /// The list was made for an operation on a single plugin, whose error is returned unchanged.
     pub(super) is_single: bool,
 }
 
@@ -66,23 +66,22 @@ impl NetworkList {
         Ok(list)
     }
 
-    /// A list of the one plugin, under the plugin's own name and version.
+    /// A list of one plugin, under the plugin's own name and version.
     pub fn from_plugin(plugin: &PluginConfig) -> Result<NetworkList> {
         let json = Json::Object(vec![
             ("cniVersion".to_owned(), plugin.cni_version.as_str().into()),
             ("name".to_owned(), plugin.name.as_str().into()),
             ("plugins".to_owned(), Json::Array(vec![plugin.json.clone()])),
         ]);
-        NetworkList::from_bytes(
-            encode_compact(&json.with_normalised_numbers().with_sorted_keys())?.as_bytes(),
-        )
+        let text = encode_compact(&json.with_normalised_numbers().with_sorted_keys())?;
+        NetworkList::from_bytes(text.as_bytes())
     }
 
     /// The network called `name` in the directory `dir`: the first `.conflist` file, sorted, with
     /// this name; else the first `.conf` or `.json` file, which holds a single plugin.
     ///
     /// A file that cannot be loaded is skipped; if no other file has the name, its error is
-    /// returned. Else: `no net configurations found in <dir>`,
+    /// returned. Otherwise the error is `no net configurations found in <dir>` or
     /// `no net configuration with name "<name>" in <dir>`; the details list the known names.
     pub fn load(dir: &Path, name: &str) -> Result<NetworkList> {
         let files =
@@ -119,7 +118,7 @@ impl NetworkList {
         &self.bytes
     }
 
-    /// The one plugin as it is, for the operations on a single plugin.
+    /// A list of one plugin, unchanged, for the operations on a single plugin.
     pub(super) fn from_single(plugin: &PluginConfig) -> NetworkList {
         NetworkList {
             name: plugin.name.clone(),
@@ -256,11 +255,8 @@ fn choose_version(json: &Json) -> Result<String> {
     let mut usable = Vec::new();
     for (i, entry) in choice.iter().enumerate() {
         let Json::String(text) = entry else {
-            return Err(wrong_type_error(
-                &format!("invalid type for cniVersions index {i}:"),
-                entry,
-            )
-            .with_details(quoting_remedy(entry)));
+            let what = format!("invalid type for cniVersions index {i}:");
+            return Err(wrong_type_error(&what, entry).with_details(quoting_remedy(entry)));
         };
         let context = || format!("invalid cniVersions entry {text} at index {i}");
         usable.push((text.parse::<VersionNumber>().context(context)?, text.as_str()));

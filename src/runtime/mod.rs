@@ -11,7 +11,7 @@
 //!   [`Runtime::status`], [`Runtime::validate`].
 //!
 //! ```no_run
-//! use cnibox::runtime::{Attach, NetworkList, OnAddError, Runtime};
+//! use cnibox::runtime::{AttachmentParams, NetworkList, OnAddError, Runtime};
 //!
 //! # fn main() -> cnibox::runtime::Result<()> {
 //! let runtime = Runtime {
@@ -19,10 +19,10 @@
 //!     ..Runtime::new(vec!["/opt/cni/bin".into()])
 //! };
 //! let network = NetworkList::load("/etc/cni/net.d".as_ref(), "pods")?;
-//! let attach = Attach::new("3f2a", "/run/netns/pod1", "eth0");
-//! let result = runtime.add(&network, &attach)?;
+//! let attachment = AttachmentParams::new("3f2a", "/run/netns/pod1", "eth0");
+//! let result = runtime.add(&network, &attachment)?;
 //! # drop(result);
-//! runtime.del(&network, &attach)
+//! runtime.del(&network, &attachment)
 //! # }
 //! ```
 //!
@@ -60,7 +60,7 @@ pub use crate::invoke::{PluginCommand, PluginExecutor, ProcessExecutor, VersionI
 /// The default directory of cached results.
 pub const DEFAULT_CACHE_DIR: &str = "/var/lib/cni";
 
-/// An attachment of a container to a network.
+/// The parameters of an attachment of a container to a network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttachmentParams {
     /// The container, `CNI_CONTAINERID`: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
@@ -96,7 +96,7 @@ pub enum OnDelError {
     /// released and that another container has received.
     #[default]
     Stop,
-    /// Run the others too and report all errors.
+    /// Run the other plugins too and report all errors.
     Continue,
 }
 

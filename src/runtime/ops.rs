@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::invoke::{PluginCommand, read_result};
 use crate::log;
 
-/// The state of an ADD.
+/// How far an ADD has come, for its undo.
 #[derive(Default)]
 struct AddProgress {
     /// The number of plugins that were run.
@@ -23,7 +23,7 @@ impl Runtime {
     /// the result of the last plugin. Returns this result in the version in which the plugin
     /// returned it, `None` for a network without plugins.
     ///
-    /// The first failure ends it: `plugin type="<type>" name="<name>" failed (add): <error>`
+    /// The first failure ends the ADD: `plugin type="<type>" name="<name>" failed (add): <error>`
     /// with the plugin's code, or `failed to set network "<name>" cached result: <reason>`; see
     /// [`OnAddError`] for what remains then.
     pub fn add(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<Option<CniResult>> {
@@ -76,12 +76,8 @@ impl Runtime {
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
         let check = |plugin| {
-            self.call_plugin(
-                "CHECK",
-                plugin,
-                attach,
-                attachment_request(list, plugin, attach, prev.as_ref()),
-            )
+            let request = attachment_request(list, plugin, attach, prev.as_ref());
+            self.call_plugin("CHECK", plugin, attach, request)
         };
         list.plugins.iter().try_for_each(check)
     }
@@ -108,11 +104,12 @@ impl Runtime {
     }
 
     /// Detaches: runs the plugins in reverse order, each with the cached result of the ADD (from
-    /// 0.4.0 on, if the cache has a readable result), then removes it from the cache. Idempotent.
+    /// 0.4.0 on, if the cache has a readable result), then removes the attachment from the cache.
+    /// Idempotent.
     ///
     /// A failure is `plugin type="<type>" name="<name>" failed (delete): <error>` with the
-    /// plugin's code; see [`OnDelError`] for whether the others still run. The cache file then
-    /// stays.
+    /// plugin's code; [`OnDelError`] decides whether the other plugins still run. After a failure
+    /// the cache file stays.
     pub fn del(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
         let key = CacheFileKey::new(&list.name, attach)?;
         let mut prev = None;
@@ -157,7 +154,7 @@ impl Runtime {
         let path = self.find_plugin(plugin)?;
         CacheFileKey::new(&list.name, attach)?;
         let version = SpecVersion::parse_exact(&list.cni_version);
-        // A plugin rejects a `prevResult` of another generation than the network's version.
+        // A plugin rejects a `prevResult` in another layout than that of the network's version.
         if let Some(version) = version
             && let Some(result) = progress.result.take()
         {
@@ -172,7 +169,7 @@ impl Runtime {
     }
 
     /// DEL for the plugins of a failed ADD, including the failed plugin, which may have left
-    /// something. An error that repeats that of the ADD is not logged.
+    /// something. An error with the same text as the error of the ADD is not logged.
     fn undo_add(
         &self,
         list: &NetworkList,
@@ -183,12 +180,9 @@ impl Runtime {
         let takes_prev = list.is_at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = progress.result.as_ref().filter(|_| takes_prev);
         for plugin in list.plugins.iter().take(progress.started).rev() {
-            if let Err(error) = self.call_plugin(
-                "DEL",
-                plugin,
-                attach,
-                attachment_request(list, plugin, attach, prev),
-            ) && !failed.message().ends_with(error.message())
+            let request = attachment_request(list, plugin, attach, prev);
+            if let Err(error) = self.call_plugin("DEL", plugin, attach, request)
+                && !failed.message().ends_with(error.message())
             {
                 let kind = &plugin.plugin_type;
                 log::warn(format_args!("undo a failed ADD: plugin type=\"{kind}\": {error}"));
@@ -220,15 +214,11 @@ impl Runtime {
         request: Json,
     ) -> Result<Vec<u8>> {
         let (env, stdin) = (self.call_environment(command, attach), encode_request(request)?);
-        self.executor.run_plugin(&PluginCommand {
-            path,
-            env,
-            stdin: &stdin,
-            deadline: self.deadline,
-        })
+        let deadline = self.deadline;
+        self.executor.run_plugin(&PluginCommand { path, env, stdin: &stdin, deadline })
     }
 
-    /// All six variables of a call; empty if they do not apply.
+    /// All six variables of a call; the value of one that does not apply is empty.
     pub(crate) fn call_environment(
         &self,
         command: &str,
@@ -318,7 +308,7 @@ fn common_request(list: &NetworkList, plugin: &PluginConfig) -> Json {
     request
 }
 
-/// Compact, with sorted keys. Integral floats become integers, as the reference writes them: Go
+/// Encodes a request, compact and with sorted keys. Integral floats become integers, as the reference writes them: Go
 /// plugins accept nothing else in an integer field.
 pub(super) fn encode_request(request: Json) -> Result<Vec<u8>> {
     encode_compact(&request.without_repeated_keys().with_normalised_numbers().with_sorted_keys())

@@ -43,8 +43,8 @@ namespace (/run/netns/x, /proc/<pid>/ns/net).
     options: OPTIONS,
     notes: "CNI_ARGS (k=v;k=v) is passed to the plugins.
 
-gc is the runtime's GC of one network: what is not kept is removed, if it is alive as well. \"cnibox gc\" works on the
-whole node, without a list, and deletes only what is proved to have ended.
+gc is the GC of a runtime, for one network: it deletes every attachment that is not kept, even if its container is
+alive. \"cnibox gc\" works on the whole node, without a list, and deletes only attachments that have certainly ended.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage.
 

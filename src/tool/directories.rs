@@ -1,9 +1,9 @@
 //! The directories that the tools work on, with the options for them: configurations, plugins, the runtimes' cache, and
 //! the leases of host-local.
 //!
-//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default directory, those
-//! of
-//! `--data-dir`, and those that the configurations in the directory of configurations and in the cache name.
+//! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default directory, the
+//! directories of `--data-dir`, and those that configurations name: files of configurations, and configurations in the
+//! cache.
 
 use std::collections::HashSet;
 use std::fs;
@@ -28,10 +28,10 @@ use crate::sort::sort_items;
 /// The default directory of network configurations.
 pub(super) const CONF_DIR: &str = "/etc/cni/net.d";
 
-/// The default directory of plugins, unless this executable is in one.
+/// The default directory of plugins, unless this executable is in a directory of plugins.
 pub(super) const PLUGIN_DIR: &str = "/opt/cni/bin";
 
-/// Where directories of state are: nobody but root can write there.
+/// The parents of directories of state: only root can write there.
 const STATE: [&str; 2] = ["/run/cni", "/var/lib/cni"];
 
 pub(super) const CONF: CommandOption =
@@ -56,7 +56,7 @@ pub(super) fn plugin_path(given: Option<&str>) -> String {
     let from_process = || std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
     let own = || {
         let dir = std::env::current_exe().ok()?.parent()?.to_owned();
-        // A name that no other program has. It may be a copy.
+        // No other program has this name. The file may be a link or a copy.
         dir.join("host-local").is_file().then(|| dir.display().to_string())
     };
     let given = given.map(str::to_owned).or_else(from_process).or_else(own);
@@ -67,7 +67,7 @@ pub(super) fn plugin_path(given: Option<&str>) -> String {
 pub(super) struct ToolDirectories {
     pub(super) conf: PathBuf,
     pub(super) cache: PathBuf,
-    /// The directories of leases that no configuration needs to name.
+    /// Directories of leases: the default one, and those of `--data-dir`.
     pub(super) leases: Vec<PathBuf>,
     /// Directories of plugins, separated by colons.
     pub(super) cni_path: String,
@@ -167,7 +167,7 @@ impl ToolDirectories {
         let cached = cached.iter().filter_map(CachedAttachment::network_list);
         let mut cached: Vec<LeaseDirectory> =
             cached.flat_map(|list| named_lease_directories(&list)).collect();
-        // Their author may be a tenant, and who writes leases decides what is removed with them.
+        // The author of a configuration may be a tenant, and whoever writes leases decides what is removed with them.
         let is_of_node =
             |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
         stores.extend(cached.extract_if(.., |store| is_of_node(store)));

@@ -12,7 +12,7 @@ use crate::cni::json::encode_pretty;
 use crate::cni::json::place::TextPosition;
 use crate::error::{Error, Result};
 
-/// The severity of a finding.
+/// How urgent a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Severity {
     /// For information: nothing has to be done.

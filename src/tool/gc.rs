@@ -26,10 +26,11 @@ Usage:
 
 The leases of host-local, rules and devices of each attachment whose container has certainly ended are deleted. Then
 it gets a DEL: with the configuration and the arguments of its ADD if it is in the runtimes' cache, else with the
-current configuration of the network. What is not proved to have ended is not touched,
-unless it is named; --dry-run lists it with the reason.
+current configuration of the network. An attachment that is not proved to have ended stays, unless --container names
+it; --dry-run lists it with the reason.
 
-\"cnitool gc\" is the runtime's GC instead: of one network, it removes what is not in a list, also if it is alive.
+\"cnitool gc\" is the GC of a runtime instead: it deletes every attachment of one network that is not in a list, even if
+its container is alive.
 ",
     options: &[
         CommandOption { about: "print the attachments, also those in doubt, and change nothing", ..DRY_RUN },
@@ -102,7 +103,7 @@ fn find_ended(
         }
     }
     let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
-        // What was found first counts: the cache, then the record, then the lease.
+        // The first source that has the attachment counts: the cache, then the record, then the lease.
         if found.insert_if_new(network, id, ifname)
             && let Some(why) = selection.deletion_reason(network, id, liveness)
             && let Ok(list) = NetworkList::load(&directories.conf, network)
@@ -127,7 +128,7 @@ fn find_ended(
     Ok(found)
 }
 
-/// What stays because nothing proves its end, which a person may know.
+/// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
 fn outcome_in_doubt(network: &str, id: &str, object: String, why: String) -> ActionOutcome {
     let remedy = format!("{COLLECT} --network {network} --container {id}, if it has ended");
     ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(remedy)
@@ -271,16 +272,13 @@ fn reclaim_leases(
     let gone: Vec<_> = leases.reclaim_ended(reclaim)?;
     outcomes.extend(gone.iter().map(|gone| outcome("reclaimed", gone)));
     if let Err(error) = failures.into_result() {
-        outcomes.push(ActionOutcome::log_failure(
-            network,
-            format!("leases of network {network}"),
-            &error,
-        ));
+        let object = format!("leases of network {network}");
+        outcomes.push(ActionOutcome::log_failure(network, object, &error));
     }
     Ok(())
 }
 
-/// Removes, or with `dry_run` lists, what a dead attachment left.
+/// Removes, or with `dry_run` lists, the remains of a dead attachment.
 fn remove_remains(
     record: &AttachmentRecord,
     selection: &AttachmentSelection<'_>,

@@ -32,7 +32,7 @@ Usage:
   cnibox ipam free --network NAME <address>        free one address, even if it is reserved
   cnibox ipam free --network NAME <container>      free all addresses of a container, given by its full id
   cnibox ipam free --empty [--network NAME]        free the addresses whose files are empty
-The addresses of dead containers: see cnibox gc.
+cnibox gc frees the addresses of dead containers.
 ",
     options: &[
         NETWORK,
@@ -42,13 +42,13 @@ The addresses of dead containers: see cnibox gc.
             "free: the addresses whose files are empty: left by a crash of another program, or\n\
              reserved by an administrator",
         ),
-        long_option("--force", "", "free: also an address that a container uses, which another one may get then"),
+        long_option("--force", "", "free: also an address that a container uses; another container may get it then"),
         DRY_RUN,
         CommandOption {
             about: "ls: an array of objects with network, address, container, interface (null in\n\
                     leases of old releases), age (seconds), alive (true, false, or null if\n\
                     unknown), reason (why alive is not true, or why the address is reserved)\n\
-                    and reclaimed (from which container the address was, and why);\n\
+                    and reclaimed (the container that had the address before, and why it lost it);\n\
                     free: of objects with action, object, network, problem and remedy",
             ..JSON
         },
@@ -81,7 +81,7 @@ enum IpamCommand {
     FreeEmpty {
         network: Option<String>,
     },
-    /// The command of 0.2, for one minor version.
+    /// The deprecated command of 0.2, until the next minor version.
     Gc {
         network: Option<String>,
         empty: bool,
@@ -370,10 +370,8 @@ mod tests {
     use crate::options::{self, ParsedCommandLine};
 
     fn job(line: &str) -> Result<IpamRequest> {
-        match options::parse_args(
-            line.split_whitespace().map(str::to_owned).collect(),
-            TOOL.options,
-        )? {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        match options::parse_args(words, TOOL.options)? {
             ParsedCommandLine::Work(line) => IpamRequest::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }
@@ -399,7 +397,7 @@ mod tests {
             parsed("free --empty --network net"),
             Ok(IpamCommand::FreeEmpty { network: net() })
         );
-        // Of 0.2.
+        // The form of 0.2.
         assert_eq!(parsed("ls net"), Ok(IpamCommand::List { network: net() }));
         assert_eq!(parsed("free net 10.0.0.2"), free(false));
         assert_eq!(parsed("gc -n"), Ok(IpamCommand::Gc { network: None, empty: false }));

@@ -9,12 +9,13 @@ use crate::runtime::CachedAttachment;
 /// The state of the container of a cached attachment.
 pub(super) struct ContainerState {
     pub(super) liveness: Liveness,
-    /// Another container that was attached with the same path of a network namespace: the path may be that container's.
+    /// Another container that was attached with the same path of a network namespace. The namespace that is at the path
+    /// now may belong to either container.
     pub(super) rival: Option<String>,
 }
 
 impl ContainerState {
-    /// Why nothing is certain; `None` if something is.
+    /// Why it is unknown whether the container is alive; `None` if it is known.
     pub(super) fn doubt_reason(&self, netns: &str) -> Option<String> {
         let rival = self.rival.as_ref();
         let taken = rival.map(|id| format!("{netns} is also the namespace of container {id}"));
@@ -22,8 +23,8 @@ impl ContainerState {
     }
 }
 
-/// The states of these attachments, which are all in the cache; `data_dir` is the directory with the leases of one of
-/// them.
+/// The states of these attachments, which are all attachments in the cache; `data_dir` returns the directory with the
+/// leases of an attachment.
 pub(super) fn container_states(
     cached: &[CachedAttachment],
     data_dir: impl Fn(&CachedAttachment) -> PathBuf,
@@ -48,12 +49,12 @@ pub(super) fn end_reason(liveness: Liveness) -> Option<String> {
     if let Liveness::Gone(why) = liveness { Some(why.to_string()) } else { None }
 }
 
-/// Why nothing is certain; `None` if something is.
+/// Why it is unknown whether an attachment is in use; `None` if it is known.
 pub(super) fn doubt_reason(liveness: Liveness) -> Option<String> {
     if let Liveness::Unknown(doubt) = liveness { Some(doubt.to_string()) } else { None }
 }
 
-/// Whether the container is alive, if that is certain, and the reason unless it is.
+/// Whether the container is alive, `None` if that is unknown; and the reason, unless it is alive.
 pub(super) fn alive_and_reason(liveness: Liveness) -> (Option<bool>, Option<String>) {
     match liveness {
         Liveness::Alive => (Some(true), None),
@@ -62,7 +63,7 @@ pub(super) fn alive_and_reason(liveness: Liveness) -> (Option<bool>, Option<Stri
     }
 }
 
-/// What [`alive_and_reason`] returned, as a text.
+/// Formats the return value of [`alive_and_reason`].
 pub(super) fn format_alive((alive, reason): (Option<bool>, Option<String>)) -> String {
     let word = match alive {
         Some(true) => "yes",
@@ -74,7 +75,7 @@ pub(super) fn format_alive((alive, reason): (Option<bool>, Option<String>)) -> S
 
 /// The attachments that may be deleted.
 pub(super) struct AttachmentSelection<'a> {
-    /// This network, or all.
+    /// Only attachments of this network; `None`: of all networks.
     pub(super) network: Option<&'a str>,
     /// The container that a person has named.
     pub(super) container: Option<&'a str>,

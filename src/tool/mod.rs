@@ -36,7 +36,7 @@ const DRY_RUN: CommandOption = CommandOption {
     ..long_option(
         "--dry-run",
         "",
-        "print what would be done, change nothing; exit status 1 if that is something",
+        "print what would be done, and change nothing; exit status 1 if there is something to do",
     )
 };
 

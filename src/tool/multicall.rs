@@ -102,8 +102,8 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
     print_text(&text).unwrap_or(ExitCode::FAILURE)
 }
 
-/// Fails with this status. A runtime, which may have started a link of this name, reads the error object; a person
-/// reads stderr.
+/// Reports an unknown name. A runtime, which may have started a link of this name, reads an error object on stdout; a
+/// person reads stderr and gets the exit status `status`.
 fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
     let words = names.iter().copied().chain(all_commands().map(|(word, _)| word));

@@ -1,4 +1,4 @@
-//! What `cnibox gc`, `ipam free` and `cnibox repair` did to objects of the node, or would do.
+//! The actions of `cnibox gc`, `ipam free` and `cnibox repair` on objects of the node, done or only listed.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,28 +10,28 @@ use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
 use crate::log;
 
-/// The action on what stays because nothing proves that it has ended.
+/// The action for an attachment that stays because nothing proves that it has ended.
 pub(super) const IN_DOUBT: &str = "in doubt";
 
-/// The action on what could not be done.
+/// The action for a step that failed.
 pub(super) const FAILED: &str = "failed";
 
 /// An object and what was done to it. In JSON the keys are sorted, as everywhere.
 #[derive(Debug, Serialize)]
 pub(super) struct ActionOutcome {
-    /// `detached`, `would detach`, [`IN_DOUBT`] ...
+    /// For example `detached`, `would detach` or [`IN_DOUBT`].
     pub(super) action: &'static str,
     /// The network of the object; empty if there is none.
     pub(super) network: String,
     pub(super) object: String,
-    /// Why; empty if the action says it.
+    /// The reason of the action; empty if the action says it.
     pub(super) problem: String,
-    /// What is left to be done; empty for nothing.
+    /// What a person still has to do; empty if that is nothing.
     pub(super) remedy: String,
 }
 
 impl ActionOutcome {
-    /// An outcome with nothing left to be done.
+    /// An outcome after which nothing has to be done.
     pub(super) fn new(
         action: &'static str,
         network: impl Into<String>,
@@ -42,7 +42,7 @@ impl ActionOutcome {
         ActionOutcome { action, network, object, problem, remedy: String::new() }
     }
 
-    /// The same with something left to be done.
+    /// The same outcome with a remedy.
     pub(super) fn with_remedy(self, remedy: impl Into<String>) -> ActionOutcome {
         ActionOutcome { remedy: remedy.into(), ..self }
     }
@@ -66,8 +66,8 @@ impl fmt::Display for ActionOutcome {
     }
 }
 
-/// Prints the outcomes as JSON, or one per line without the failures, and `none` if there are none. The exit status
-/// is 1 if something failed, or with `dry_run` if something would be done.
+/// Prints the outcomes as JSON, or one per line without the failures; the text `none` if there are no outcomes. The
+/// exit status is 1 if something failed, or with `dry_run` if something would be done.
 pub(super) fn report_outcomes(
     outcomes: &[ActionOutcome],
     json: bool,

@@ -41,7 +41,7 @@ pub(super) fn main(args: Vec<String>, _: AppletTable) -> ExitCode {
 pub(super) enum WakeReason {
     /// A source has input, or the wait was interrupted.
     Change,
-    /// SIGTERM or SIGINT.
+    /// SIGTERM or SIGINT was received.
     End,
 }
 

@@ -54,7 +54,7 @@ Run it on the host after \"nft flush ruleset\", from the unit that reloads your 
   ExecStartPost=/opt/cni/bin/cnibox repair
   ExecReload=/opt/cni/bin/cnibox repair
 or permanently: systemctl enable --now cnibox-repair.service
-An ADD that needs the rules restores them as well.
+An ADD that needs the rules also restores them.
 
 Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something is missing; 2 wrong usage.
 ",
@@ -69,12 +69,12 @@ const SETTLE: Duration = Duration::from_millis(50);
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]: changes in quick
-/// succession cost a tenth of a processor.
+/// succession take about a tenth of the time of a processor.
 const PAUSE_FACTOR: u32 = 10;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause doubles up to this as long as each check finds something missing: another program removes what is
-/// restored.
+/// The longest pause while each check finds something missing; the pause doubles after each of them, because another
+/// program removes what is restored.
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
 struct RepairJob {
@@ -217,7 +217,7 @@ fn keep_installed(directory: PathBuf, table: AppletTable) {
     });
 }
 
-/// Prints what was restored, and logs what was not, unless it was reported the last time.
+/// Prints what was restored, and logs what could not be restored, unless the previous call reported it.
 fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> Result<()> {
     let left = repairs.changed_state().iter().map(|what| format!("left alone: {what}"));
     let failed = repairs.repair_errors().iter().map(ToString::to_string);

@@ -13,12 +13,11 @@ pub enum Level {
     Required,
     /// A SHOULD of the specification, or a promise of the plugin's documentation.
     Recommended,
-    /// Worth knowing.
+    /// Additional information: a plugin without the property conforms too.
     Informational,
 }
 
 impl Level {
-    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Level::Required => "required",
@@ -35,7 +34,6 @@ pub struct Assertion {
     pub level: Level,
     /// The ids of the clauses in `spec.rs` that it follows from, separated by spaces, the most important first.
     pub clauses: &'static str,
-    /// The property.
     pub text: &'static str,
     /// The consequence of a violation.
     pub why: &'static str,
@@ -47,7 +45,7 @@ impl Assertion {
         self.id.split('.').nth(1).unwrap_or_default()
     }
 
-    /// The clauses that it follows from.
+    /// The clauses that the assertion follows from.
     pub fn clauses(&self) -> impl Iterator<Item = &'static Clause> {
         self.clauses.split(' ').filter_map(spec::find)
     }

@@ -29,14 +29,14 @@ pub struct Call {
     has_stderr: bool,
 }
 
-/// The outcome of a call.
+/// The exit status and the output of a call.
 #[derive(Debug)]
 pub struct Answer {
     /// The exit status; `None` after a signal or a timeout.
     pub status: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: String,
-    /// stdout as JSON.
+    /// The JSON on stdout; `None` if stdout is not JSON.
     pub json: Option<Value>,
     /// The shell command that repeats the call.
     pub by_hand: String,
@@ -77,7 +77,7 @@ impl Call {
         self
     }
 
-    /// Closes stderr.
+    /// Runs the plugin with a closed stderr.
     pub fn without_stderr(mut self) -> Call {
         self.has_stderr = false;
         self
@@ -193,22 +193,21 @@ pub fn read_all(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>>
 }
 
 impl Answer {
-    /// Exit status 0.
     pub fn succeeded(&self) -> bool {
         self.status == Some(0)
     }
 
-    /// An error as the specification defines it: an exit status other than 0, and not a signal.
+    /// Whether the call failed as the specification defines it: with an exit status other than 0, not by a signal.
     pub fn failed(&self) -> bool {
         self.status.is_some_and(|status| status != 0)
     }
 
-    /// The JSON of a successful call.
+    /// The JSON on stdout, if the call succeeded.
     pub fn result(&self) -> Option<&Value> {
         self.json.as_ref().filter(|_| self.succeeded())
     }
 
-    /// The code of an error object.
+    /// The code of the error object, if the call printed one.
     pub fn code(&self) -> Option<u64> {
         self.json.as_ref()?.get("code")?.as_u64()
     }

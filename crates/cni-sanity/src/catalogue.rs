@@ -1,9 +1,8 @@
-//! All assertions: those of the table, and those beside the keys and values that they test.
+//! All assertions: those of the table in `assertion`, and those of the cases `keys` and `values`.
 
 use super::assertion::{Assertion, TABLE};
 use super::cases::{keys, values};
 
-/// All assertions.
 pub fn all() -> impl Iterator<Item = &'static Assertion> {
     let values = values::TABLE.iter().map(|wrong| &wrong.assertion);
     TABLE.iter().chain(values).chain(keys::TABLE.iter().map(|key| &key.assertion))
@@ -55,7 +54,7 @@ mod tests {
         }
     }
 
-    /// What is only a SHOULD is required only if the container has no network, or another one loses its own.
+    /// An assertion that follows only from a SHOULD is required only if its violation takes the network of a container.
     #[test]
     fn no_level_is_above_that_of_the_text() {
         for assertion in all().filter(|assertion| assertion.level == Level::Required) {

@@ -10,12 +10,12 @@ use super::call::Answer;
 /// Whether an assertion holds for a plugin and a version.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The assertion's id.
+    /// The id of the assertion.
     pub id: String,
     pub passed: bool,
     /// The observation that contradicts the assertion; empty if it passed.
     pub detail: String,
-    /// The shell command that reproduces it.
+    /// The shell command that reproduces the observation.
     pub by_hand: String,
 }
 
@@ -23,7 +23,7 @@ pub struct Verdict {
 #[derive(Debug, Default)]
 pub struct Check {
     pub verdicts: Vec<Verdict>,
-    /// The case ends at the first failed assertion whose id contains this.
+    /// The case ends at the first failed assertion whose id contains this text.
     pub ends_at: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl Check {
         self.push(id, holds, detail, String::new());
     }
 
-    /// Holds if there are no such lines, which are the detail otherwise.
+    /// Adds a verdict that holds if `lines` is empty; otherwise the lines are the detail.
     pub fn none(&mut self, id: &str, lines: &[String]) {
         self.that(id, lines.is_empty(), || lines.join("; "));
     }
@@ -67,14 +67,14 @@ impl Check {
         self.push(id, holds, whole, answer.by_hand.clone());
     }
 
-    /// The call succeeds.
+    /// Adds the verdict on whether a call succeeds.
     pub fn succeeds(&mut self, id: &str, answer: Result<Answer>) -> Result<Answer> {
         let answer = answer?;
         self.of(id, &answer, answer.succeeded());
         Ok(answer)
     }
 
-    /// The call succeeds, and prints nothing.
+    /// Adds the verdict on whether a call succeeds and prints nothing.
     pub fn succeeds_silently(
         &mut self,
         [success, silent]: [&str; 2],
@@ -85,7 +85,7 @@ impl Check {
         Ok(answer)
     }
 
-    /// The call fails with an error.
+    /// Adds the verdict on whether a call fails, but not by a signal.
     pub fn fails(&mut self, id: &str, answer: Result<Answer>) -> Result<Answer> {
         let answer = answer?;
         self.of(id, &answer, answer.failed());
@@ -96,7 +96,7 @@ impl Check {
         let (detail, by_hand) = if passed { <_>::default() } else { (detail(), by_hand) };
         self.verdicts.push(Verdict { id: id.to_owned(), passed, detail, by_hand });
         if !passed && self.ends_at.as_ref().is_some_and(|pattern| id.contains(pattern)) {
-            // Not a panic: nothing is printed.
+            // Unlike a panic, this prints nothing.
             panic::resume_unwind(Box::new(Ended));
         }
     }

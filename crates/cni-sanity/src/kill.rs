@@ -26,7 +26,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
 /// calls before that, fewer than `number` if the plugin exited first. Needs a child of [`spawn`] on the same thread.
 pub fn kill_at(plugin: &Child, number: u64) -> nix::Result<u64> {
     let first = Pid::from_raw(i32::try_from(plugin.id()).unwrap_or(i32::MAX));
-    // The stop of exec.
+    // The process stops at exec.
     waitpid(first, None)?;
     let follow = Options::PTRACE_O_TRACEFORK
         | Options::PTRACE_O_TRACEVFORK

@@ -5,14 +5,14 @@
 //! | `spec.rs` | the clauses of the specification |
 //! | `assertion.rs` | an assertion: level, clauses, text; the table of most of them |
 //! | `cases/` | the tests of plugins |
-//! | `catalogue.rs` | all assertions, also those beside their cases |
+//! | `catalogue.rs` | all assertions, including those in the files of their cases |
 //! | `profiles.rs` | the known plugin types |
 //! | `known.rs` | public threads about known failures |
 //! | `world.rs` | the isolated node of a case |
 //! | `netlink.rs`, `observe.rs` | the state of the kernel |
-//! | `call.rs`, `kill.rs` | a call of a plugin, and one that is killed |
-//! | `traffic.rs` | packets |
-//! | `recorder.rs` | a plugin that records how others call it |
+//! | `call.rs`, `kill.rs` | a call of a plugin; a call that is killed |
+//! | `traffic.rs` | pings and connections between namespaces |
+//! | `recorder.rs` | a plugin that records the calls that it gets from other plugins |
 //! | `check.rs`, `report.rs` | verdicts, and reports of them |
 //! | `options.rs` | the command line |
 //! | `run.rs` | discovery of plugins, and the cases, each in its own process |
@@ -52,7 +52,7 @@ const USAGE: u8 = 2;
 /// An error is a failure of the suite itself, not of a plugin.
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Puts the failed attempt before the error.
+/// Puts the attempt `what` before the text of its error.
 fn context<T>(result: std::result::Result<T, impl Into<std::io::Error>>, what: &str) -> Result<T> {
     result.map_err(|error| format!("{what}: {}", error.into()).into())
 }

@@ -35,7 +35,7 @@ pub fn change(message: RouteNetlinkMessage) -> io::Result<()> {
     route(message, NLM_F_ACK).map(drop)
 }
 
-/// All objects of a kind.
+/// Sends a dump request, and returns the messages of all objects.
 pub fn dump(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let parse = |bytes: Vec<u8>| match NetlinkMessage::deserialize(&bytes).ok()?.payload {
         NetlinkPayload::InnerMessage(inner) => Some(inner),

@@ -78,7 +78,7 @@ fn read_link(message: &LinkMessage) -> Link {
     link
 }
 
-/// An address of a link.
+/// An address, with the link that has it.
 #[derive(Debug)]
 pub struct Address {
     pub index: u32,
@@ -103,7 +103,6 @@ pub fn addresses() -> Result<Vec<Address>> {
     Ok(context(messages, "list addresses")?.into_iter().filter_map(address).collect())
 }
 
-/// A unicast route.
 #[derive(Debug)]
 pub struct Route {
     /// `None` is the default route of the family.

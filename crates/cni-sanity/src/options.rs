@@ -27,15 +27,15 @@ Options:
   --type TYPE             only this type; may be repeated
   --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
   --only PATTERN          only assertions whose id contains this
-  --fail-fast             ends at the first failure of an assertion of --only
+  --fail-fast             end at the first failure of an assertion of --only
   --cni-version VERSION   only this version, which each plugin must list; may be repeated
-  --faults                plugins that are killed, full disks and pipes, crowds as well: minutes
-  --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
-                          plugin unless --profile says otherwise
-  --expected-failures FILE  ids that may fail, one in a line, as ID or ID@TYPE
+  --faults                also test killed plugins, full disks and pipes, and many calls at once: takes minutes
+  --config FILE           test a plugin of an unknown type with this configuration (without cniVersion), as an
+                          interface plugin unless --profile says otherwise
+  --expected-failures FILE  ids that may fail, one per line, as ID or ID@TYPE
   --format FORMAT         text, tap, junit or json
-  --badge FILE            write a picture for a README
-  --jobs N                so many cases at once [two for each processor]
+  --badge FILE            write an SVG badge for a README
+  --jobs N                number of cases at once [two for each processor]
   --list                  list all assertions
   --clauses               list the clauses of the specification: id, force, section, meaning, and the assertions that
                           follow from it or the reason for which there is none
@@ -43,7 +43,7 @@ Options:
   -h, --help              print this text
   -V, --version           print the version
 
-Exit status: 0 all that is required holds; 1 something required does not; 2 wrong usage, or nothing to test.
+Exit status: 0 all required assertions hold; 1 a required assertion failed; 2 wrong usage, or nothing to test.
 ";
 
 /// What is tested, and how it is reported.
@@ -53,7 +53,7 @@ pub struct Options {
     pub types: Vec<String>,
     pub profile: Option<Profile>,
     pub only: Option<String>,
-    /// Ends at the first failed assertion of `only`.
+    /// Whether the run ends at the first failed assertion that `only` selects.
     pub fail_fast: bool,
     pub versions: Vec<&'static str>,
     pub config: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub struct Options {
     pub format: fn(&Report) -> String,
     pub badge: Option<PathBuf>,
     pub jobs: usize,
-    /// Runs the cases of minutes as well, in the newest version.
+    /// Whether the cases that take minutes are run too, in the newest version.
     pub faults: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct Options {
 pub enum Task {
     Print(String),
     Run(Options),
-    /// Names and directories.
+    /// The directories to compare, each with its name in the tables.
     Scoreboard(Vec<(String, PathBuf)>, Options),
     Case(Case),
 }
@@ -120,7 +120,7 @@ fn read(mut line: Parser) -> Result<Task> {
             Arg::Long("scoreboard") => is_scoreboard = true,
             Arg::Long("expected-failures") => options.expected.extend(expected(line.value()?)?),
             Arg::Long("format") => options.format = format(&line.value()?.string()?)?,
-            // For the suite's own child processes.
+            // The suite's own child processes have this option.
             Arg::Long("case") => {
                 return Ok(Task::Case(serde_json::from_str(&line.value()?.string()?)?));
             }

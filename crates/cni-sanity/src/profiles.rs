@@ -12,18 +12,17 @@ pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1
 /// The purpose of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Creates an interface.
+    /// The plugin creates an interface.
     Interface,
-    /// Changes what earlier plugins of the list created.
+    /// The plugin changes what earlier plugins of the list created.
     Chained,
-    /// Allocates addresses.
+    /// The plugin allocates addresses.
     Ipam,
-    /// Only known to implement the protocol.
+    /// The purpose is not known: only the protocol can be tested.
     Foreign,
 }
 
 impl Profile {
-    /// The name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Profile::Interface => "interface",
@@ -34,13 +33,13 @@ impl Profile {
     }
 }
 
-/// A type of plugin.
+/// A type of plugin, and what the tests must know about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
     pub profile: Profile,
     pub needs: Needs,
-    /// Delegates to an IPAM plugin.
+    /// Whether the plugin delegates to an IPAM plugin.
     pub has_ipam: bool,
 }
 
@@ -48,7 +47,6 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-/// The known types.
 pub const KINDS: [Kind; 19] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
@@ -72,7 +70,8 @@ pub const KINDS: [Kind; 19] = [
     kind("flannel", Profile::Foreign, Needs::Nothing, false),
 ];
 
-/// The subnets of the tests. Interfaces on the uplink use its subnets, so that the other host answers.
+/// The ranges of host-local for a type. Interfaces on the uplink use the subnets of the uplink, so that the other host
+/// answers.
 fn ranges(kind: &str) -> Value {
     match kind {
         "macvlan" | "ipvlan" => json!([
@@ -83,7 +82,7 @@ fn ranges(kind: &str) -> Value {
     }
 }
 
-/// host-local, or an empty object if the directory lacks it.
+/// The IPAM configuration of host-local, or an empty object if the directory has no host-local.
 pub fn ipam(directory: &Path, kind: &str) -> Value {
     if !directory.join("host-local").exists() {
         return json!({});

@@ -16,13 +16,13 @@ use super::{Result, context};
 /// The type of the plugin.
 pub const NAME: &str = "sanity-recorder";
 
-/// The prepared status for an end by a signal.
+/// The prepared status for which the recorder ends itself by a signal.
 pub const KILLED: u8 = 137;
 
-/// The text on stderr.
+/// The text that the recorder prints on stderr.
 pub const WORDS: &str = "the recorder was here";
 
-/// A recorded call.
+/// A call that the recorder got.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Recorded {
     /// The variables whose names begin with `CNI_`.

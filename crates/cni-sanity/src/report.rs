@@ -1,4 +1,4 @@
-//! Reports of a run, for people and for programs.
+//! Reports of a run, as text and in the formats of other programs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ pub struct Case {
     pub directory: PathBuf,
     pub config: Option<PathBuf>,
     pub only: Option<String>,
-    /// Whether the case ends at the first failed assertion of `only`.
+    /// Whether the case ends at the first failed assertion that `only` selects.
     pub fail_fast: bool,
 }
 
-/// The outcome of a case.
+/// The verdicts of a case, or the reason for which it has none.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub kind: String,
@@ -61,7 +61,7 @@ struct Failure<'a> {
     versions: Vec<&'a str>,
 }
 
-/// The outcomes of a run.
+/// The outcomes of all cases of a run.
 #[derive(Debug)]
 pub struct Report {
     pub outcomes: Vec<Outcome>,
@@ -112,7 +112,7 @@ impl Report {
             && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
     }
 
-    /// For people.
+    /// The report as text: the failures with their commands, and the counts.
     pub fn text(&self) -> String {
         let mut lines = Vec::new();
         let failures = self.failures();
@@ -196,7 +196,7 @@ impl Report {
         joined(&lines)
     }
 
-    /// All verdicts, for programs.
+    /// All verdicts as JSON.
     pub fn json(&self) -> String {
         let verdicts = self.verdicts().map(|(outcome, verdict)| {
             let clause = catalogue::find(&verdict.id).map(Assertion::source);

@@ -25,7 +25,7 @@ use super::{Result, context};
 const LIMIT: Duration = Duration::from_secs(180);
 const LIMIT_OF_FAULTS: Duration = Duration::from_secs(900);
 
-/// The cases that alone test whole areas of assertions, with the areas.
+/// Areas of assertions that only one case tests: the case, and the areas.
 const AREAS: [(&str, &[&str]); 7] = [
     ("protocol", &["conf.", "env.", "error.", "stdin.", "version."]),
     ("process", &["process."]),
@@ -86,8 +86,8 @@ fn progress(done: usize, total: usize) {
     }
 }
 
-/// The cases of the plugins in the directory for each version to test, and the verdicts on whether VERSION lists it:
-/// one that was asked for and is not listed is a failure.
+/// The cases of the plugins in the directory for each version to test, and the verdicts on whether VERSION lists the
+/// version: a requested version that is not listed is a failure.
 fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<Outcome>)> {
     let mut kinds: Vec<Kind> =
         KINDS.into_iter().filter(|kind| directory.join(kind.name).exists()).collect();
@@ -232,7 +232,7 @@ fn outcome(case: &Case) -> Outcome {
 }
 
 fn child_process(case: &Case) -> Result<Outcome> {
-    // This executable, also if its file was replaced meanwhile.
+    // This executable, even if its file was replaced meanwhile.
     let exe = "/proc/self/exe";
     let child = Command::new(exe)
         .args(["--case", &serde_json::to_string(case)?])

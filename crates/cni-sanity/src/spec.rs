@@ -1,19 +1,18 @@
-//! The clauses of SPEC.md 1.1.0 that bind somebody, in its order and in this project's words: what assertions follow
-//! from. A clause that has no assertion has a reason.
+//! The clauses of SPEC.md 1.1.0 that bind plugins or runtimes, in the order of SPEC.md and in words of this project.
+//! Assertions follow from them; a clause without an assertion has a reason.
 
 /// How strongly a clause binds, by the words of RFC 2119 in its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
-    /// must, required, shall
+    /// The words must, required and shall.
     Must,
-    /// should, recommended
+    /// The words should and recommended.
     Should,
     /// A definition without any of these words, or a source beside SPEC.md.
     Plain,
 }
 
 impl Force {
-    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Force::Must => "must",
@@ -23,17 +22,14 @@ impl Force {
     }
 }
 
-/// A clause.
 #[derive(Debug)]
 pub struct Clause {
     /// The section's number, the verb or subject, and a word.
     pub id: &'static str,
-    /// The section.
     pub section: &'static str,
     pub force: Force,
-    /// The meaning.
     pub text: &'static str,
-    /// The reason for which no assertion tests it; empty if one does.
+    /// The reason for which no assertion tests the clause; empty if an assertion tests it.
     pub untested: &'static str,
 }
 
@@ -60,7 +56,6 @@ macro_rules! clauses {
     (@reason $untested:ident) => { $untested };
 }
 
-/// All clauses.
 pub const TABLE: &[Clause] = clauses! {
     "SPEC 1, Configuration format" {
         "1.conf.object" Plain "a configuration is a JSON object with a cniVersion, a version of three numbers";

@@ -22,7 +22,7 @@ pub const MOMENT: Duration = Duration::from_secs(1);
 /// The interval of retries.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The payload.
+/// The payload of all packets.
 const WORDS: &[u8] = b"cni-sanity";
 
 /// Whether an address answers an echo request from the namespace.

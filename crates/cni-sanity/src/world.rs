@@ -185,12 +185,11 @@ pub fn index(name: &str) -> Result<u32> {
     link.map(|link| link.index).ok_or_else(|| format!("link {name} is missing").into())
 }
 
-/// Switches a link on.
+/// Sets a link up.
 fn up(name: &str) -> Result<()> {
     set_link(name, LinkMessageBuilder::up)
 }
 
-/// Changes a link.
 pub fn set_link(
     name: &str,
     change: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
@@ -199,7 +198,6 @@ pub fn set_link(
     context(netlink::change(Message::SetLink(message)), &format!("change link {name}"))
 }
 
-/// Deletes a link.
 pub fn delete(name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(index(name)?).build();
     context(netlink::change(Message::DelLink(message)), "delete a link")

@@ -1,4 +1,4 @@
-//! The files of the cache: the reference's format, and what ours survive.
+//! The files of the cache: the reference's format, damaged files, interrupted writers.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ fn node() -> Node {
     node
 }
 
-/// What a program built on libcni writes; the configuration is `{"cniVersion":"1.0.0",...}`.
+/// A file as a program built on libcni writes it; the configuration is `{"cniVersion":"1.0.0",...}`.
 const REFERENCE: &str = concat!(
     r#"{"kind":"cniCacheV1","containerId":"c1","#,
     r#""config":"eyJuYW1lIjoibmV0IiwiY25pVmVyc2lvbiI6IjEuMC4wIiwicGx1Z2lucyI6W3sidHlwZSI6ImEifV19","#,
@@ -42,7 +42,7 @@ fn reference_attach() -> AttachmentParams {
 }
 
 #[test]
-fn written_byte_for_byte_as_the_reference() {
+fn files_are_byte_for_byte_those_of_the_reference() {
     let node = node();
     node.runtime.add(&network(), &reference_attach()).unwrap();
     let file = fs::read_to_string(node.path("cache/results/net-c1-eth0")).unwrap();
@@ -55,7 +55,7 @@ fn written_byte_for_byte_as_the_reference() {
 }
 
 #[test]
-fn the_references_file_is_read() {
+fn a_file_of_the_reference_is_read() {
     let node = node();
     node.cache("net-c1-eth0", REFERENCE);
     let result = node.runtime.cached_result(&network(), &attach()).unwrap().unwrap();

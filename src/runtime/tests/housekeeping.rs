@@ -61,7 +61,7 @@ fn gc_without_a_list_deletes_and_sends_none() {
 }
 
 #[test]
-fn gc_where_it_does_not_exist_or_is_disabled() {
+fn gc_before_1_1_0_and_when_disabled() {
     let node = node();
     node.runtime.add(&two("1.0.0", ""), &attach()).unwrap();
     node.forget_calls();
@@ -72,7 +72,7 @@ fn gc_where_it_does_not_exist_or_is_disabled() {
 }
 
 #[test]
-fn gc_undoes_what_was_done_and_not_what_is_configured_now() {
+fn gc_uses_the_configuration_of_the_add() {
     let node = node();
     let then = list(
         r#"{"name":"net","cniVersion":"1.0.0","plugins":[

@@ -118,7 +118,7 @@ fn plugins_in_a_directory() {
     let error = types(r#""name":"net","#, "other").unwrap_err();
     assert!(error.starts_with("no plugin configs found; "), "{error}");
     assert!(types(r#""name":"net","loadOnlyInlinedPlugins":true,"#, "net").is_err());
-    // The name decides over a path: nothing outside of the directory is ever read.
+    // The name becomes a part of a path: nothing outside of the directory may be read.
     assert_eq!(types(r#""name":"","plugins":[{"type":"i"}],"#, ".").unwrap(), ["i"]);
     assert!(
         types(r#""name":"../net.d","#, ".").unwrap_err().starts_with("no plugin configs found; ")

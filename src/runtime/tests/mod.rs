@@ -1,4 +1,4 @@
-//! Networks driven with shell scripts in the part of plugins.
+//! Operations on networks whose plugins are shell scripts.
 
 mod cache;
 mod conf;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::{AttachmentParams, NetworkList, Runtime};
 use crate::cni::json::Json;
 
-/// A node: plugin, configuration and cache directories, and what the plugins were called with.
+/// A node: the directories of plugins, configurations and cache, and the recorded calls of plugins.
 struct Node {
     dir: TempDir,
     runtime: Runtime,
@@ -66,7 +66,7 @@ impl Node {
         drop(fs::remove_file(self.path("log/calls")));
     }
 
-    /// What the plugin got on stdin at its last call of the verb.
+    /// The request that the plugin received on stdin at its last call of the verb.
     fn request(&self, plugin: &str, verb: &str) -> String {
         fs::read_to_string(self.path(&format!("log/{plugin}.{verb}"))).unwrap()
     }

@@ -95,7 +95,7 @@ fn a_failing_add_can_be_undone() {
     let mut node = node("1.0.0");
     node.runtime.on_add_error = OnAddError::Undo;
     node.plugin("c", FAIL);
-    // Not even a failing clean-up keeps the others from theirs.
+    // The other plugins get their DEL also if one DEL fails.
     node.plugin("b", &format!("[ $CNI_COMMAND = ADD ] || exit 1; {}", answer("1.0.0", "::2/64")));
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
     assert!(error.message().ends_with("failed (add): refused"));
@@ -157,7 +157,7 @@ fn a_cache_that_cannot_be_written_fails_the_add() {
 }
 
 #[test]
-fn check_gives_everybody_the_final_result() {
+fn check_passes_the_final_result_to_all_plugins() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     node.runtime.add(&list, &attach()).unwrap();
@@ -176,7 +176,7 @@ fn check_gives_everybody_the_final_result() {
 }
 
 #[test]
-fn check_where_it_does_not_exist() {
+fn check_before_0_4_0_and_when_disabled() {
     let node = node("0.3.1");
     for version in ["", "0.3.1"] {
         let error = node.runtime.check(&three(version), &attach()).unwrap_err();
@@ -228,7 +228,7 @@ fn check_and_del_with_what_the_cache_holds() {
 }
 
 #[test]
-fn del_runs_backwards_and_forgets() {
+fn del_runs_backwards_and_clears_the_cache() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     node.runtime.add(&list, &attach()).unwrap();

@@ -1,4 +1,4 @@
-//! The tool with a script for a plugin, and everything it reads from arguments and environment.
+//! The tool with a script as its plugin, and all inputs from arguments and environment.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -51,7 +51,7 @@ fn tool(dir: &TempDir, line: &str, env: &[(&str, &str)]) -> Result<String> {
     run_command(&read(args, env)?, TABLE)
 }
 
-/// The calls since the last question.
+/// The calls of the plugin since the last call of this function.
 fn calls(dir: &TempDir) -> Vec<String> {
     let path = dir.path().join("log");
     let text = fs::read_to_string(&path).unwrap_or_default();
@@ -90,7 +90,7 @@ fn container_ids() {
 }
 
 #[test]
-fn an_attachment_comes_and_goes() {
+fn add_check_and_del() {
     let dir = node();
     let id = "cnitool-43057b9dcc39fe733071";
     let said = tool(&dir, "add net /run/netns//testing", &[("CNI_ARGS", "K=V;L=W")]).unwrap();
@@ -177,7 +177,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn gc_keeps_what_it_is_told_to() {
+fn gc_keeps_the_named_attachments() {
     let dir = node();
     let key = "cni.dev/valid-attachments";
     let request = || fs::read_to_string(dir.path().join("log.GC")).unwrap();
@@ -199,7 +199,7 @@ fn gc_keeps_what_it_is_told_to() {
 }
 
 #[test]
-fn questions() {
+fn version_validate_and_status() {
     let dir = node();
     assert_eq!(tool(&dir, "version a", &[]).unwrap(), "1.0.0 1.1.0\n");
     let said = tool(&dir, "validate net", &[]).unwrap();

@@ -38,7 +38,7 @@ pub(super) struct ExaminedAttachment {
     /// The network as of ADD, if it is in the cache.
     pub(super) list: Option<NetworkList>,
     pub(super) ips: Vec<IpAddr>,
-    /// The result of ADD has an IPv4 default route.
+    /// Whether the result of ADD has an IPv4 default route.
     pub(super) has_default: bool,
 }
 
@@ -61,20 +61,20 @@ pub(super) fn read_cached(
 }
 
 impl ExaminedAttachment {
-    /// CHECK, unless the container is gone.
+    /// The finding of CHECK, or the reason for which CHECK is not run: the container has ended, or is in doubt.
     pub(super) fn run_check(&self, runtime: &Runtime) -> Option<Finding> {
         let (title, attach) = (attachment_title(&self.cached), &self.cached.attach);
         if let Some(why) = end_reason(self.life.liveness) {
             let problem = format!("was not detached: {why}");
             return Some(Finding::new_warning(title, problem, DETACH));
         }
-        // CHECK would find, and the remedies would change, the network of another container.
+        // CHECK would examine the network of another container, and the remedies would change it.
         if let Some(why) = self.displacement_reason() {
             let remedy = format!("{COLLECT} --container {}, if it has ended", attach.container_id);
             return Some(Finding::new_warning(title, format!("is in doubt: {why}"), remedy));
         }
         let list = self.list.as_ref()?;
-        // CHECK came with version 0.4.0.
+        // CHECK exists since version 0.4.0.
         let version: VersionNumber = list.cni_version.parse().ok()?;
         if version < SpecVersion::V0_4_0.into() {
             return None;

@@ -1,4 +1,5 @@
-//! Rules of other software that drop forwarded packets: of containers to other networks, and to their published ports.
+//! Rules of other software that drop forwarded packets: from containers to other networks, and to published ports of
+//! containers.
 
 use std::net::IpAddr;
 
@@ -24,8 +25,8 @@ struct ForwardedPackets {
     published: Vec<ForwardedPacket>,
 }
 
-/// The base chains that certainly drop packets of these networks. Our own tables are left out: their administrator
-/// knows them.
+/// The base chains that certainly drop packets of these networks. Tables of cnibox are left out: whoever configured the
+/// plugins knows them.
 pub(super) fn find_dropping_chains(
     nft: &NftSocket,
     networks: &[RoutedNetwork<'_>],
@@ -104,8 +105,8 @@ fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Fo
     })
 }
 
-/// Commands that accept the packets of this network, and of others none. Rules last until the rules of the node are
-/// loaded again.
+/// Commands that add rules which accept the packets of this network only. The rules last until the rules of the node
+/// are loaded again.
 fn accept_commands(
     nft: &NftSocket,
     chain: &ForwardChain,
@@ -139,8 +140,8 @@ fn accept_commands(
     format!("nft '{}'", rules.map(|rule| format!("insert rule {chain} {rule}")).join("; "))
 }
 
-/// Commands that accept what comes from the link, answers, and what the host has translated. The plugin firewall does
-/// so for each container.
+/// Commands that accept packets from the link, answers to them, and packets whose destination the host has translated.
+/// The plugin firewall does the same for each container.
 pub(super) fn accept_by_iptables(program: &str, chain: &str, link: &str) -> String {
     format!(
         "{program} -I {chain} -i {link} -j ACCEPT; {program} -I {chain} -o {link} -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT \

@@ -69,11 +69,8 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
             let (findings, count) =
                 examine_node(&directories, &directories.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
-            report_findings(
-                &findings,
-                line.has_option("--json"),
-                &format!("healthy: {count} attachment{s}"),
-            )
+            let none = format!("healthy: {count} attachment{s}");
+            report_findings(&findings, line.has_option("--json"), &none)
         },
     )
 }
@@ -102,7 +99,7 @@ pub(super) fn examine_node(
     let mut networks = directories.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
     let missing = examine_plugins(&networks, runtime, table);
-    // STATUS and CHECK report missing plugins and flushed rules as well.
+    // STATUS and CHECK also report missing plugins and flushed rules: each defect is reported once.
     let is_incomplete = missing.iter().any(|finding| finding.severity == Severity::Error);
     let is_new = |finding: &Finding| {
         !(is_incomplete && finding.error.message().contains("failed to find plugin")
@@ -112,10 +109,8 @@ pub(super) fn examine_node(
     findings.extend(missing);
     findings.extend(checks.into_iter().flatten().filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
-    findings.extend(attachments::examine_leases(
-        &attached,
-        &directories.find_lease_directories(None)?,
-    )?);
+    let leases = directories.find_lease_directories(None)?;
+    findings.extend(attachments::examine_leases(&attached, &leases)?);
     let routed = attachments::routed_networks(&attached);
     findings.extend(path::find_disabled_forwarding(&routed));
     findings.extend(nearby::examine_networks(&routed));
@@ -138,7 +133,7 @@ fn examine_rules() -> Vec<Finding> {
     }
 }
 
-/// The findings of `cnibox lint`, but for notes, which are about what nobody may have asked for.
+/// The findings of `cnibox lint` except notes, which need no remedy.
 fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
     let conf = slice::from_ref(&directories.conf);
     let findings = lint::lint_files(conf, table, Some(&directories.cni_path)).into_iter();

@@ -24,7 +24,7 @@ const SERVICES: &str = "KUBE-SERVICES";
 /// Whether iptables sees bridged packets; absent until the module `br_netfilter` is loaded.
 const BRIDGE_NF: &str = "net/bridge/bridge-nf-call-iptables";
 
-/// Defects of these networks. Data that cannot be read is not a defect.
+/// Defects of these networks that other software causes. Data that cannot be read is not a defect.
 pub(super) fn examine_networks(networks: &[RoutedNetwork<'_>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if networks.is_empty() {
@@ -68,11 +68,8 @@ fn legacy_forward(networks: &[RoutedNetwork<'_>], filter: &PacketFilter) -> Vec<
         );
         let link = bridge_names(list).next().unwrap_or("veth+");
         let chain = if names("DOCKER-USER") { "DOCKER-USER" } else { "FORWARD" };
-        Some(Finding::new_warning(
-            subject,
-            problem,
-            forward::accept_by_iptables(program, chain, link),
-        ))
+        let remedy = forward::accept_by_iptables(program, chain, link);
+        Some(Finding::new_warning(subject, problem, remedy))
     };
     let families =
         [(netlink::IpFamily::V4, "iptables-legacy"), (netlink::IpFamily::V6, "ip6tables-legacy")];
@@ -100,7 +97,7 @@ fn unseen_services(
     })
 }
 
-/// Whether the plugin is firewall with iptables: its rules accept the packets of its containers.
+/// Whether the plugin is firewall with the back end iptables, whose rules accept the packets of its containers.
 fn accepts_in_iptables(plugin: &PluginConfig) -> bool {
     let backend = plugin.json().get_present_member("backend").and_then(Json::as_str);
     plugin.plugin_type == "firewall" && backend != Some("nftables")

@@ -69,7 +69,7 @@ fn find_strict_filter(attached: &ExaminedAttachment) -> Option<Finding> {
     let reply = inside.find_route_to(ELSEWHERE[0], Some(ip)).ok()??.oif?;
     let link = inside.find_link(ifname).ok()??;
     let other = inside.find_link_by_index(reply).ok()??.name;
-    // The kernel uses the higher value of the two.
+    // The kernel uses the higher of the two values.
     let keys = [ifname, "all"].map(|name| format!("net/ipv4/conf/{name}/rp_filter"));
     let read = || keys.map(|key| sysctl::read_value(&key).unwrap_or_default());
     let mode = namespace.run_inside(read).ok()?.into_iter().max()?;

@@ -16,7 +16,7 @@ use crate::cni::json::{Json, encode_pretty};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
 
-/// A directory of plugins.
+/// What a directory of plugins contains.
 pub(super) struct PluginDirectory {
     entries: BTreeMap<String, PluginDirectoryEntry>,
     pub(super) manifest: InstallManifest,
@@ -26,11 +26,11 @@ pub(super) struct PluginDirectory {
 pub(super) struct PluginDirectoryEntry {
     /// The target, if the entry is a symbolic link.
     link: Option<PathBuf>,
-    /// Of the entry itself.
+    /// Device and inode of the entry; those of the link itself if it is a link.
     id: DeviceInode,
     is_executable: bool,
-    /// Of the regular file that the name leads to; `None` for a dangling link, a directory or a
-    /// device.
+    /// The content of the regular file that the name leads to; `None` for a dangling link, a
+    /// directory or a device.
     pub(super) content: Option<EntryContent>,
 }
 
@@ -74,7 +74,8 @@ impl PluginDirectory {
 }
 
 impl PluginDirectoryEntry {
-    /// Many names lead to one file, so the `contents` are read once for each inode.
+    /// Reads an entry. Many names lead to one file, so `contents` has the content of each inode that
+    /// was read already.
     fn read_entry(
         path: &Path,
         contents: &mut BTreeMap<DeviceInode, EntryContent>,
@@ -132,7 +133,7 @@ impl PluginDirectoryEntry {
         self.link.is_some() || self.content.is_some()
     }
 
-    /// A description for a person.
+    /// A description of the entry for reports.
     pub(super) fn describe(&self) -> String {
         match (&self.link, &self.content) {
             (Some(target), None) => format!("a dangling link to {}", target.display()),
@@ -211,10 +212,8 @@ impl InstallManifest {
     }
 
     pub(super) fn save_to(&self, directory: &Path) -> Result<()> {
-        replace_text_file(
-            &InstallManifest::file_path(directory),
-            (encode_pretty(self)? + "\n").as_bytes(),
-        )
+        let text = encode_pretty(self)? + "\n";
+        replace_text_file(&InstallManifest::file_path(directory), text.as_bytes())
     }
 
     pub(super) fn find_file(&self, name: &str) -> Option<&InstalledFile> {
@@ -222,8 +221,8 @@ impl InstallManifest {
     }
 }
 
-/// The path of the backup of a file, by its name: that of a network configuration has a dot, unlike
-/// that of an applet.
+/// The path of the backup of the file `name`. Names of network configurations have a dot, names of
+/// applets have none, so that no two files have the same path.
 pub(super) fn backup_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(STATE).join("backup").join(Path::new(name).file_name().unwrap_or_default())
 }

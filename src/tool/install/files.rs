@@ -15,7 +15,7 @@ use crate::log;
 
 /// The mode of executables and directories: runtimes need not be root.
 pub(super) const EXECUTABLE: u32 = 0o755;
-/// Limit of a file's size in bytes: executables of other projects have about a hundred megabytes.
+/// Limit of the size of a file in bytes. The executables of other projects have about 100 MB.
 const LARGEST: usize = 1 << 30;
 /// The extended attribute with the SELinux label.
 const LABEL: &str = "security.selinux";
@@ -47,7 +47,7 @@ fn file_error(what: &str, path: &Path, cause: &io::Error) -> Error {
     }
 }
 
-/// The result of an operation on a file that may be missing: `None` then.
+/// The result of an operation on a file that may be missing; `None` if it is missing.
 pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),

@@ -102,7 +102,7 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     })
 }
 
-/// How the commands are reached if the shell does not search the directory.
+/// The hint to extend `PATH` if the shell does not search the directory.
 fn path_hint(options: &InstallOptions) -> Option<String> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let is_searched = env::split_paths(&paths).any(|path| path == options.directory);
@@ -151,7 +151,6 @@ fn run_tool(
     tool.run_command(args, read, |options| work(&options))
 }
 
-/// An installation.
 struct InstallJob<'a> {
     options: &'a InstallOptions,
     applets: &'a [Applet],
@@ -159,7 +158,7 @@ struct InstallJob<'a> {
 }
 
 impl InstallJob<'_> {
-    /// Installs. A directory that is already as planned is not written to, and may be read-only.
+    /// Installs the files. A directory that is already as planned is not written to, and may be read-only.
     fn install_files(&self) -> Result<Vec<InstallStep>> {
         let directory = &self.options.directory;
         let protect = |plan: &InstallPlan| {

@@ -16,7 +16,7 @@ use crate::tool::{DRY_RUN, JSON};
 const ROOT: CommandOption =
     long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
-/// Of 0.2, for one minor version.
+/// The deprecated option of 0.2, until the next minor version.
 const WATCH: &str = "--watch";
 
 /// The options of `cnibox install`.
@@ -75,7 +75,7 @@ pub(super) enum InstallMode {
     #[default]
     Symlink,
     Hardlink,
-    /// A file of its own.
+    /// A copy of the executable for each applet.
     Copy,
 }
 
@@ -90,10 +90,10 @@ pub(super) const MODES: [(&str, InstallMode); 3] = [
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ReplacePolicy {
     Always,
-    /// If they are of an older release.
+    /// Existing plugins are replaced if they are of an older release.
     IfNewer,
     IfNotPresent,
-    /// Never, and nothing is added either.
+    /// Nothing is replaced, and nothing is added.
     Never,
 }
 
@@ -200,7 +200,7 @@ fn path_below_root(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     std::path::absolute(joined).map_err(|cause| Error::io("find the working directory", &cause))
 }
 
-/// The value that `text` names, the first of `known` without a text.
+/// The value that `text` names; the first value of `known` if there is no text.
 fn parse_choice<T: Copy>(what: &str, text: Option<&str>, known: &[(&str, T)]) -> Result<T> {
     let found = known.iter().find(|(name, _)| text.is_none_or(|text| text == *name));
     found.map(|(_, value)| *value).ok_or_else(|| {

@@ -16,7 +16,7 @@ use crate::cni::VersionNumber;
 use crate::error::{Error, Result};
 use crate::runtime::cache::encode_hex;
 
-/// The mark of a release.
+/// The text in our executables that names their release.
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
 const MARK_START: &str = "cnibox-release=";
 /// The main packages of the reference plugins, as Go's build information names them.
@@ -32,7 +32,7 @@ const RELEASES: [&str; 3] = [
 ];
 const ELF: &[u8] = b"\x7fELF";
 
-/// The origin of a file.
+/// The project that an executable comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ExecutableOrigin {
     /// This project, with the release.
@@ -132,14 +132,16 @@ impl InstallPayload {
         // Without this use the linker would drop the mark.
         let ExecutableOrigin::Own(release) = ExecutableOrigin::from_bytes(&bytes) else {
             let mark = black_box(MARK);
-            return Err(Error::internal(format!("this executable lacks its mark {mark}")));
+            let msg =
+                format!("this executable does not contain \"{mark}\", which names its release");
+            return Err(Error::internal(msg));
         };
         let sha256 = sha256_hex(&bytes);
         Ok(InstallPayload { bytes, sha256, release })
     }
 }
 
-/// As `sha256sum` prints it.
+/// The SHA-256 of `bytes` in hexadecimal, as `sha256sum` prints it.
 pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     encode_hex(&Sha256::digest(bytes))
 }

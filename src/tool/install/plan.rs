@@ -60,7 +60,7 @@ pub(super) struct InstallStep {
 }
 
 pub(super) struct InstallPlan {
-    /// The executable first.
+    /// The steps in their order; the step of the executable is the first one.
     pub(super) steps: Vec<InstallStep>,
     pub(super) conf: Option<PlannedConfig>,
     pub(super) old: InstallManifest,
@@ -173,7 +173,7 @@ fn binary_action(job: &InstallJob<'_>, directory: &PluginDirectory) -> Result<Fi
         let old = &directory.manifest;
         // An installed executable, overwritten by a `cp` that followed the link of a plugin.
         let is_overwritten = old.find_file(BINARY).is_some() && old.mode == InstallMode::Symlink;
-        // If a foreign executable stayed, the links would lead to it.
+        // A foreign executable must not stay: the links of the plugins would lead to it.
         if policy == ReplacePolicy::IfNotPresent || !is_overwritten && !may_replace(job, entry) {
             return Err(foreign_files_error(job, &[BINARY]));
         }
@@ -319,7 +319,7 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
         Some(_) if job.options.replace => FileAction::Replace,
         Some(_) => {
             let path = path.display();
-            let msg = format!("{path} exists, and not from this installer; nothing was changed");
+            let msg = format!("{path} exists, and is not from this installer; nothing was changed");
             return Err(Error::config(msg)
                 .with_details("--replace replaces it and backs it up for uninstall"));
         }
@@ -331,7 +331,7 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
     })
 }
 
-/// Every ADD of a network with a missing plugin fails.
+/// Fails if a plugin of the network will be missing: each ADD would fail.
 fn require_plugins(job: &InstallJob<'_>, list: &NetworkList, plan: &InstallPlan) -> Result<()> {
     let directory = &job.options.directory;
     let is_missing = |kind: &&String| {

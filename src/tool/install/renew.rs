@@ -1,5 +1,5 @@
-//! Long-running tools go on as the executable that an upgrade has put at their path: the plugins that are installed
-//! then are links to that file, which the old process must not stand for.
+//! Long-running tools restart as the new executable after an upgrade: the installed plugins are links to the new file,
+//! and the old process would run the plugins of the old release in their place.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::{invoke, log};
 
 /// The executable of this process.
 pub(in crate::tool) struct OwnExecutable {
-    /// Its path at the start, also if another file has replaced it.
+    /// The path of the executable at the start of the process; another file may have replaced it.
     path: PathBuf,
 }
 

@@ -33,15 +33,13 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     let steps = plan_removal(directory)?;
     for step in &steps {
         // The name of the network configuration is an absolute path.
-        let (path, kept) = (directory.join(&step.name), backup_path(directory, &step.name));
+        let (path, backup) = (directory.join(&step.name), backup_path(directory, &step.name));
         match step.action {
-            FileAction::Restore => match fs::rename(&kept, &path) {
+            FileAction::Restore => match fs::rename(&backup, &path) {
                 Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
-                    replace_text_file(
-                        &path,
-                        &files::read_file(&kept).file_context("read", &kept)?,
-                    )?;
-                    remove_if_present(&kept)?;
+                    let bytes = files::read_file(&backup).file_context("read", &backup)?;
+                    replace_text_file(&path, &bytes)?;
+                    remove_if_present(&backup)?;
                 }
                 other => other.file_context("restore", &path)?,
             },
@@ -57,14 +55,14 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     if options.hand_over
         && (is_restored() || is_removed() && !AttachmentRecord::read_all(None).is_empty())
     {
-        // The plugins that follow find the rules of running containers only in their own layout. The
+        // The restored plugins find the rules of running containers only in their own layout, and the
         // plugins of this executable can no longer be started.
         let done = handover::hand_over_to_reference(&PacketFilter::new());
         for line in done.context(|| "all files were removed or restored, but not all rules")? {
             log::write_line(format_args!("cnibox: {line}"));
         }
-        // Other plugins do not know our records: after their DEL, a later installation would take the attachment
-        // for one that lives.
+        // Other plugins do not remove our records at DEL: a later installation would take the attachment for one that
+        // still exists.
         attachment::remove_all_records()?;
     }
     Ok(steps)
@@ -85,7 +83,7 @@ fn file_step(directory: &Path, state: &PluginDirectory, owned: &InstalledFile) -
     let has_backup = || backup_path(directory, &owned.name).symlink_metadata().is_ok();
     let action = match entry {
         Some(_) if !state.is_unchanged(owned) => FileAction::Keep,
-        // Also if somebody has removed the plugin.
+        // The backup is restored even if somebody has removed the plugin.
         _ if owned.backup.is_some() && has_backup() => FileAction::Restore,
         Some(_) => FileAction::Remove,
         None => FileAction::Unchanged,

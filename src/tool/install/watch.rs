@@ -42,7 +42,7 @@ pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
 }
 
 fn repair_installation(job: &InstallJob<'_>, watch: &mut DirectoryWatch) -> Result<()> {
-    if watch.is_lost {
+    if watch.is_gone {
         create_directory(&job.options.directory)?;
         *watch = DirectoryWatch::start_watching(job)?;
     }
@@ -56,7 +56,7 @@ fn repair_installation(job: &InstallJob<'_>, watch: &mut DirectoryWatch) -> Resu
 struct DirectoryWatch {
     inotify: Inotify,
     /// The directory itself was deleted or renamed.
-    is_lost: bool,
+    is_gone: bool,
 }
 
 impl DirectoryWatch {
@@ -76,7 +76,7 @@ impl DirectoryWatch {
             create_directory(conf_dir)?;
             inotify.add_watch(conf_dir, events).file_context("watch", conf_dir)?;
         }
-        Ok(DirectoryWatch { inotify, is_lost: false })
+        Ok(DirectoryWatch { inotify, is_gone: false })
     }
 
     /// Waits for a change, at most `limit`, and then until [`SETTLE`] passes without an event.
@@ -111,7 +111,7 @@ impl DirectoryWatch {
                     return Err(errno).file_context("read changes of", Path::new("the directory"));
                 }
             };
-            self.is_lost |= events.iter().any(|event| event.mask.intersects(gone));
+            self.is_gone |= events.iter().any(|event| event.mask.intersects(gone));
             is_relevant |= !events.iter().all(|event| event.name.as_ref().is_some_and(is_own));
         }
     }

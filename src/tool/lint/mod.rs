@@ -33,8 +33,9 @@ lint: reports mistakes in network configurations
 Usage:
   cnibox lint [FILE|DIR]... [--conf-dir DIR] [--offline] [--json]
 
-Checks these files and directories, or else the directory of network configurations. Prints one line for each mistake: file, line and column, the problem, and the remedy. The keys of plugins that are not
-part of this executable are not checked.
+Checks these files and directories, or else the directory of network configurations. Prints one line for each mistake:
+file, line and column, the problem, and the remedy. The keys of plugins that are not part of this executable are not
+checked.
 ",
     options: &[
         CONF,
@@ -77,8 +78,8 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     })
 }
 
-/// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, whose
-/// delegates are used, also whether this node can serve the networks.
+/// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, in which
+/// delegates are searched, the findings include whether this node can serve the networks.
 pub(super) fn lint_files(
     paths: &[PathBuf],
     table: AppletTable,

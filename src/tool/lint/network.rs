@@ -40,7 +40,7 @@ pub(super) struct LintedNetwork<'a> {
     table: AppletTable,
     /// The `CNI_PATH` of checks on this node; absent if only the file is checked.
     cni_path: Option<&'a str>,
-    /// Empty if it could not be read.
+    /// The name of the network; empty if it could not be read.
     pub(super) name: String,
     /// The position of the name.
     position: Option<TextPosition>,
@@ -123,10 +123,8 @@ impl LintedNetwork<'_> {
                 Some(_) => None,
             };
             let title = format!("plugin {i} \"{}\"", conf.plugin_type);
-            self.examine_plugin(
-                &LintedPlugin { list: &list, conf, place, title },
-                &list.plugins[..i],
-            );
+            let part = LintedPlugin { list: &list, conf, place, title };
+            self.examine_plugin(&part, &list.plugins[..i]);
         }
         Ok(())
     }
@@ -149,11 +147,8 @@ impl LintedNetwork<'_> {
                 problem,
                 "move it into the object of the plugin that it is meant for",
             );
-            self.findings.push(self.new_finding(
-                Severity::Warning,
-                self.find_position(&place),
-                error,
-            ));
+            let position = self.find_position(&place);
+            self.findings.push(self.new_finding(Severity::Warning, position, error));
         } else if nearest_word(name, LIST_KEYS.iter().copied()).is_some() {
             self.report_unknown_key("list", &place, &LIST_KEYS);
         }
@@ -181,12 +176,8 @@ impl LintedNetwork<'_> {
         let Some(applet) = self.table.find_applet(name) else {
             if let Some(near) = nearest_word(name, self.table.plugin_names()) {
                 let remedy = format!("did you mean \"{near}\"?");
-                self.report_mistake(
-                    Severity::Warning,
-                    part,
-                    "type",
-                    mistake_error("unknown plugin", remedy),
-                );
+                let error = mistake_error("unknown plugin", remedy);
+                self.report_mistake(Severity::Warning, part, "type", error);
             }
             return;
         };
@@ -265,23 +256,15 @@ impl LintedNetwork<'_> {
             Some(_) => {
                 let problem = format!("\"{name}\" is not an IPAM plugin");
                 let remedy = "choose host-local, static or dhcp";
-                self.report_mistake(
-                    Severity::Error,
-                    part,
-                    "ipam.type",
-                    mistake_error(problem, remedy),
-                );
+                let error = mistake_error(problem, remedy);
+                self.report_mistake(Severity::Error, part, "ipam.type", error);
             }
             None if name.is_empty() => {
                 if matches!(ipam, Json::Object(members) if !members.is_empty()) {
                     let problem = "no address is allocated: \"ipam\" has no \"type\"";
                     let remedy = "add a type, such as \"host-local\"";
-                    self.report_mistake(
-                        Severity::Warning,
-                        part,
-                        "ipam",
-                        mistake_error(problem, remedy),
-                    );
+                    let error = mistake_error(problem, remedy);
+                    self.report_mistake(Severity::Warning, part, "ipam", error);
                 }
             }
             None => {
@@ -290,12 +273,8 @@ impl LintedNetwork<'_> {
                 if let Some(near) = nearest_word(name, plugins.map(|applet| applet.name)) {
                     let problem = format!("unknown IPAM plugin \"{name}\"");
                     let remedy = format!("did you mean \"{near}\"?");
-                    self.report_mistake(
-                        Severity::Warning,
-                        part,
-                        "ipam.type",
-                        mistake_error(problem, remedy),
-                    );
+                    let error = mistake_error(problem, remedy);
+                    self.report_mistake(Severity::Warning, part, "ipam.type", error);
                 }
             }
         }
@@ -315,12 +294,8 @@ impl LintedNetwork<'_> {
         for name in keys::keys_above_cni(part.conf.json()) {
             let problem = format!("\"{name}\" of \"args\" is not read");
             let remedy = format!("write \"args\": {{\"cni\": {{\"{name}\": ...}}}}");
-            self.report_mistake(
-                Severity::Warning,
-                part,
-                &format!("args.{name}"),
-                mistake_error(problem, remedy),
-            );
+            let error = mistake_error(problem, remedy);
+            self.report_mistake(Severity::Warning, part, &format!("args.{name}"), error);
         }
         let runtime: Vec<_> = known
             .member_keys("runtimeConfig")

@@ -1,4 +1,4 @@
-//! Keys of one plugin that take away what an earlier plugin of the list gave.
+//! Keys of one plugin that undo the work of an earlier plugin of the list.
 
 use ipnet::IpNet;
 
@@ -9,8 +9,8 @@ use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
 use crate::runtime::PluginConfig;
 use crate::sysctl;
 
-/// Probable mistakes in a plugin's configuration behind the plugins `before`, each with its key. `subnets` are those of
-/// the addresses so far.
+/// Probable mistakes in the configuration of a plugin that follows the plugins `before`, each with its key. `subnets`
+/// are the subnets of the addresses so far.
 pub(super) fn find_conflicts(
     conf: &PluginConfig,
     before: &[PluginConfig],
@@ -32,7 +32,7 @@ pub(super) fn find_conflicts(
 }
 
 /// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass
-/// iptables, and a port of a bridge sends nothing back to where it came from unless it is told to.
+/// iptables, and a port of a bridge without hairpin mode returns no packet to its sender.
 pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
     let is_on = |conf: &PluginConfig, key: &str| {
         conf.json().get_present_member(key) == Some(&Json::Bool(true))
@@ -47,11 +47,11 @@ pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]
         let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
                    iptables (sysctl net.bridge.bridge-nf-call-iptables)";
         let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
-        mistake_error(msg, format!("if it has to, {how} \"hairpinMode\": true in \"bridge\""))
+        mistake_error(msg, format!("if it must reach them, {how} \"hairpinMode\": true in \"bridge\""))
     })
 }
 
-/// The key by which tuning may get a MAC.
+/// The key from which tuning takes a MAC.
 fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
     let is_set = |mac: &Json| mac.as_str().is_some_and(|mac| !mac.is_empty());
     if conf.json().get_present_member("mac").is_some_and(is_set) {
@@ -60,7 +60,7 @@ fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
     (conf.capabilities.get("mac") == Some(&true)).then_some("capabilities")
 }
 
-/// What another MAC takes away.
+/// The conflict of an earlier plugin with a MAC that tuning sets.
 fn mac_change_conflict(before: &[PluginConfig]) -> Option<Error> {
     let remedy = |plugin: &str| {
         format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"")

@@ -19,7 +19,7 @@ const RESERVE: usize = 24 * 1024;
 /// The size of a header, and the unit of padding, in bytes (POSIX.1-2017, pax, "ustar").
 const BLOCK: usize = 512;
 
-/// The end of a text that is kept if the text is too long.
+/// The part of a text that is kept if the text is too long.
 #[derive(Clone, Copy)]
 pub(super) enum KeptTextEnd {
     Head,

@@ -178,7 +178,7 @@ fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
         written.map_err(|cause| Error::io("write to stdout", &cause))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Never through a link, nor over an existing file.
+    // `create_new` neither follows a link nor overwrites an existing file.
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let written = file.and_then(|file| archive.write_tar(ABOUT, BufWriter::new(file)));
     written.map_err(|cause| Error::io(format_args!("write {path}"), &cause))?;
@@ -192,7 +192,7 @@ struct AttachmentSources<'a> {
     shown: VisibleKeys,
 }
 
-/// Adds the most important files first: the last ones may have no room.
+/// Adds the files, the most important ones first: there may be no room for the last ones.
 fn collect_files(
     directories: &ToolDirectories,
     mut archive: SysdumpArchive,

@@ -202,13 +202,13 @@ fn nanos_to_seconds(nanos: u64) -> f64 {
     (nanos / 1_000) as f64 / 1e6
 }
 
-/// A call with its steps.
+/// The recording of a call: a span for the call, and one for each of its steps.
 struct RecordedCall {
-    /// The first span is the call.
+    /// The spans; the first one is the span of the call.
     spans: Vec<ParsedSpan>,
 }
 
-/// A call, or a step of one.
+/// A call, or a step of a call.
 struct ParsedSpan {
     trace: String,
     id: String,
@@ -219,7 +219,7 @@ struct ParsedSpan {
     start: u64,
     end: u64,
     attributes: Vec<(String, String)>,
-    /// The cause of its failure.
+    /// The cause, if the step failed.
     error: Option<String>,
 }
 
@@ -313,10 +313,8 @@ mod tests {
     use crate::options::{self, ParsedCommandLine};
 
     fn parsed(line: &str) -> Result<TraceCommand> {
-        match options::parse_args(
-            line.split_whitespace().map(str::to_owned).collect(),
-            TOOL.options,
-        )? {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        match options::parse_args(words, TOOL.options)? {
             ParsedCommandLine::Work(line) => TraceCommand::from_command_line(&line),
             asked => panic!("{asked:?}"),
         }

@@ -24,7 +24,7 @@ const QUANTILES: [(usize, &str); 3] = [(50, "0.5"), (90, "0.9"), (99, "0.99")];
 struct CallStatistics {
     /// The number of calls by error code; 0 is success.
     codes: BTreeMap<u32, u64>,
-    /// Nanoseconds, sorted; without failed calls whose spans were not recorded.
+    /// The durations in nanoseconds, sorted. Failed calls whose spans were not recorded have none.
     durations: Vec<u64>,
 }
 
@@ -50,7 +50,7 @@ impl CallStatistics {
         all
     }
 
-    /// The number of calls, and of those that failed.
+    /// The number of calls, and the number of failed calls.
     fn call_counts(&self) -> (u64, u64) {
         let count = self.codes.values().sum();
         (count, count - self.codes.get(&0).unwrap_or(&0))
@@ -151,7 +151,7 @@ impl PrometheusMetric {
     }
 }
 
-/// Adds the used and all addresses of each range of each network with host-local.
+/// Adds the number of used addresses and of all addresses for each range of each network with host-local.
 fn add_pool_samples(
     directories: &ToolDirectories,
     taken: &mut PrometheusMetric,

@@ -45,7 +45,7 @@ pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
     )
 }
 
-/// What distinguishes a span from others of its name.
+/// The text that distinguishes a span from other spans of the same name.
 fn span_detail(span: &ParsedSpan) -> String {
     let keys =
         ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
@@ -72,7 +72,7 @@ fn message_type_name(number: &str) -> String {
         (Some(object), _) => format!("RTM_{verb}{object}"),
         (None, 0) if (88..=90).contains(&number) => format!("RTM_{verb}NSID"),
         (None, 0) => format!("type {number}"),
-        // The batch's first message is of no subsystem.
+        // The first message of a batch belongs to no subsystem.
         (None, 1) => "conntrack".to_owned(),
         (None, 10) => "nf_tables".to_owned(),
         (None, subsystem) => format!("netfilter subsystem {subsystem}"),

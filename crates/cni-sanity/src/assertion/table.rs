@@ -42,7 +42,7 @@ pub const TABLE: &[Assertion] = table! {
     "env.ifname.named" Required "5.error.variable" "its message names the variable" WORDS;
     "env.ifname.too-long" Required "2.parameter.ifname" "an interface name of more than 15 bytes is refused" BLIND;
     "env.ifname.slash" Required "2.parameter.ifname" "an interface name with a slash is refused" BLIND;
-    "env.ifname.blank" Recommended "2.parameter.ifname" "an interface name with a blank is refused" BLIND;
+    "env.ifname.blank" Recommended "2.parameter.ifname" "an interface name with a space is refused" BLIND;
     "env.ifname.dots" Required "2.parameter.ifname" "the interface name .. is refused" BLIND;
     "env.command.unknown" Required "2.parameter.command" "an unknown CNI_COMMAND fails" BLIND;
     "env.command.unknown-code" Recommended "5.error.codes" "its code is 4" WORDS;

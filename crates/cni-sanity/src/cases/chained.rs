@@ -1,4 +1,5 @@
-//! A plugin that changes what earlier plugins of the list created: bridge of the same directory runs before it.
+//! Tests of plugins that change what earlier plugins of the list created; bridge of the same directory is the earlier
+//! plugin.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +31,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let now = world::snapshot()?;
     check.none("del.leaves-nothing", &now.without(&before));
     let mut lost = before.without(&now);
-    // The kernel's default: what is in its place is a leftover.
+    // noqueue is the default of the kernel: a qdisc that has replaced it is a leftover.
     lost.retain(|line| !line.starts_with("qdisc noqueue"));
     check.none("chained.del-keeps-the-others", &lost);
     check.none("del.leaves-nothing-inside", &at.netns.snapshot()?.without(&inside));
@@ -47,8 +48,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     handed_on(subject, check)
 }
 
-/// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. What the first calls
-/// create for all later ones is not a leak: the calls after these are compared.
+/// ADD, DEL, and both again on the same interface; returns whether the first ADD succeeded. Objects that the first
+/// calls create for all later calls are no leak: the caller compares the state from then on.
 fn again(subject: &Subject<'_>, check: &mut Check) -> Result<bool> {
     let at = subject.container()?;
     subject.run("ADD", &at, None)?;
@@ -78,8 +79,8 @@ fn passed_on(added: &Answer, prev: &Value, result: &Value, check: &mut Check) {
     check.effect("chained.keeps-routes", added, keeps("routes", "dst"), || detail("routes"));
 }
 
-/// Members of a result that a plugin hands on: assertion, list, member, the version since which it exists, and whether
-/// tuning may change it.
+/// Members of a result that a plugin passes on: assertion, list, member, the version since which the member exists, and
+/// whether tuning may change it.
 const MEMBERS: &[(&str, &str, &str, &str, bool)] = &[
     ("chained.keeps-sandbox", "interfaces", "sandbox", "0.3.0", false),
     ("chained.keeps-mac", "interfaces", "mac", "0.3.0", true),
@@ -96,7 +97,7 @@ const MEMBERS: &[(&str, &str, &str, &str, bool)] = &[
     ("chained.keeps-route-scope", "routes", "scope", "1.1.0", false),
 ];
 
-/// Members of dns.
+/// Members of `dns` that a plugin passes on: assertion and member.
 const DNS: [(&str, &str); 4] = [
     ("chained.keeps-nameservers", "nameservers"),
     ("chained.keeps-domain", "domain"),
@@ -157,7 +158,7 @@ fn enrich(result: &mut Value, is_newest: bool) {
     }
 }
 
-/// The purpose of the plugin.
+/// Tests the effect that is the purpose of the plugin.
 fn effect(
     subject: &Subject<'_>,
     at: &Attachment,

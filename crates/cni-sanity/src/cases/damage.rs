@@ -29,7 +29,7 @@ const IDS: [&str; 8] = [
     "damaged-h",
 ];
 
-/// Damages an object of an attachment, of which it gets the container and the result.
+/// Damages an object of an attachment, given its container and its result.
 type Damage = fn(&Netns, &Value) -> Result<()>;
 
 /// Assertions about CHECK, the types that they apply to, and the damage.
@@ -73,9 +73,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// Each damage is that of another container: what one leaves behind must not be the cause of the next failure.
+/// Each damage has a container of its own: leftovers of one damage must not cause the failure of another.
 fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    // What the first calls create for all later ones, such as a log of failures, is not a leak.
+    // Objects that the first calls create for all later calls, such as a log of failures, are no leak.
     if let Some((at, result)) = add(subject)? {
         subject.run("CHECK", &at, Some(&json!({"cniVersion": "9.9.9", "ips": 7})))?;
         subject.end(&at, Some(&result))?;
@@ -92,7 +92,7 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         check.fails(id, subject.run("CHECK", &at, Some(&result)))?;
         check.succeeds("damage.del", subject.end(&at, Some(&result)))?;
         let mut left = leftovers(&before)?;
-        // The bridge and the device of the node are those of all containers.
+        // All containers share the bridge and the device of the node.
         left.retain(|line| !["sanity0", "spare"].iter().any(|shared| line.contains(shared)));
         check.that("damage.leaves-nothing", left.is_empty(), || {
             format!("{id}: {}", left.join("; "))

@@ -33,10 +33,10 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 }
 
 struct Stage<'a> {
-    /// Configured to delegate to the recorder.
+    /// The plugin, configured to delegate to the recorder.
     subject: &'a Subject<'a>,
     recorder: Recorder,
-    /// `CNI_PATH`
+    /// The value of `CNI_PATH`.
     path: String,
 }
 
@@ -60,7 +60,7 @@ impl Stage<'_> {
         !self.recorder.calls(verb).is_empty()
     }
 
-    /// The result of the recorder.
+    /// The result that the recorder returns.
     fn answer(&self) -> Value {
         let mut ips = if self.subject.is(&["macvlan", "ipvlan"]) {
             json!([{"address": "10.89.0.77/24"}, {"address": "fd89::77/64"}])
@@ -155,7 +155,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// What the IPAM plugin returned is in the result, and in the container.
+    /// The addresses and routes that the IPAM plugin returned are in the result, and in the container.
     fn applied(
         at: &Attachment,
         given: &Value,

@@ -20,7 +20,7 @@ const CROWD: usize = 64;
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let at = subject.attachment("sanity-1", "faults")?;
-    // What the first calls create for all later ones is not a leak.
+    // Objects that the first calls create for all later calls are no leak.
     subject.call("ADD", &at, None).env("CNI_NETNS", "/run/netns/nowhere").run()?;
     let first = subject.add(&at)?;
     if !first.succeeded() {

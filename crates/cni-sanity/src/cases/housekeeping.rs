@@ -36,7 +36,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// A STATUS that fails prints an error object.
+/// Tests that a STATUS that fails prints an error object.
 fn told(status: &Answer, check: &mut Check) {
     if status.failed() {
         let is_error = status.json.as_ref().is_some_and(|json| json["code"].is_u64());
@@ -54,7 +54,7 @@ fn not_ready(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.del(&at, added.json.as_ref()).map(drop)
 }
 
-/// The subject with leases in a network of its own.
+/// The subject, with the leases of its own network.
 fn network<'a>(subject: &Subject<'a>, [name, bridge, subnet, last]: [&str; 4]) -> Subject<'a> {
     let mut members = json!({"name": name, "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/gc",
         "ranges": [[{"subnet": format!("{subnet}.0/24"), "rangeStart": format!("{subnet}.10"),
@@ -82,7 +82,7 @@ fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         let added = subject.run("ADD", &at, None)?;
         Ok((at, added))
     };
-    // The id of one stale attachment begins with that of the valid one, whose id begins with that of the other one.
+    // "c10" is valid; the other two ids are a prefix of it, and have it as a prefix.
     let (valid, kept) = add(&subject, "c10", "valid")?;
     let stale = [add(&subject, "c1", "stale")?, add(&subject, "c100", "older")?];
     let (foreign, theirs) = add(&other, "c1", "foreign")?;

@@ -14,13 +14,13 @@ use crate::spec::OWN;
 use crate::traffic::{LIMIT, MOMENT, pings, tcp, udp};
 use crate::world::{self, NODE, OUTSIDE};
 
-/// A key, and its effect.
+/// A key of a configuration, and the test of its effect.
 #[derive(Debug)]
 pub struct Key {
     pub assertion: Assertion,
     /// Members of the configuration, in JSON.
     members: &'static str,
-    /// `CNI_ARGS`
+    /// The value of `CNI_ARGS`.
     args: &'static str,
     holds: fn(&Seen<'_>) -> Result<bool>,
 }
@@ -36,7 +36,7 @@ macro_rules! keys {
     };
 }
 
-/// The state after ADD.
+/// The subject, its attachment and the state after ADD.
 pub struct Seen<'a> {
     subject: &'a Subject<'a>,
     at: &'a Attachment,
@@ -290,7 +290,7 @@ fn node_has(text: &str) -> Result<bool> {
     Ok(world::snapshot()?.has(text))
 }
 
-/// An address literal.
+/// Parses the literal of an address.
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }

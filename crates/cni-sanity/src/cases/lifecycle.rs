@@ -1,4 +1,4 @@
-//! A plugin that creates an interface: its results compared with the kernel, and the remains after DEL.
+//! Tests of plugins that create an interface: the results are compared with the kernel, and DEL must delete everything.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use crate::world::{self, OUTSIDE};
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let at = subject.attachment("sanity-1", "one")?;
-    // What the first calls create for all later ones, such as chains, a bridge or a log of failures, is not a leak.
+    // Objects that the first calls create for all later calls, such as chains, a bridge or a log, are no leak.
     subject.call("ADD", &at, None).env("CNI_NETNS", "/run/netns/nowhere").run()?;
     let first = check.succeeds("add.succeeds", subject.add(&at))?;
     if !first.succeeded() {
@@ -66,7 +66,7 @@ fn attach(
     Ok(())
 }
 
-/// The interface is gone after DEL; lo cannot go.
+/// The interface does not exist after DEL; lo cannot be deleted.
 fn is_removed(at: &Attachment, deleted: &Answer, check: &mut Check) -> Result<()> {
     let is_gone = at.ifname == "lo" || at.netns.link(at.ifname)?.is_none();
     check.effect("del.removes-interface", deleted, is_gone, || {
@@ -260,7 +260,7 @@ fn existing_interface(subject: &Subject<'_>, at: &Attachment, check: &mut Check)
         // DEL returns the first device under this name.
         drop(world::delete("spare0"));
     } else {
-        // The DEL that follows each ADD, without the namespace, whose interface is another container's.
+        // The DEL that follows each ADD. It has no namespace: the interface there belongs to another container.
         subject.call("DEL", &other, None).env("CNI_NETNS", "").run()?;
         check.none("add.failure-leaves-nothing", &leftovers(&outside)?);
     }
@@ -282,7 +282,7 @@ fn several(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<
         conf["ipam"]["ranges"] = json!([[{"subnet": "10.87.0.0/16"}], [{"subnet": "fd87::/64"}]]);
     }
     let more = Subject { conf, ..*subject };
-    // What the first ADD of a network creates for all later ones is not a leak.
+    // Objects that the first ADD of a network creates for all later calls are no leak.
     let added = more.add(&eth1)?;
     more.del(&eth1, added.json.as_ref())?;
     let before = world::snapshot()?;
@@ -296,7 +296,7 @@ fn several(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<
         check.of("add.second-interface-address", &second, !share_address(result, other));
         let deleted = check.succeeds("del.second-interface", more.del(&eth1, Some(other)))?;
         if deleted.failed() {
-            // Runtimes repeat it.
+            // Runtimes repeat DEL.
             more.del(&eth1, Some(other))?;
         }
         check.none("del.second-interface-leaves-nothing", &leftovers(&node)?);
@@ -308,7 +308,7 @@ fn several(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<
     similar(subject, check)
 }
 
-/// Two containers, the id of one of which begins with that of the other.
+/// Two containers; the id of one begins with the id of the other.
 fn similar(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let [short, long] = [subject.attachment("c1", "c1")?, subject.attachment("c10", "c10")?];
     let kept = subject.add(&long)?;
@@ -321,7 +321,7 @@ fn similar(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.del(&long, kept.json.as_ref()).map(drop)
 }
 
-/// Another container beside that of `result`, whose namespace is in the state `alone`.
+/// Another container beside the container of `result`, whose namespace is in the state `alone`.
 fn second_container(
     subject: &Subject<'_>,
     at: &Attachment,

@@ -106,13 +106,13 @@ impl Subject<'_> {
         Ok(Attachment { id, netns: Netns::new(netns)?, ifname: self.ifname(), prev: None })
     }
 
-    /// An attachment in a new namespace, to which bridge of the same directory was added if the plugin is a chained
-    /// one.
+    /// An attachment in a new namespace. For a chained plugin, bridge of the same directory has attached the namespace
+    /// before.
     fn container(&self) -> Result<Attachment> {
         self.container_of("sanity-1")
     }
 
-    /// Such an attachment of a container with this id.
+    /// The same as [`Subject::container`], for a container with this id.
     fn container_of(&self, id: &'static str) -> Result<Attachment> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl Subject<'_> {
         result.ok_or_else(|| format!("bridge, which goes first: {}", added.summary()).into())
     }
 
-    /// A call of bridge, the first plugin of the list of a chained one.
+    /// A call of bridge, the first plugin of the list of a chained plugin.
     fn bridge(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
         let conf = json!({"cniVersion": self.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
             "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(self.directory, "bridge")});
@@ -143,7 +143,7 @@ impl Subject<'_> {
         if !self.is(&["host-device"]) || world::index("spare0").is_ok() {
             return Ok(());
         }
-        // The peers of devices in containers have names as well.
+        // The peers of devices in containers also have such names.
         let names = (1..).map(|number| format!("spare{number}"));
         let mut free = names.filter(|name| world::index(name).is_err());
         free.next().map_or(Ok(()), |name| world::make_pair("spare0", &name))
@@ -181,7 +181,7 @@ impl Subject<'_> {
         self.run("ADD", at, at.prev.as_ref())
     }
 
-    /// DEL, with the result of ADD if the version has it.
+    /// DEL, with the result of ADD if DEL of the version has a `prevResult`.
     fn del(&self, at: &Attachment, result: Option<&Value>) -> Result<Answer> {
         self.run("DEL", at, self.prev(result))
     }
@@ -197,7 +197,7 @@ impl Subject<'_> {
     }
 }
 
-/// For comparing versions: 1.0.0 is 10000.
+/// A version as a number that can be compared: 1.0.0 is 10000.
 fn number(version: &str) -> u32 {
     version.split('.').fold(0, |sum, part| sum * 100 + part.parse::<u32>().unwrap_or_default())
 }

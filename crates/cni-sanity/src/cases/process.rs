@@ -142,7 +142,7 @@ fn environment(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// Files below a directory that all users may write.
+/// The files below a directory that every user may write to.
 fn writable(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -172,7 +172,7 @@ fn namespaces(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if subject.kind.profile != Profile::Interface {
         return Ok(());
     }
-    // A namespace of a thread, as runtimes have that do not mount it.
+    // The namespace of a thread: some runtimes do not mount namespaces.
     let at = subject.container()?;
     let (send_tid, tid) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();

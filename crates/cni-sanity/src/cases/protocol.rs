@@ -47,7 +47,7 @@ fn version(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     Ok(())
 }
 
-/// `1.2.3`
+/// Whether a text has the form of `1.2.3`.
 fn is_version(text: &str) -> bool {
     let mut parts = text.split('.');
     text.split('.').count() == 3
@@ -83,14 +83,14 @@ fn refused_values(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> 
     for (variable, value, id) in [
         ("CNI_IFNAME", "a-name-that-is-too-long", "env.ifname.too-long"),
         ("CNI_IFNAME", "with/slash", "env.ifname.slash"),
-        ("CNI_IFNAME", "with blank", "env.ifname.blank"),
+        ("CNI_IFNAME", "with space", "env.ifname.blank"),
         ("CNI_IFNAME", "..", "env.ifname.dots"),
         ("CNI_CONTAINERID", "../../etc", "env.containerid.path"),
         ("CNI_CONTAINERID", "-begins-wrong", "env.containerid.first"),
         ("CNI_NETNS", "/run/netns/nowhere", "env.netns.nowhere"),
         ("CNI_NETNS", "/etc/passwd", "env.netns.no-namespace"),
     ] {
-        // Other plugins than interface plugins may ignore the namespace.
+        // Only plugins that create an interface must use the namespace.
         if variable != "CNI_NETNS" || subject.kind.profile == Profile::Interface {
             check.fails(id, subject.call("ADD", at, None).env(variable, value).run())?;
         }

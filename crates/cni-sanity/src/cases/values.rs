@@ -14,7 +14,7 @@ pub struct Wrong {
     pub assertion: Assertion,
     /// Members of the configuration, in JSON, that replace the valid ones.
     members: &'static str,
-    /// `CNI_ARGS`
+    /// The value of `CNI_ARGS`.
     args: &'static str,
 }
 
@@ -125,7 +125,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", wrong.args).run()
     };
     let del = |subject: &Subject<'_>| subject.run("DEL", &at, at.prev.as_ref());
-    // What the first calls create for all later ones, such as chains, a bridge or a log of failures, is not a leak.
+    // Objects that the first calls create for all later calls, such as chains, a bridge or a log, are no leak.
     subject.run("ADD", &at, at.prev.as_ref())?;
     del(subject)?;
     if let Some(wrong) = own.first() {
