@@ -1,6 +1,6 @@
 //! The lease store as a whole: both implementations' leases, garbage collection, many at once.
 
-mod reclaim;
+mod heal;
 mod trespass;
 mod trust;
 

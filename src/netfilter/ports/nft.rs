@@ -393,7 +393,7 @@ fn first_missing_object(
             return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
         }
         if other.is_none() && set != ATTACHMENTS && found.data != element.data {
-            return Ok(Some(format!("element {element} of {set} leads elsewhere")));
+            return Ok(Some(format!("element {element} of {set} has another value")));
         }
     }
     let (found, wanted) =
