@@ -1,5 +1,5 @@
-//! The files by attachment that plugins keep in the reference's directories: backups of the settings of an interface,
-//! and their temporary names.
+//! Backups of the settings of an interface before a plugin changed them: one file for each attachment, in the
+//! directories of the reference plugins.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,7 +16,6 @@ use crate::log;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     dir: PathBuf,
-    /// The file.
     pub path: PathBuf,
     temporary: PathBuf,
 }
@@ -41,7 +40,7 @@ impl BackupFile {
     /// Replaces the content of the file, and creates the directory if it is missing.
     pub fn write_content(&self, content: &[u8]) -> FileResult<()> {
         dir::ensure_directory(&self.dir, 0o700)?;
-        // Volatile: a power cut ends the interface as well.
+        // Volatile, because a power cut also ends the interface.
         AtomicWriter::new(&self.temporary, Durability::Volatile)
             .replace_file(&self.path, content, 0o600)
     }
@@ -54,7 +53,7 @@ impl BackupFile {
 }
 
 /// The backups in `dir`, with their contents; none if the directory does not exist. A file that cannot be read is
-/// skipped with a warning: it must not keep those of other attachments.
+/// skipped with a warning: the backups of other attachments must still be found.
 pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     if !dir::require_own_directory(dir)? {
@@ -70,7 +69,7 @@ pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     Ok(found)
 }
 
-/// The content of a file of an attachment; `None` if there is none.
+/// The content of a backup; `None` if the file does not exist.
 pub fn read_backup(path: &Path) -> FileResult<Option<Vec<u8>>> {
     match files::read_regular_file(path, MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
@@ -103,7 +102,7 @@ pub fn remove_temporaries(dir: &Path, network: &str, valid: &[AttachmentId<'_>])
     }
 }
 
-/// The form of an optional MAC in a backup: its text, or an empty string.
+/// Serialises an optional MAC address of a backup: as text, or as an empty string if there is none.
 pub mod mac_text {
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
@@ -144,7 +143,7 @@ mod tests {
         assert_eq!(file.read_content().unwrap().as_deref(), Some(&b"two"[..]));
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&dir.join("c1_eth0.json"))), (0o700, 0o600));
-        // What is no backup, or cannot be read, does not hide the others.
+        // Files that are not backups, or cannot be read, do not hide the others.
         fs::write(dir.join("other"), "").unwrap();
         fs::create_dir(dir.join("0_eth0.json")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", dir.join("z_eth0.json")).unwrap();
@@ -153,7 +152,7 @@ mod tests {
         file.remove_files().unwrap();
         file.remove_files().unwrap();
         assert!(read_backups(&dir).unwrap().is_empty() && !file.temporary.exists());
-        // A directory that others can write to is refused, and what is no directory.
+        // A directory that others can write to is refused, and so is a file in place of the directory.
         file.write_content(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {

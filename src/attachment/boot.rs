@@ -1,4 +1,4 @@
-//! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
+//! The boot in which an attachment was created: all kernel objects of an attachment on the host end with the boot.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::files;
 use crate::sysctl::{self, REPLACED};
 
-/// The machine id, machine-id(5).
+/// The file with the machine id, see machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";
-/// Limit of its size in bytes.
+/// Limit of the size of [`MACHINE_ID`] in bytes.
 const MAX_ID_BYTES: usize = 64;
 
 /// A boot of a machine.
@@ -25,33 +25,33 @@ pub struct BootIdentity {
     pub id: String,
 }
 
-/// When something was made, relative to the current boot.
+/// When a lease or record was created, relative to the current boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootRelation {
-    /// In this boot.
     Now,
     /// On this machine, in an earlier boot.
     Earlier,
-    /// In another boot, of which nothing is proved: it may be a later one, or of another machine that shares the files.
+    /// In another boot that is not certainly an earlier one of this machine: several machines may share the files.
     #[default]
     Elsewhere,
 }
 
 impl BootIdentity {
-    /// The current boot, read once by a process. One that cannot be identified is no other boot, not even itself.
+    /// The current boot, read once by each process. A boot that cannot be identified equals no boot, not even itself.
     pub fn current() -> BootIdentity {
         static CURRENT: OnceLock<BootIdentity> = OnceLock::new();
         let read = || {
             let id = sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string());
             BootIdentity { machine: machine_id(), id }
         };
-        // Unit tests play several boots.
+        // Unit tests simulate several boots.
         if cfg!(test) { read() } else { CURRENT.get_or_init(read).clone() }
     }
 
-    /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
+    /// The relation of this boot to the boot `current`, for a lease or record that was created in this boot at
+    /// `created` (seconds since 1970, by the wall clock).
     ///
-    /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall
+    /// This boot is an earlier one if both boot ids are the kernel's own, both are of this machine, and the wall
     /// clock agrees. A clock that was set back makes the answer [`BootRelation::Elsewhere`], never
     /// [`BootRelation::Earlier`].
     pub fn relation_to(&self, current: &BootIdentity, created: i64) -> BootRelation {
@@ -65,13 +65,13 @@ impl BootIdentity {
         if is_earlier { BootRelation::Earlier } else { BootRelation::Elsewhere }
     }
 
-    /// Whether both are certainly of one machine.
+    /// Whether both boots are certainly of one machine.
     pub fn is_same_machine(&self, other: &BootIdentity) -> bool {
         self.machine.is_some() && self.machine == other.machine
     }
 }
 
-/// Releases up to 0.2.0 did not write the mark.
+/// The boot id without the mark [`REPLACED`], which releases up to 0.2.0 did not write.
 fn strip_replaced_mark(id: &str) -> &str {
     id.trim_start_matches(REPLACED)
 }
@@ -120,9 +120,9 @@ pub(crate) mod tests {
     use super::*;
 
     thread_local! {
-        /// The machine that this thread takes for its own, instead of the one it is on.
+        /// A machine id for this thread, in place of the true one.
         pub(crate) static MACHINE: Cell<Option<&'static str>> = const { Cell::new(None) };
-        /// The time at which this thread's kernel was started, instead of the true one.
+        /// A start time of the kernel for this thread, in place of the true one.
         pub(crate) static BOOT_START: Cell<Option<i64>> = const { Cell::new(None) };
     }
 
@@ -142,13 +142,13 @@ pub(crate) mod tests {
             (boot_identity("m", "a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Earlier),
             // Made after the start of this boot, according to the clock.
             (boot_identity("m", "a"), boot_identity("m", "b"), FUTURE, BootRelation::Elsewhere),
-            // Another machine, or unknown ones.
+            // Another machine, or an unknown machine.
             (boot_identity("m", "a"), boot_identity("n", "b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("m", "a"), boot_identity("", "b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("", "a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("", "a"), boot_identity("", "b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("", "a"), boot_identity("m", "a"), LONG_AGO, BootRelation::Now),
-            // A container manager's ids.
+            // Boot ids that a container manager replaced.
             (boot_identity("m", "~a"), boot_identity("m", "b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("m", "a"), boot_identity("m", "~b"), LONG_AGO, BootRelation::Elsewhere),
             (boot_identity("m", "a"), boot_identity("m", "~a"), LONG_AGO, BootRelation::Now),

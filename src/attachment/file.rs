@@ -33,8 +33,9 @@ use crate::files::{self, FileOperationContext, remove_file};
 use crate::log;
 use crate::netns;
 
-/// Logs that something is not recorded. In a user namespace the directory belongs to another user, as in a rootless
-/// container without a `/run` of its own, and nobody there can change that: its network ends with it.
+/// Logs that the data `what` of an attachment could not be recorded: as a warning, except in a user namespace. There
+/// the directory may belong to another user, as in a rootless container without a `/run` of its own, and no operator
+/// can change that; its network ends with the container.
 pub fn log_unrecorded(what: fmt::Arguments<'_>) {
     let map = files::read_regular_file(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
@@ -65,7 +66,7 @@ pub(super) fn record_path(name: &str, instance: &str) -> PathBuf {
     record_directory(name).join(format!("{instance}{ENDING}"))
 }
 
-/// The record of an attachment, and its temporary name.
+/// The path of the record of an attachment, and its temporary path.
 fn attachment_paths(owner: AttachmentId<'_>) -> (PathBuf, PathBuf) {
     (
         record_path(ATTACHMENTS, &owner.instance_id()),
@@ -82,7 +83,7 @@ pub(super) fn list_instances(name: &str, network: Option<&str>) -> Vec<String> {
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
 }
 
-/// As [`list_instances`], without the attachments `valid`.
+/// Like [`list_instances`], without the attachments `valid`.
 pub(super) fn stale_instances(
     name: &str,
     network: &str,
@@ -132,14 +133,14 @@ fn load_record(path: &Path) -> io::Result<Option<AttachmentRecord>> {
     }
 }
 
-/// What `host` of a record is for the calling thread's network namespace.
+/// The identity of the calling thread's network namespace, as in the field `host` of records; read when first needed.
 pub(super) type HostNetnsIds = LazyCell<Option<u64>>;
 
 pub(super) fn host_netns_ids() -> HostNetnsIds {
     LazyCell::new(netns::current_id)
 }
 
-/// Whether the record was written in this namespace; release 0.2.0 wrote its inode number.
+/// Whether the record was written in the network namespace `here`; release 0.2.0 recorded the namespace's inode number.
 fn is_written_here(record: &AttachmentRecord, here: &HostNetnsIds) -> bool {
     let host = Some(record.host);
     host == **here || host == netns::current_inode()
@@ -184,7 +185,7 @@ impl AttachmentRecord {
         records.filter(|record| record.ips.contains(&ip)).collect()
     }
 
-    /// As [`AttachmentRecord::find_by_address`], but for the attachment `except`.
+    /// Like [`AttachmentRecord::find_by_address`], without the attachment `except`.
     pub fn find_others_by_address(ip: IpAddr, except: AttachmentId<'_>) -> Vec<AttachmentRecord> {
         let mut others = AttachmentRecord::find_by_address(ip);
         others.retain(|record| record.attachment_id() != except);
@@ -212,9 +213,9 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits until nobody else reclaims the attachment, and excludes that until the lock is dropped: ADD takes it while
-    /// it replaces the record, and whoever reclaims the attachment for as long as that takes. Without a directory for
-    /// locks there are no records either.
+    /// Waits for the lock of the attachment. ADD holds the lock while it replaces the record, and a process that
+    /// reclaims the attachment holds it until the attachment is reclaimed. `None` if there is no directory for locks:
+    /// then there are no records either.
     pub fn lock_attachment(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id())?)
     }
@@ -222,8 +223,9 @@ impl AttachmentRecord {
     /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
-        let enter = |ip: &IpAddr| link_record(&address_directory(*ip).join(&instance), &instance);
-        let written = self.save_record().and_then(|()| self.ips.iter().try_for_each(enter));
+        let add_link =
+            |ip: &IpAddr| link_record(&address_directory(*ip).join(&instance), &instance);
+        let written = self.save_record().and_then(|()| self.ips.iter().try_for_each(add_link));
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 
@@ -235,7 +237,7 @@ impl AttachmentRecord {
             return Err(files::FileError::new("write", &path, why));
         }
         let text = serde_json::to_vec(self).map_err(io::Error::from).during("write", &path)?;
-        // A power cut ends the attachments as well.
+        // Volatile, because a power cut also ends the attachments.
         let writer = AtomicWriter::new(temporary, Durability::Volatile);
         match writer.replace_file(&path, &text, 0o600) {
             Err(e) if e.source.kind() == ErrorKind::NotFound => {
@@ -246,8 +248,8 @@ impl AttachmentRecord {
         }
     }
 
-    /// Removes the record, or, while features have parts in it, only the plugin's name: the last feature then removes
-    /// it.
+    /// Removes the record, or only the plugin's name while features have parts in the record: then the last feature
+    /// removes the record.
     pub fn release_from_plugin(mut self) -> Result<()> {
         if self.rules.is_empty() {
             return self.remove_with_addresses();
@@ -260,7 +262,7 @@ impl AttachmentRecord {
     pub fn remove_with_addresses(&self) -> Result<()> {
         for directory in self.ips.iter().map(|ip| address_directory(*ip)) {
             remove_file(&directory.join(self.attachment_id().instance_id()))?;
-            // Fails while the address has other owners.
+            // Fails while other attachments have the address.
             drop(fs::remove_dir(&directory));
         }
         let (path, temporary) = attachment_paths(self.attachment_id());
@@ -269,8 +271,8 @@ impl AttachmentRecord {
     }
 }
 
-/// Removes the attachment's record if this plugin wrote the record, or the record cannot be parsed, and what killed
-/// processes left besides.
+/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the lock and the
+/// temporary file that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
     let is_its = |record: &AttachmentRecord| {
@@ -286,8 +288,8 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     Ok(remove_file(&temporary)?)
 }
 
-/// Removes all records of this host, what refers to records that no longer exist, and the files of release 0.2.0: other
-/// plugins are responsible for the attachments from now on.
+/// Removes all records of this host, links to records that no longer exist, and the files of release 0.2.0: from now on
+/// other plugins are responsible for the attachments.
 pub fn remove_all_records() -> Result<()> {
     AttachmentRecord::read_all(None)
         .iter()

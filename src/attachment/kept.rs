@@ -22,11 +22,11 @@ use super::record::AttachmentRecord;
 use crate::error::Result;
 use crate::files::FileOperationContext;
 
-/// The parts of a feature, by the feature's name.
+/// The parts of one feature in all records; the field is the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordStore(pub &'static str);
 
-/// What a feature keeps of one attachment.
+/// The part of one feature in the record of one attachment.
 #[derive(Clone, Debug)]
 pub struct StoredRecord<T> {
     /// The attachment's record, without this feature's part.
@@ -36,7 +36,6 @@ pub struct StoredRecord<T> {
 }
 
 impl<T> StoredRecord<T> {
-    /// The attachment.
     pub fn attachment_id(&self) -> AttachmentId<'_> {
         self.record.attachment_id()
     }
@@ -116,7 +115,7 @@ impl RecordStore {
         self.stored_records(file::list_instances(self.0, None))
     }
 
-    /// As [`all`](RecordStore::iter_parts), but for the attachment `except`.
+    /// Like [`iter_parts`](RecordStore::iter_parts), without the attachment `except`.
     pub fn records_of_others<T: DeserializeOwned>(
         self,
         except: AttachmentId<'_>,
@@ -138,11 +137,11 @@ impl RecordStore {
         })
     }
 
-    /// The parts of the attachments whose rules are to be restored: those that exist, and those made on this host in
-    /// this boot that have no link which would show their end.
+    /// The parts of the attachments whose rules are to be restored: attachments that exist, and attachments created on
+    /// this host in this boot without a link on the host that would show their end.
     pub fn restorable_parts<T: DeserializeOwned>(self) -> Vec<StoredRecord<T>> {
         let mut all: Vec<StoredRecord<T>> = self.iter_parts().collect();
-        let records: Vec<&AttachmentRecord> = all.iter().map(|kept| &kept.record).collect();
+        let records: Vec<&AttachmentRecord> = all.iter().map(|stored| &stored.record).collect();
         let mut lives = AttachmentRecord::liveness_of_all(&records).into_iter();
         let is_here =
             |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));

@@ -1,9 +1,9 @@
 //! Whether an attachment has ended.
 //!
-//! Besides its DEL and a GC whose list lacks it, two facts prove the end of an attachment
-//! (`docs/decisions/0007-lease-liveness.md`): it was made before this boot, or the host's end of its veth pair no
-//! longer exists, which vanishes with the container's end. Paths, processes and addresses prove nothing. An attachment
-//! that is in doubt stays.
+//! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two facts prove its end
+//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or the host's end of its
+//! veth pair, which vanishes with the container's end, no longer exists. Paths, processes and addresses prove nothing.
+//! An attachment in doubt is not reclaimed.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::netlink::{Link, Netlink, NetlinkResult};
 pub enum Liveness {
     /// The host's end of its veth pair exists.
     Alive,
-    /// It has ended: its addresses and rules can be reclaimed.
+    /// The attachment has ended: its addresses and rules can be reclaimed.
     Gone(EndProof),
     /// Nothing is proved: its addresses and rules stay.
     Unknown(LivenessDoubt),
@@ -29,16 +29,16 @@ pub enum Liveness {
 /// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndProof {
-    /// It was made in an earlier boot of this machine.
+    /// The attachment was created in an earlier boot of this machine.
     EarlierBoot,
     /// The host's end of its veth pair no longer exists, and with it the container's end.
     HostEnd,
 }
 
-/// Why nothing is proved of an attachment: see the texts below.
+/// Why it is unknown whether an attachment has ended: see the texts below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LivenessDoubt {
-    /// It was made in this boot.
+    /// Created in this boot, by a plugin without a link on the host.
     NoHostEnd,
     /// The calling thread is in another network namespace than its link.
     OtherNamespace,
@@ -68,7 +68,7 @@ impl fmt::Display for LivenessDoubt {
                 "it was made in another boot, not certainly an earlier one of this machine"
             }
             LivenessDoubt::Unlabelled(index) => {
-                return write!(f, "the link with index {index} has no longer its alias");
+                return write!(f, "the link with index {index} no longer has its alias");
             }
             LivenessDoubt::Unreadable(index) => {
                 return write!(f, "the link with index {index} cannot be read");
@@ -83,19 +83,19 @@ impl fmt::Display for LivenessDoubt {
 pub struct HostPairEnd {
     /// The [identity](crate::netns::current_id) of the host's network namespace.
     pub netns: u64,
-    /// Its index there.
+    /// The link's index in `netns`.
     pub index: u32,
-    /// Whether its alias is the label of the attachment.
+    /// Whether the link's alias is the label of the attachment.
     pub labelled: bool,
 }
 
 impl HostPairEnd {
-    /// The link, with the label of its attachment, in the calling thread's network namespace, which is that of `host`.
+    /// The end `link`, which has the label of its attachment, in the network namespace of `host`.
     pub fn from_labelled_link(host: &Netlink, link: &Link) -> Option<HostPairEnd> {
         Some(HostPairEnd { netns: host.netns_id()?, index: link.index, labelled: true })
     }
 
-    /// As [`own`](HostPairEnd::from_labelled_link), for the link of any plugin; `None` if it is no end of a pair.
+    /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of a pair.
     pub fn from_link(owner: AttachmentId<'_>, host: &Netlink, link: &Link) -> Option<HostPairEnd> {
         let labelled = instance_in_label(&link.alias) == Some(&owner.instance_id());
         HostPairEnd::from_labelled_link(host, link)
@@ -104,13 +104,12 @@ impl HostPairEnd {
     }
 }
 
-/// Whether a link of this kind consists of two ends, each of which is deleted with the other, and with its network
-/// namespace.
+/// Whether the link is one of a pair: the kernel deletes both ends together, and an end with its network namespace.
 pub fn is_pair(link: &Link) -> bool {
     matches!(link.kind.as_deref(), Some("veth" | "netkit"))
 }
 
-/// What was recorded of an attachment.
+/// The data about an attachment from its record or lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LivenessEvidence<'a> {
     pub owner: AttachmentId<'a>,
@@ -118,7 +117,7 @@ pub struct LivenessEvidence<'a> {
     pub end: Option<HostPairEnd>,
 }
 
-/// The liveness of each attachment, in order. Costs one request for each link of this namespace.
+/// The liveness of each attachment, in order. Sends one request for each link of this network namespace.
 pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
     let netlink = OnceCell::new();
     let host = || netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
@@ -143,7 +142,7 @@ pub fn judge_by_socket<'h>(
     match host().and_then(look) {
         Ok(None) => Liveness::Unknown(LivenessDoubt::OtherNamespace),
         Ok(Some(None)) => Liveness::Gone(EndProof::HostEnd),
-        // The kernel gives an index again, and a link that is moved here keeps its index.
+        // The kernel may reuse an index, and a link that is moved into this namespace keeps its index.
         Ok(Some(Some(link))) if !is_pair(&link) => Liveness::Gone(EndProof::HostEnd),
         Ok(Some(Some(link))) => match instance_in_label(&link.alias) {
             Some(instance) if instance == evidence.owner.instance_id() => Liveness::Alive,

@@ -1,11 +1,11 @@
-//! An attachment lives and ends as a whole: its owner, and whether it has ended.
+//! Attachments: identity, records, and whether an attachment has ended.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `owner.rs` | the owner: network, container, interface |
+//! | `owner.rs` | the identity of an attachment: network, container, interface |
 //! | `liveness.rs` | alive, gone or in doubt, by what was recorded of the attachment |
-//! | `boot.rs` | the boot in which it was made |
-//! | `record.rs` | the record of an attachment that has more on the host than its links |
+//! | `boot.rs` | the boot in which an attachment was created |
+//! | `record.rs` | the record of an attachment that has other state on the host than its links |
 //! | `kept.rs` | the parts of records from which each feature of the packet filter restores its rules |
 //! | `file.rs` | the files of records |
 //! | `backup.rs` | the settings of an interface before a plugin changed them |

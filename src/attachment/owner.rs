@@ -1,4 +1,4 @@
-//! The owner of links, rules and leases: an attachment.
+//! The identity of an attachment, which owns links, rules and leases.
 
 use sha2::{Digest, Sha512};
 
@@ -10,11 +10,10 @@ const HALF: usize = 16;
 /// The attachment that owns a link, rule, lease or record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttachmentId<'a> {
-    /// The network's name.
     pub network: &'a str,
-    /// The container's interface.
+    /// The name of the interface in the container.
     pub ifname: &'a str,
-    /// The container's id.
+    /// The container id.
     pub id: &'a str,
 }
 
@@ -43,11 +42,11 @@ impl<'a> AttachmentId<'a> {
 }
 
 impl AttachmentId<'_> {
-    /// The identifier of this attachment: of fixed length, and no prefix of another attachment's. The reference uses
-    /// the same identifier as the prefix of comments of nftables objects.
+    /// The instance: a hash of the attachment, of fixed length. The reference begins the comments of nftables objects
+    /// with the same hash.
     pub fn instance_id(&self) -> String {
-        let of = sha512_hex(&[self.ifname, ":", self.id]);
-        format!("{}-{}", network_hash(self.network), &of[..HALF])
+        let hash = sha512_hex(&[self.ifname, ":", self.id]);
+        format!("{}-{}", network_hash(self.network), &hash[..HALF])
     }
 }
 

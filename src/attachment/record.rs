@@ -1,10 +1,10 @@
-//! The record of an attachment that has something on the host which outlives the container's
-//! namespace: rules, devices, a DHCP lease.
+//! The record of an attachment that has state on the host which outlives the container's network namespace: rules,
+//! devices, a DHCP lease.
 //!
-//! The first plugin of a list that creates such state writes the record before, and removes the record in its
-//! DEL, which is the last DEL of the list. Features of the packet filter add what they restore the attachment's rules
-//! from ([`Kept`](super::RecordStore)). Records are lost at reboot, as the rules are. DEL is complete without
-//! a record. A record that cannot be parsed counts as absent.
+//! The first plugin of a list that creates such state writes the record first, and removes the record in its DEL, which
+//! is the last DEL of the list. Features of the packet filter add the data from which they restore the attachment's
+//! rules ([`RecordStore`](super::RecordStore)). Records are lost at reboot, like the rules. DEL needs no record. A
+//! record that cannot be parsed counts as absent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,15 +25,14 @@ use crate::netns::{self, NetnsIdentity};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttachmentRecord {
-    /// The network.
     pub network: String,
-    /// The container.
+    /// The container id.
     pub id: String,
-    /// The interface in it.
+    /// The name of the interface in the container.
     pub ifname: String,
     /// The plugin that wrote the record; empty if only a feature did.
     pub plugin: String,
-    /// `CNI_NETNS`.
+    /// The path in `CNI_NETNS`.
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsIdentity>,
@@ -51,15 +50,15 @@ pub struct AttachmentRecord {
     pub ipam: String,
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
-    /// What each feature of the packet filter keeps, by its name.
+    /// The part of each feature of the packet filter, by the feature's name.
     pub rules: BTreeMap<String, Value>,
-    /// What one feature keeps, in a file of release 0.2.0.
+    /// The part of the one feature whose file of release 0.2.0 this is.
     #[serde(skip_serializing)]
     pub content: Option<Value>,
 }
 
 impl AttachmentRecord {
-    /// The record of an attachment that is made now, before its addresses are known.
+    /// The record of an attachment that is being created, before its addresses are known.
     pub fn new(owner: AttachmentId<'_>, plugin: &str, sandbox: &str) -> AttachmentRecord {
         AttachmentRecord {
             network: owner.network.to_owned(),
@@ -74,15 +73,14 @@ impl AttachmentRecord {
         }
     }
 
-    /// The attachment.
     pub fn attachment_id(&self) -> AttachmentId<'_> {
         AttachmentId { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
 
     /// Whether the record is of the same instance of the attachment: a container may be created again with the same id.
     pub fn is_same_instance(&self, other: &AttachmentRecord) -> bool {
-        let of = |record: &AttachmentRecord| (record.end, record.netns, record.boot.clone());
-        self.attachment_id() == other.attachment_id() && of(self) == of(other)
+        let instance = |record: &AttachmentRecord| (record.end, record.netns, record.boot.clone());
+        self.attachment_id() == other.attachment_id() && instance(self) == instance(other)
     }
 
     /// Whether the attachment exists.
@@ -92,7 +90,7 @@ impl AttachmentRecord {
             .unwrap_or(Liveness::Unknown(LivenessDoubt::NoRecord))
     }
 
-    /// As [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.
+    /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.
     pub fn liveness_by(&self, host: &Netlink) -> Liveness {
         judge_by_socket(&self.liveness_evidence(), &|| Ok(host))
     }
@@ -108,7 +106,7 @@ impl AttachmentRecord {
     }
 
     fn liveness_evidence(&self) -> LivenessEvidence<'_> {
-        // Release 0.2.0, whose records are in memory only, which ends with the boot.
+        // Records of release 0.2.0 have no boot. They are in memory only, so they are of this boot.
         let made = |then: &BootIdentity| then.relation_to(&BootIdentity::current(), self.created);
         let made = self.boot.as_ref().map_or(BootRelation::Now, made);
         LivenessEvidence { owner: self.attachment_id(), made, end: self.end }

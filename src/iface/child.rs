@@ -10,10 +10,9 @@
 //! | DEL | [`delete_link`], which never needs the master |
 //! | STATUS | [`MasterConfig::require_present`], [`require_driver`] |
 //!
-//! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
-//! netlink socket of its namespace. The container's namespace is entered before the link is created, so that the link
-//! can be deleted after any failure. [`AddReq::attach_link`](crate::framework::AddRequest::attach_link) is the common
-//! part of the plugins' ADD.
+//! The master is on the host, or with `linkInContainer` in the container itself. The container's network namespace is
+//! entered before the link is created, so that the link can be deleted after any failure.
+//! [`AddRequest::attach_link`](crate::framework::AddRequest::attach_link) is the common part of the plugins' ADD.
 
 use std::os::fd::AsFd;
 
@@ -38,13 +37,13 @@ const INDEX_TRIES: usize = 5;
 /// The child to create.
 #[derive(Debug)]
 pub struct NewChildLink<'a> {
-    /// Its name in the container.
+    /// The name of the child in the container.
     pub ifname: &'a InterfaceName,
-    /// Its kind, with its master.
+    /// The kind of the child, with the master.
     pub kind: LinkKind<'a>,
-    /// Its MTU in bytes; 0 leaves it to the kernel, which takes the master's.
+    /// In bytes; with 0 the kernel uses the MTU of the master.
     pub mtu: u32,
-    /// Its address; `None` leaves it to the kernel.
+    /// The hardware address; `None` leaves it to the kernel.
     pub mac: Option<MacAddress>,
 }
 
@@ -56,16 +55,16 @@ pub struct MacCapabilityConfig {
 }
 
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
-fn find_master(place: &Netlink, name: &str) -> Result<Link> {
+fn find_master(netlink: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_route_link(place)
+        return default_route_link(netlink)
             .map_err(|e| e.with_details("name the link in the key \"master\""));
     }
     let failed = || format!("failed to lookup master \"{name}\"");
-    if let Some(link) = place.find_link(name).context(failed)? {
+    if let Some(link) = netlink.find_link(name).context(failed)? {
         return Ok(link);
     }
-    let remedy = match address_label_remedy(place, name)? {
+    let remedy = match address_label_remedy(netlink, name)? {
         Some(remedy) => remedy,
         None => {
             "\"master\" names a link of the host, or with \"linkInContainer\" one of the container"
@@ -75,18 +74,18 @@ fn find_master(place: &Netlink, name: &str) -> Result<Link> {
     Err(Error::internal(format!("{}: Link not found", failed())).with_details(remedy))
 }
 
-/// The remedy for a name that is the label of an address, as in `eth0:1`; `None` if it is not.
-pub fn address_label_remedy(place: &Netlink, name: &str) -> Result<Option<String>> {
+/// The remedy for a link name that is in fact the label of an address, as in `eth0:1`; `None` for other names.
+pub fn address_label_remedy(netlink: &Netlink, name: &str) -> Result<Option<String>> {
     let Some((link, _)) = name.split_once(':') else { return Ok(None) };
-    let is_link = place.find_link(link)?.is_some();
+    let is_link = netlink.find_link(link)?.is_some();
     Ok(is_link.then(|| format!("\"{name}\" is the label of an address: write \"{link}\"")))
 }
 
 /// Creates the child in the container under its final name, so that [`delete_link`] finds the child even if this
-/// process is killed. `place` is the socket of the master's namespace. With `up` the same message sets the child up:
-/// for a child without addresses, or with addresses that are requested through the child (DHCP).
+/// process is killed. `netlink` is a socket in the master's network namespace. With `up` the same message sets the
+/// child up: for a child without addresses, or with addresses that are requested through the child (DHCP).
 pub fn create_link(
-    place: &Netlink,
+    netlink: &Netlink,
     inside: &ContainerNetns<'_>,
     wanted: &NewChildLink<'_>,
     up: bool,
@@ -96,16 +95,16 @@ pub fn create_link(
     let link = link.with_netns(inside.netns.as_fd());
     let link = if up { link.set_up() } else { link };
     let failed = || format!("failed to create {}", wanted.kind);
-    let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
+    let Err(mut refused) = netlink.add_link(&link) else { return Ok(()) };
     if refused.is_exists() {
         if inside.netlink.find_link(name)?.is_some() {
             let msg = format!("container already has an interface \"{name}\": file exists");
             return Err(Error::internal(msg).with_details(DEL_FIRST)).context(failed);
         }
         // Kernels before 6.15 look for the name in the namespace of the caller, unless the request has an index.
-        let tries = if place.find_link(name)?.is_some() { INDEX_TRIES } else { 0 };
+        let tries = if netlink.find_link(name)?.is_some() { INDEX_TRIES } else { 0 };
         for _ in 0..tries {
-            match place.add_link(&link.clone().with_index(random_index())) {
+            match netlink.add_link(&link.clone().with_index(random_index())) {
                 Ok(()) => return Ok(()),
                 Err(error) => refused = error,
             }
@@ -165,8 +164,8 @@ pub fn complete_link(
     Ok(link)
 }
 
-/// Adds the addresses and routes of `result` to the interface and sets it up. All addresses are announced to the
-/// neighbours.
+/// Adds the addresses and routes of `result` to the interface, and sets the interface up. The neighbours learn of all
+/// addresses by announcements.
 pub fn configure_link(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -177,16 +176,16 @@ pub fn configure_link(
     configure::configure_layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
 
-/// What the result of an ADD lists of an attachment's link.
+/// An attachment's link as the result of its ADD lists it.
 #[derive(Debug)]
 pub struct RecordedLink {
     pub mac: MacAddress,
     pub addresses: Vec<IpNet>,
 }
 
-/// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
-/// attachment's: the container may have [renamed](find_renamed_link) the attachment's link, and put another in its
-/// place.
+/// Deletes the link `ifname` of this kind; success if there is none. A link `ifname` of another kind does not belong to
+/// the attachment and stays: the container may have [renamed](find_renamed_link) the attachment's link, and created
+/// another link of the same name.
 pub fn delete_link(
     netns: &Netns,
     ifname: &InterfaceName,
@@ -213,7 +212,7 @@ pub fn delete_link(
 
 /// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
 /// all recorded addresses, which are about to be released. The MAC alone proves nothing: another attachment may have
-/// been given the same one, and the links of an ipvlan or VLAN share their master's.
+/// the same MAC, and ipvlan and VLAN links have the MAC of their master.
 fn find_renamed_link(
     inside: &Netlink,
     kind: &str,
@@ -236,12 +235,12 @@ fn find_renamed_link(
 pub struct CheckedLink<'r> {
     pub link: Link,
     pub prev: &'r CniResult,
-    /// The index of the interface in the result.
+    /// The index of the interface in `prev`.
     pub index: usize,
 }
 
-/// CHECK: the link that `prev` lists under this name and in this sandbox; fails unless the link is of this kind, up,
-/// and has the listed hardware address.
+/// CHECK: the link that `prev` lists with this name and sandbox; fails unless the link is of this kind, is up, and has
+/// the listed hardware address.
 pub fn find_listed_link<'r>(
     inside: &ContainerNetns<'_>,
     prev: &'r CniResult,
@@ -282,12 +281,12 @@ pub struct MasterConfig<'a> {
     pub name: &'a str,
     /// Whether the master is in the container.
     pub in_container: bool,
-    /// The MTU of the child; at most the master's.
+    /// The MTU of the child: at most the MTU of the master.
     pub mtu: MtuConfig,
 }
 
 impl MasterConfig<'_> {
-    /// The netlink socket of the master's namespace.
+    /// The netlink socket in the master's network namespace.
     pub fn master_netlink<'n>(
         self,
         host: &'n Netlink,
@@ -297,8 +296,8 @@ impl MasterConfig<'_> {
     }
 
     /// The master, and the MTU for the child in bytes.
-    pub fn resolve_master(self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
-        let master = find_master(place, self.name)?;
+    pub fn resolve_master(self, netlink: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
+        let master = find_master(netlink, self.name)?;
         let mtu = self.mtu.resolve_below(host, &master)?;
         Ok((master, mtu))
     }
@@ -323,11 +322,11 @@ impl MasterConfig<'_> {
     ) -> Result<()> {
         let in_container = link.link_netnsid.is_none();
         if self.name.is_empty() {
-            let place = MasterConfig { in_container, ..self }.master_netlink(host, inside);
-            return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
+            let netlink = MasterConfig { in_container, ..self }.master_netlink(host, inside);
+            return Ok(netlink.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
         }
         let master = find_master(self.master_netlink(host, inside), self.name)?;
-        // The container may be in the host's own namespace.
+        // The container may use the network namespace of the host.
         let is_same_netns = in_container == self.in_container
             || Netns::open_current().and_then(|host| host.is_same_as(inside.netns))?;
         if !is_same_netns || link.link != Some(master.index) {
@@ -355,7 +354,7 @@ pub fn requested_mac(sources: &[&str]) -> Result<Option<MacAddress>> {
     mac.context(|| format!("invalid args {text} for MAC addr")).map(Some)
 }
 
-/// CHECK: fails unless `link` has the configured MTU; 0 is none.
+/// CHECK: fails unless `link` has the configured MTU; 0 means that no MTU is configured.
 pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     if configured == 0 || link.mtu == configured {
         return Ok(());

@@ -17,15 +17,15 @@ use crate::netlink::{
 };
 use crate::sysctl;
 
-/// Timeout of duplicate address detection where the configuration asks for it.
-const SETTLE: Duration = Duration::from_secs(5);
+/// How long to wait for duplicate address detection, if the plugin uses it.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of an address without duplicate address detection.
-const LOCAL: Duration = Duration::from_secs(1);
+/// How long to wait for addresses without duplicate address detection.
+const LOCAL_ADDRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Timeout of the carrier after both ends of a pair are up. The kernel sends an event; the reference polls for 2.55
-/// seconds.
-const CARRIER: Duration = Duration::from_millis(2550);
+/// How long to wait for the carrier after both ends of a pair are up. The kernel sends an event; the reference polls
+/// for 2.55 seconds.
+const CARRIER_TIMEOUT: Duration = Duration::from_millis(2550);
 
 /// How addresses are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub enum AddressStyle {
     Detect,
     /// Without duplicate address detection: the addresses can be used at once.
     Immediate,
-    /// As [`AddressStyle::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin
-    /// adds the routes.
+    /// Like [`AddressStyle::Immediate`], but without routes to the subnets: only the gateway is on the link, and the
+    /// plugin adds the routes.
     Routed,
 }
 
@@ -61,7 +61,7 @@ fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r 
     Ok(own)
 }
 
-/// Adds the addresses of `result` to `link` and sets it up.
+/// Adds the addresses of `result` to `link`, and sets the link up.
 pub fn add_addresses_and_set_up(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -93,8 +93,8 @@ pub fn add_addresses_and_set_up(
         .context(|| format!("failed to settle addresses for \"{}\"", link.name))
 }
 
-/// Configures the container's interface with the addresses and routes of `result` and sets it up. `ipv6` are optional
-/// parameters, as for [`prepare_ipv6`].
+/// Configures the container's interface with the addresses and routes of `result`, and sets the interface up. `ipv6`
+/// are the optional parameters of [`prepare_ipv6`].
 pub fn configure_layer3(
     inside: &ContainerNetns<'_>,
     link: &Link,
@@ -127,9 +127,9 @@ pub fn add_gateway_address(
     let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(gateway) };
     let add = || host.add_address(link.index, &address);
     let added = add();
-    let is_off = |error: &netlink::NetlinkError| error.errno() == Some(Errno::EACCES);
+    let is_ipv6_disabled = |error: &netlink::NetlinkError| error.errno() == Some(Errno::EACCES);
     if gateway.addr().is_ipv6()
-        && added.as_ref().is_err_and(is_off)
+        && added.as_ref().is_err_and(is_ipv6_disabled)
         && sysctl::write_value(&format!("net/ipv6/conf/{}/disable_ipv6", link.name), "0").is_ok()
     {
         return add();
@@ -140,19 +140,19 @@ pub fn add_gateway_address(
 /// Waits for the end of duplicate address detection, which does not begin without a carrier.
 fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     if inside.netlink.require_link_by_index(link.index)?.carrier {
-        return Ok(inside.netlink.wait_for_addresses(link.index, SETTLE)?);
+        return Ok(inside.netlink.wait_for_addresses(link.index, DETECTION_TIMEOUT)?);
     }
     let name = &link.name;
     log::warn(format_args!("\"{name}\" has no carrier: its IPv6 addresses are still tentative"));
     Ok(())
 }
 
-/// Waits until the IPv6 addresses among these, added without duplicate address detection, receive packets. After the
-/// timeout, on a very busy node, they receive packets a little later.
+/// Waits until the IPv6 addresses among `addrs`, added without duplicate address detection, receive packets. A timeout
+/// is no error: on a very busy node the addresses receive packets a little later.
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
     let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
     let addrs: Vec<_> = addrs.filter_map(v6).collect();
-    if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL)? {
+    if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL_ADDRESS_TIMEOUT)? {
         log::debug(format_args!("{addrs:?} have no local routes yet"));
     }
     Ok(())
@@ -169,12 +169,11 @@ pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     Err(if taken { error.with_details(remedy) } else { error })
 }
 
-/// Waits for the carrier of a pair, for which both ends must be up. The kernel notifies the end that was set up last
-/// first, so `link` has to be the other end.
+/// Waits for the carrier of a pair, for which both ends must be up. The kernel first sends
+/// the event of the end that was set up last, so `link` has to be the other end.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
-    match netlink
-        .wait_for_link(link.index, CARRIER, |link| link.oper_state == OperationalState::Up)?
-    {
+    let is_up = |link: &Link| link.oper_state == OperationalState::Up;
+    match netlink.wait_for_link(link.index, CARRIER_TIMEOUT, is_up)? {
         WaitOutcome::Reached(_) => Ok(()),
         WaitOutcome::TimedOut(Link { name, oper_state, .. }) => {
             Err(Error::internal(format!("link \"{name}\" is {oper_state}, not up")))
@@ -194,8 +193,8 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
 }
 
 /// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for
-/// new interfaces, and the addresses must survive a down link. Then sets those of `optional`, keys below
-/// `net/ipv6/conf/<ifname>`; the interface works without them.
+/// new interfaces, and the addresses must survive a down link. Then sets the
+/// parameters `optional`, keys below `net/ipv6/conf/<ifname>`, without which the interface works, too.
 pub fn prepare_ipv6(
     inside: &ContainerNetns<'_>,
     ifname: &str,
@@ -217,7 +216,9 @@ pub fn prepare_ipv6(
         sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0")
             .context(|| "configure the interface")?;
         if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
-            log::warn(format_args!("{error}; IPv6 addresses go if the interface is set down"));
+            log::warn(format_args!(
+                "{error}; IPv6 addresses are lost if the interface is set down"
+            ));
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);
@@ -250,7 +251,7 @@ pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) 
     Ok(())
 }
 
-/// The family of a route if the interface has no address of it.
+/// The family of the route, if the interface has no address of this family.
 fn family_without_address(route: &KernelRoute, result: &CniResult) -> Option<&'static str> {
     let is_v4 = route.dst.addr().is_ipv4();
     let has_one = result.ips.iter().any(|ip| ip.address.addr().is_ipv4() == is_v4);
@@ -280,19 +281,19 @@ pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
 }
 
-/// The gateway of a route: its own or, unless its destination is on the link, the default gateway.
+/// The gateway of a route. A route without a gateway, whose destination is not on the link, uses the default gateway.
 pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option<IpAddr> {
     let implied = || implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result));
     route.gw.or_else(implied)
 }
 
-/// Whether the destination of a route without a gateway is on the link: by its scope, or because it is a gateway that
-/// no subnet of the interface contains.
+/// Whether the destination of a route without a gateway is on the link: because of the scope of the route, or because
+/// the destination is a gateway that no subnet of the interface contains.
 fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     let ip = route.dst.addr();
     let is_gateway = || {
-        let of_routes = result.routes.iter().filter_map(|route| route.gw);
-        of_routes.chain(result.ips.iter().filter_map(|ip| ip.gateway)).any(|gw| gw == ip)
+        let route_gateways = result.routes.iter().filter_map(|route| route.gw);
+        route_gateways.chain(result.ips.iter().filter_map(|ip| ip.gateway)).any(|gw| gw == ip)
     };
     let is_outside = || !result.ips.iter().any(|own| own.address.contains(&ip));
     route.gw.is_none()
@@ -335,7 +336,7 @@ fn kernel_route(route: &cni::ResultRoute, gateways: &[Option<IpAddr>], oif: u32)
     KernelRoute { nexthops: gateways.iter().map(hop).collect(), ..kernel }
 }
 
-/// The gateways of a route: of a multipath route, those of all next hops.
+/// The gateways of a route; the gateways of all next hops for a multipath route.
 pub(super) fn route_gateways(route: &KernelRoute) -> Vec<IpAddr> {
     route.gw.into_iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw)).collect()
 }

@@ -7,16 +7,17 @@ use crate::netlink::{Link, Netlink, RouteFilter};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
 
-const OF_IPV4: &str = "net/ipv4/ip_forward";
-const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
+const FORWARD_IPV4: &str = "net/ipv4/ip_forward";
+const FORWARD_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
-/// The parameters to set for the families of `nets`. IPv4 is forwarded from a link only with the link's own parameter,
-/// which a new link takes over from `conf/default`; enabling the first parameter enables those of all links.
+/// The parameters that must be enabled for the families of `nets`, and are not. The kernel forwards IPv4 packets from a
+/// link only if the link's own parameter is enabled, too; a new link inherits that parameter from `conf/default`.
+/// Enabling [`FORWARD_IPV4`] enables the parameters of all links.
 fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
-    let of_link = format!("net/ipv4/conf/{}/forwarding", link.name);
-    let v4 = if has(true) { &[OF_IPV4, &of_link][..] } else { &[] };
-    let v6 = if has(false) { &[OF_IPV6][..] } else { &[] };
+    let link_key = format!("net/ipv4/conf/{}/forwarding", link.name);
+    let v4 = if has(true) { &[FORWARD_IPV4, &link_key][..] } else { &[] };
+    let v6 = if has(false) { &[FORWARD_IPV6][..] } else { &[] };
     let mut disabled = Vec::new();
     for keys in [v4, v6] {
         for key in keys {
@@ -29,12 +30,12 @@ fn disabled_parameters(link: &Link, nets: &[IpNet]) -> Result<Vec<String>> {
     Ok(disabled)
 }
 
-/// Enables forwarding from `link` for the families of `nets`. Forwarding is never disabled, since other programs may
-/// rely on it, and not written if enabled already.
+/// Enables forwarding from `link` for the families of `nets`, and writes nothing if it is enabled already. Forwarding
+/// is never disabled, since other programs may rely on it.
 pub fn enable_for_link(host: &Netlink, link: &Link, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
     for key in disabled_parameters(link, nets).context(failed)? {
-        if key == OF_IPV6 {
+        if key == FORWARD_IPV6 {
             keep_advertisements(host, link)?;
         }
         sysctl::write_value(&key, "1").context(failed)?;
@@ -49,9 +50,10 @@ pub fn restore_disabled(host: &Netlink, link: &Link, nets: &[IpNet], repairs: &m
     }
 }
 
-/// Sets `accept_ra` from 1, which ends with forwarding, to 2 on the links of the node and for later ones: otherwise the
-/// node loses the routes that its routers advertise, or never gets them. Not on `own`, the link of the containers, nor
-/// on others of containers: ports, links with the random names of host ends, and bridges without a gateway behind them.
+/// Changes `accept_ra` from 1, which has no effect once forwarding is enabled, to 2 on the links of the node and for
+/// links created later: otherwise the node loses the routes that its routers advertise, or never gets them. Links of
+/// containers are left out: `own`, ports, links with the random names of host ends, and bridges without a gateway
+/// behind them.
 fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     let leads_out = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
@@ -69,7 +71,7 @@ fn keep_advertisements(host: &Netlink, own: &Link) -> Result<()> {
     let names = uplinks.filter(|link| !is_containers(link)).map(|link| link.name);
     for name in names.chain(["default".to_owned()]) {
         let key = format!("net/ipv6/conf/{name}/accept_ra");
-        // The link may be gone meanwhile.
+        // The link may have been deleted meanwhile.
         if sysctl::read_value(&key).is_ok_and(|value| value == "1") {
             sysctl::write_value(&key, "2")
                 .context(|| "keep the routes of router advertisements")?;

@@ -1,4 +1,4 @@
-//! A container: its namespace and a netlink socket in it.
+//! A container's network namespace, and a netlink socket in it.
 
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};

@@ -1,5 +1,5 @@
-//! Work on links that plugins share: creating a veth pair, a tap device or a link on top of another, configuring the
-//! container's interface, verifying it, forwarding on the host.
+//! Work on links that several plugins do: create a veth pair, a tap device or a link on top of another link, configure
+//! and verify the container's interface, enable forwarding on the host.
 
 pub mod child;
 pub mod configure;

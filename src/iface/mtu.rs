@@ -1,5 +1,5 @@
-//! The key `mtu` of a network: bytes, or `"auto"`, the MTU of the link of the host's default route, so that the MTU of
-//! an overlay or a cloud's network is configured in one place only.
+//! The key `mtu` of a network: a number of bytes, or `"auto"` for the MTU of the link of the host's default route, so
+//! that the MTU of an overlay or cloud network is configured in one place only.
 
 use std::fmt;
 
@@ -8,18 +8,19 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::{IpFamily, KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 
-/// The least MTU of an interface with IPv6 addresses (RFC 8200, section 5): below, the kernel removes them.
+/// The least MTU of an interface with IPv6 addresses, in bytes (RFC 8200, section 5): with a lower MTU the kernel
+/// deletes the addresses.
 pub const LEAST_OF_IPV6: u32 = 1280;
-/// The remedy for a lower one.
+/// The remedy for an MTU below [`LEAST_OF_IPV6`].
 pub const REMEDY_OF_IPV6: &str =
     "IPv6 needs an MTU of 1280 or more: raise \"mtu\", or remove the IPv6 range of \"ipam\"";
 
-/// The configured MTU.
+/// The value of the key `mtu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MtuConfig {
     /// Bytes; 0 leaves the MTU to the kernel.
     Bytes(i64),
-    /// `"auto"`: the MTU of the link of the host's default route, of IPv4 first.
+    /// `"auto"`: the MTU of the link of the host's default route; the IPv4 route is preferred.
     Auto,
 }
 
@@ -50,7 +51,7 @@ impl MtuConfig {
         }
     }
 
-    /// The MTU of a veth pair or bridge, as [`bytes_from_config`].
+    /// The MTU of a veth pair or bridge in bytes; 0 leaves the MTU to the kernel.
     pub fn resolve_bytes(self, host: &Netlink) -> Result<u32> {
         self.require_ethernet()?;
         match self {
@@ -109,14 +110,14 @@ impl Visitor<'_> for MtuVisitor {
     }
 }
 
-/// The link of the default route in the main table, of IPv4 first.
-pub(super) fn default_route_link(place: &Netlink) -> Result<Link> {
+/// The link of the default route in the main table; the IPv4 route is preferred.
+pub(super) fn default_route_link(netlink: &Netlink) -> Result<Link> {
     for family in [IpFamily::V4, IpFamily::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
-        let routes = place.dump_routes(&filter)?;
+        let routes = netlink.dump_routes(&filter)?;
         let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
         for index in default.filter_map(outgoing_link) {
-            let link = place.require_link_by_index(index)?;
+            let link = netlink.require_link_by_index(index)?;
             // An "unreachable" route uses the loopback interface.
             if !link.loopback {
                 return Ok(link);
@@ -126,7 +127,7 @@ pub(super) fn default_route_link(place: &Netlink) -> Result<Link> {
     Err(Error::internal("no default route interface found"))
 }
 
-/// The link of a route: of a multipath route, the first next hop's.
+/// The index of the link of a route; of the first next hop for a multipath route.
 fn outgoing_link(route: &KernelRoute) -> Option<u32> {
     route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
 }

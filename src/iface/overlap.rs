@@ -1,12 +1,13 @@
-//! Routes of the node that lead the packets for a network's containers to another link.
+//! Routes of the node that lead packets for the containers of a network to another link.
 
 use ipnet::IpNet;
 
 use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
 
-/// The routes of the main table into, or around, the subnets, as warnings. Left out are those of the bridge `own` and
-/// of the gateways of its VLANs, and routes that are [no subnet](is_subnet_route) of a link.
+/// Warnings about the routes of the main table to a part of the subnets, or to a network that contains a subnet. Routes
+/// through the bridge `own` and the gateways of its VLANs, and routes other than [subnet routes](is_subnet_route), do
+/// not conflict.
 pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Result<Vec<Error>> {
     let vlan_gateways = format!("{own}.");
     let is_own = |link: &Link| link.name == own || link.name.starts_with(&vlan_gateways);
@@ -22,8 +23,8 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
     Ok(found)
 }
 
-/// Whether the route is to the subnet of a link of the node. Routes to single addresses are those of ptp, default
-/// routes and those through a gateway lead out of the node.
+/// Whether the route leads to the subnet of a link of the node. Others do not: routes to single addresses are routes of
+/// ptp, and default routes and routes through a gateway lead out of the node.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
     route.table == Some(RT_TABLE_MAIN)
@@ -32,7 +33,7 @@ pub fn is_subnet_route(route: &KernelRoute) -> bool {
         && length != route.dst.max_prefix_len()
 }
 
-/// The words for a route of another link that shares addresses with a network's subnet.
+/// The warning about a route through another link that shares addresses with a network's subnet.
 pub fn conflict_warning(route: &KernelRoute, subnet: IpNet, link: &Link) -> Error {
     let (dst, name) = (route.dst, &link.name);
     Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\""))

@@ -1,5 +1,5 @@
-//! The other end of a link, by the kernel's attributes alone: indexes and names identify a link only together with its
-//! network namespace.
+//! Finds the other end of a link by the kernel's attributes alone: an index or a name identifies a link only together
+//! with the link's network namespace.
 
 use std::os::fd::AsFd;
 
@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 
-/// Whether two [`Link::link_netnsid`] are the same namespace: `outer` of a link on the host, `inner` of a link in the
-/// container.
+/// Whether two [`Link::link_netnsid`] stand for the same network namespace: `outer` of a link on the host, and `inner`
+/// of a link in the container.
 pub fn is_same_netns(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -50,14 +50,14 @@ pub fn find_host_end(
     Ok((host.namespace_id(inside.netns.as_fd())? == Some(netns)).then_some(end))
 }
 
-/// The links of the host in a result whose other end is in the container `netns`: of plugins of any kind, so the kernel
-/// decides.
+/// The links of the host in a result whose other end is in the container `netns`. Plugins of any kind may have created
+/// them, so only the kernel's attributes count.
 pub fn find_listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
     let mut ends = Vec::new();
     for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
         ends.extend(host.find_link(&entry.name)?.filter(|link| link.link_netnsid.is_some()));
     }
-    // The kernel assigns the id at the latest when it reports a link into the namespace.
+    // Read after the links: the kernel assigns the id no later than it reports a link into the namespace.
     let container = if ends.is_empty() { None } else { host.namespace_id(netns.as_fd())? };
     ends.retain(|end| container.is_some() && end.link_netnsid == container);
     Ok(ends)
@@ -78,7 +78,7 @@ mod tests {
         netns::isolate_test_thread();
         let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let inside = ContainerNetns::open_in(&container).unwrap();
-        // So that the ends have different indexes.
+        // Makes the indexes of the ends differ.
         host.add_link(&veth("x", VethPeer::new("y"))).unwrap();
         let peer = VethPeer::new("eth0").with_netns(container.as_fd());
         let end = host.add_and_read_link(&veth("veth0", peer)).unwrap();

@@ -1,4 +1,4 @@
-//! Restores missing routes of a container, if no other route has their destination.
+//! Restores missing routes of a container, unless another route has the same destination.
 
 use std::net::IpAddr;
 
@@ -12,13 +12,13 @@ use crate::repairs::RepairFindings;
 
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
 pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {
-    let of_address = |net: ipnet::IpNet| {
+    let connected_route = |net: ipnet::IpNet| {
         let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
         let scope = src.map(|_| ON_LINK);
         KernelRoute { oif, src, scope, ..KernelRoute::new(net.trunc()) }
     };
     let nets = result.ips_of_interface(index).map(|ip| ip.address);
-    nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr())).map(of_address).collect()
+    nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr())).map(connected_route).collect()
 }
 
 /// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF,

@@ -19,8 +19,8 @@ pub struct RoutingTables {
 }
 
 impl RoutingTables {
-    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect: the tables are in use
-    /// only as far as they were when read.
+    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect, because the data
+    /// shows only which tables were in use at this moment.
     pub fn read_tables(netlink: &Netlink) -> Result<RoutingTables> {
         let rules = netlink.dump_rules()?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
@@ -44,16 +44,16 @@ impl RoutingTables {
     }
 }
 
-/// Whether the table is one of [`RESERVED`].
+/// Whether the table is 0, which means none, or one of [`RESERVED`].
 pub fn is_reserved(table: u32) -> bool {
     table == 0 || RESERVED.contains(&table)
 }
 
 /// Whether all next hops of the route use the link.
 pub fn uses_only_link(route: &KernelRoute, link: u32) -> bool {
-    let hops = &route.nexthops;
-    let every_hop = || !hops.is_empty() && hops.iter().all(|hop| hop.oif == Some(link));
-    route.oif.map_or_else(every_hop, |oif| oif == link)
+    let nexthops = &route.nexthops;
+    let all_use_link = || !nexthops.is_empty() && nexthops.iter().all(|hop| hop.oif == Some(link));
+    route.oif.map_or_else(all_use_link, |oif| oif == link)
 }
 
 /// Whether the destination is on the link itself.
@@ -91,8 +91,8 @@ pub fn replace_routes(netlink: &Netlink, routes: &[KernelRoute], table: u32) -> 
     Ok(())
 }
 
-/// Restores the link's routes in `table` as [`routes_of_link`] returned them: completes all steps that can be done,
-/// then reports the first error.
+/// Restores the link's routes in `table` to `wanted`, which [`routes_of_link`] returned earlier. Goes on after an
+/// error, and then reports the first one.
 pub fn restore_routes(
     netlink: &Netlink,
     link: &Link,
@@ -105,7 +105,7 @@ pub fn restore_routes(
         done = done.and(netlink.delete_route(route).map(drop));
     }
     for route in wanted.iter().filter(|route| !present.contains(route)) {
-        // Beside the routes of other links to the same destination.
+        // `Create`: routes of other links to the same destination stay.
         done = done.and(netlink.add_route(route, RouteAddMode::Create));
     }
     Ok(done?)
@@ -125,11 +125,11 @@ pub fn return_to_main_table(
             if is_direct_route(route) { RouteAddMode::Append } else { RouteAddMode::Exclusive };
         match netlink.add_route(&back, mode) {
             Ok(()) => {}
-            // Without a reply the route may be missing in the main table, so it must stay in this one.
+            // The kernel did not reply, so the route may be missing in the main table, and must stay in this table.
             Err(error) if error.is_unanswered() => return Err(error.into()),
-            // The link may be going down; an equal route of another program is fine.
+            // The link may be going down, or another program may have added an equal route.
             Err(error) => {
-                crate::log::debug(format_args!("give a route back to the main table: {error}"));
+                crate::log::debug(format_args!("move a route back to the main table: {error}"));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Tap devices: the only kind of link that netlink reads and changes but cannot create. They are created by ioctl(2) on
-//! `/dev/net/tun`.
+//! Tap devices, which are created by ioctl(2) on `/dev/net/tun`: this is the only kind of link that netlink can read
+//! and change, but not create.
 //!
 //! [`create_device`] holds the new device open. Until [`TapDevice::make_persistent`] the device vanishes with this
 //! process, so that a plugin that fails or is killed leaves no device.
@@ -27,19 +27,19 @@ const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 /// The tap device to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTapDevice<'a> {
-    /// Its name, which must be free.
+    /// The name, which must be free in the network namespace.
     pub ifname: &'a InterfaceName,
-    /// Whether it can be opened several times at once.
+    /// Whether the device can be opened several times at once.
     pub multi_queue: bool,
-    /// The user ID that may open it. Default: any user with `CAP_NET_ADMIN`.
+    /// The user id that may open the device; `None` for any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
-    /// The group whose members may open the device; `None` for no group.
+    /// The id of the group whose members may open the device; `None` for no group.
     pub group: Option<u32>,
     /// The SELinux label of the program that will open the device.
     pub label: Option<&'a str>,
 }
 
-/// A new tap device.
+/// A new tap device with its open file, which keeps it in existence; no file if the program `ip` created the device.
 #[derive(Debug)]
 pub struct TapDevice(Option<File>);
 
@@ -94,7 +94,7 @@ fn create_in_current_netns(wanted: NewTapDevice<'_>) -> Result<TapDevice> {
 fn ioctl_error(what: &str, errno: Errno) -> Error {
     let error = Error::internal(format!("{what}: {}", errno_text(errno)));
     match errno {
-        // With `IFF_TUN_EXCL`, the error for a name that is taken.
+        // The error with `IFF_TUN_EXCL` if the name is taken.
         Errno::EBUSY => error.with_details("there is a link of that name"),
         Errno::EPERM => error.with_details("cnibox needs CAP_NET_ADMIN in this network namespace"),
         _ => error,
@@ -149,13 +149,13 @@ fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<(
         flags |= libc::IFF_MULTI_QUEUE;
     }
     let mut name = [0; libc::IFNAMSIZ];
-    // An `IfName` is shorter than the array, so a NUL remains at the end.
+    // An `InterfaceName` is shorter than the array, so a NUL remains at the end.
     let text = wanted.ifname.as_str().as_bytes();
     name[..text.len()].copy_from_slice(text);
     let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
     let mut request = TunInterfaceRequest { name, flags, rest: [0; 22] };
-    // SAFETY: the kernel reads and writes one `struct ifreq`; `Request` is at least as long and outlives the call, and
-    // any bytes are valid integers.
+    // SAFETY: the kernel reads and writes one `struct ifreq`; `TunInterfaceRequest` is at least as long and outlives
+    // the call, and any bytes are valid integers.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     Errno::result(done).map(drop)
 }
@@ -167,8 +167,7 @@ fn set_parameter(
     request: libc::Ioctl,
     value: libc::c_ulong,
 ) -> nix::Result<()> {
-    // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory
-    // is read or written.
+    // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory is read or written.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
     Errno::result(done).map(drop)
 }

@@ -1,7 +1,7 @@
 //! CHECK: compares a result with the interfaces, addresses and routes of the kernel.
 //!
-//! `prevResult` is the result of the whole list, with additions of later plugins: an address counts only for the
-//! interface of its index, and a route without a table may be in any table.
+//! `prevResult` is the result of the whole list, with what later plugins added. Therefore an address is expected only
+//! on the interface that its index names, and a route without a table may be in any table.
 
 use super::ContainerNetns;
 use super::configure::effective_gateway;
@@ -10,10 +10,10 @@ use crate::cni::{CniResult, InterfaceName, ResultInterface};
 use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, RouteFilter};
 
-/// The prefix, in the details of errors, of a command for the container's namespace.
+/// The prefix, in `details`, of a command to run in the container's network namespace.
 pub const IN_CONTAINER: &str = "in the container: ";
 
-/// As [`IN_CONTAINER`], for a command for the host.
+/// Like [`IN_CONTAINER`], for a command to run on the host.
 pub const ON_HOST: &str = "";
 
 /// The container's interface in the result, with its index: the interface called `ifname` in this sandbox.
@@ -33,8 +33,8 @@ pub fn find_container_entry<'r>(
     )))
 }
 
-/// The link of an interface of the result; fails unless the link is of this kind and has the hardware address of the
-/// result.
+/// The link of the container that `entry` of the result names; fails unless the link is of this kind and has the
+/// hardware address of `entry`.
 pub fn find_container_link(
     inside: &ContainerNetns<'_>,
     entry: &ResultInterface,
@@ -53,7 +53,7 @@ pub fn find_container_link(
     Ok(link)
 }
 
-/// Fails if the link does not have the hardware address of the result, if the result has one.
+/// Fails if `entry` of the result has a hardware address that the link does not have.
 pub fn require_same_mac(link: &Link, entry: &ResultInterface) -> Result<()> {
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     if entry.mac.is_empty() || entry.mac.eq_ignore_ascii_case(&mac) {

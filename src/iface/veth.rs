@@ -22,19 +22,17 @@ const NAME_TRIES: usize = 10;
 /// The pair to create.
 pub struct NewVethPair<'a> {
     pub ifname: &'a InterfaceName,
-    /// MTU of both ends in bytes; 0 leaves it to the kernel.
+    /// The MTU of both ends in bytes; 0 leaves it to the kernel.
     pub mtu: u32,
-    /// Address of the container's end; the kernel chooses one otherwise.
+    /// The hardware address of the container's end; `None` for a random one.
     pub mac: Option<MacAddress>,
-    /// The bridge that the host's end becomes a port of, by index.
+    /// The index of the bridge of which the host's end becomes a port.
     pub master: Option<u32>,
 }
 
-/// Both ends of a pair.
+/// Both ends of a new pair, which are down.
 pub struct VethPairEnds {
-    /// The host's end, down.
     pub host: Link,
-    /// The container's end, down.
     pub container: Link,
 }
 
@@ -52,18 +50,20 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
         if let Some(master) = wanted.master { link.with_master(master) } else { link }
     };
     let host = create_with_random_name(host, &pair, &|error, name| {
-        // An error of the namespace itself is the better explanation.
+        // If the namespace cannot be entered, that error explains more than `error`.
         let inside = Netlink::open_in(netns)?;
         if !error.is_exists() {
-            let full = wanted.master.filter(|_| error.errno() == Some(Errno::EXFULL));
+            let full_bridge = wanted.master.filter(|_| error.errno() == Some(Errno::EXFULL));
             let error = Error::from(error);
-            return Err(match full.and_then(|index| host.find_link_by_index(index).ok()?) {
-                Some(bridge) => error.context(format_args!(
-                    "bridge \"{}\" has 1023 ports, the kernel's limit",
-                    bridge.name
-                )),
-                None => error,
-            })
+            return Err(
+                match full_bridge.and_then(|index| host.find_link_by_index(index).ok()?) {
+                    Some(bridge) => error.context(format_args!(
+                        "bridge \"{}\" has 1023 ports, the kernel's limit",
+                        bridge.name
+                    )),
+                    None => error,
+                },
+            )
             .context(|| "failed to make veth pair");
         }
         if inside.find_link(ifname)?.is_none() {
@@ -86,8 +86,8 @@ pub fn add_pair(host: &Netlink, netns: &Netns, wanted: &NewVethPair<'_>) -> Resu
     Ok(VethPairEnds { host, container })
 }
 
-/// Creates a veth pair of which one end has a random name; returns the end that `pair` describes. `refused` gets the
-/// kernel's error for a name, and returns success to try another name.
+/// Creates a veth pair whose one end has a random name, and returns that end. `pair` makes the request for a name.
+/// `refused` is called with the kernel's error for a name, and returns success to try another name.
 pub fn create_with_random_name<'p>(
     host: &Netlink,
     pair: &dyn Fn(&str) -> NewLink<'p>,
@@ -99,7 +99,7 @@ pub fn create_with_random_name<'p>(
             Ok(link) => return Ok(link),
             Err(error) => {
                 if error.is_unanswered() {
-                    // A link with the random name is the pair.
+                    // The pair may have been created: a link with the random name is its end.
                     drop(host.delete_link(&name));
                 }
                 refused(error, &name)?;
@@ -121,8 +121,8 @@ fn is_random_name(name: &str) -> bool {
     digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
-/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which
-/// [`delete_pair`] and [`delete_labelled_pairs`] find the pair even if the container changed its end.
+/// Sets the host's end up. The same message makes the changes in `change`, and sets the label of the attachment as the
+/// alias, by which [`delete_pair`] and [`delete_labelled_pairs`] find the pair even if the container changed its end.
 pub fn start_host_end(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
     host.change_link(end.index, change.set_alias(label).set_up())
         .context(|| format!("failed to set \"{}\" up", end.name))
@@ -163,8 +163,8 @@ pub fn interface_entry(link: &Link, sandbox: &str) -> ResultInterface {
 }
 
 /// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end,
-/// so the host's end decides: the link of that name in the result, else the other end of the container's interface,
-/// else a link with a label that `is_own`.
+/// so the pair is found by the host's end: first by its name in the result, then as the other end of the container's
+/// interface, then by a label that `is_own` accepts.
 pub fn delete_pair(
     host: &Netlink,
     ifname: &InterfaceName,
@@ -194,7 +194,7 @@ fn find_listed_end(
     result: &CniResult,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<Option<Link>> {
-    // The gateway of a VLAN is a veth on the host as well, and shared.
+    // The gateway of a VLAN is also a veth link of the host, but attachments share it.
     let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.find_link(&entry.name)? else { continue };
@@ -206,8 +206,8 @@ fn find_listed_end(
     Ok(None)
 }
 
-/// Deletes the pair by the container's end, unless the pair is known to be another attachment's. Returns whether the
-/// pair was deleted.
+/// Deletes the pair by the container's end, unless the label shows that the pair is another attachment's. Returns
+/// whether the pair was deleted.
 fn delete_by_container_end(
     host: &Netlink,
     inside: &ContainerNetns<'_>,
@@ -215,7 +215,7 @@ fn delete_by_container_end(
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<bool> {
     let Some(link) = inside.netlink.find_link(ifname.as_str())? else { return Ok(false) };
-    // Older versions and the reference gave no label.
+    // Older versions and the reference plugins set no label.
     let may_be_own = |end: &Link| end.alias.is_empty() || is_own(&end.alias);
     if let Some(end) = peer::find_host_end(host, inside, &link)?.filter(may_be_own) {
         return Ok(host.delete_link_by_index(end.index)?);
@@ -224,7 +224,7 @@ fn delete_by_container_end(
     Ok(false)
 }
 
-/// Deletes the pairs whose host's end has a label that `is_own`.
+/// Deletes the pairs whose host's end has a label that `is_wanted` accepts.
 pub fn delete_labelled_pairs(host: &Netlink, is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let ends = host.dump_links()?.into_iter();
     for end in ends.filter(|link| is_veth(link) && is_wanted(&link.alias)) {

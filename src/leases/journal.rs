@@ -12,11 +12,11 @@
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and modification
 //! time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on
-//! the host, `this` or
-//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
+//! the host, `this` or `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
-//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal, if the address is
-//! withheld, and why the lease was reclaimed from which container, `host-end` or `earlier-boot`.
+//! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal if the address is in
+//! quarantine. If the lease was reclaimed, the line also has the reason (`host-end` or `earlier-boot`), the container
+//! and the interface.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
 //! journal. The modification time of the network's directory shows such a change: a session of this program that
@@ -55,11 +55,11 @@ const DIRECTORY: &str = ".cnibox";
 /// The journal, and its temporary name while it is written.
 const JOURNAL: &str = "leases";
 const JOURNAL_TEMP: &str = "leases.new";
-/// Limit of a journal's size in bytes: the leases of a whole /8 fit.
+/// Limit of a journal's size in bytes: enough for the leases of a /8.
 const MAX_BYTES: usize = (1 << 31) - 1;
-/// The list of withheld addresses of releases up to 0.2.0.
+/// The list of addresses in quarantine of releases up to 0.2.0.
 const FREED: &str = "freed";
-/// Lines of removed leases that may stay in a journal without leases.
+/// Number of lines of removed leases that a journal without leases may have.
 const SPARE_LINES: usize = 100;
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
@@ -68,7 +68,7 @@ pub(super) struct LeaseJournal {
     file: File,
     /// The text of the file.
     text: String,
-    /// Numbers of lines that add and that remove a lease; 0 until the lines were read.
+    /// Numbers of lines that add or remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
     /// Whether the session changed the journal or the network's directory, and has to seal them at its end.
@@ -95,7 +95,7 @@ impl LeaseJournal {
         (written_in == boot.id).then_some(journal)
     }
 
-    /// Writes the journal with `contents`: all leases of `network`.
+    /// Writes a journal of all leases of `network`, which are in `contents`.
     pub(super) fn create_from(
         network: &OpenDirectory,
         directory: &OpenDirectory,
@@ -119,7 +119,7 @@ impl LeaseJournal {
 
     /// The leases of `owner`; `None` if the journal is damaged.
     pub(super) fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> Option<Vec<AddressLease>> {
-        let of_container = format!("+ {} ", lines::escape_word(owner.id));
+        let container_prefix = format!("+ {} ", lines::escape_word(owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
             if !line.ends_with(lines::END) {
@@ -128,7 +128,7 @@ impl LeaseJournal {
             // Only the lines of this container are parsed.
             if line.starts_with('+') {
                 added += 1;
-                if line.starts_with(&of_container) {
+                if line.starts_with(&container_prefix) {
                     held.push(JournalEntry::parse(line)?.lease);
                 }
             } else {
@@ -195,7 +195,7 @@ pub(super) fn read_journal_text(directory: &OpenDirectory) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The addresses that must not be allocated yet, with the time left.
+/// The addresses in quarantine, with the time left.
 pub(super) fn withheld_addresses(
     directory: Option<&OpenDirectory>,
     quarantine: &AddressQuarantine,
@@ -221,8 +221,8 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    let warned = |e| log::warn(format_args!("no lease journal: {e}"));
-    network.open_private(DIRECTORY).map_err(warned).ok()?
+    let warn = |e| log::warn(format_args!("no lease journal: {e}"));
+    network.open_private(DIRECTORY).map_err(warn).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.

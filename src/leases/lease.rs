@@ -1,4 +1,4 @@
-//! A lease: the owner of an address, and its file.
+//! A lease: the attachment that owns an address, and the lease's file.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,10 +8,10 @@ use crate::attachment::{AttachmentId, EndProof};
 use crate::cni::names::is_identifier;
 use crate::files::lock;
 
-/// The keys of a network's configuration about leases.
+/// The keys for leases in the configuration of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
-    /// Timeout of the lock.
+    /// How long to wait for the lock.
     pub lock_timeout: Duration,
     /// Time before a freed address is allocated again.
     pub reuse_delay: Duration,
@@ -28,9 +28,9 @@ impl Default for LeaseOptions {
 pub struct AddressLease {
     /// The address: the file's name.
     pub ip: IpAddr,
-    /// The container.
+    /// The container id.
     pub id: String,
-    /// The interface; files of releases up to 0.7.5 name only the container.
+    /// The container's interface; `None` in files of the reference up to release 0.7.5, which name only the container.
     pub ifname: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl AddressLease {
         Some(AttachmentId { network, ifname: self.ifname.as_deref()?, id: &self.id })
     }
 
-    /// Whether the lease is of this owner, or of the same container and without an interface.
+    /// Whether the lease names this owner, or the owner's container and no interface.
     pub(super) fn is_held_by(&self, owner: AttachmentId<'_>) -> bool {
         self.id == owner.id && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)
     }
@@ -82,10 +82,9 @@ impl fmt::Display for AddressLease {
     }
 }
 
-/// A lease of an attachment that has ended.
+/// A lease of an attachment that has ended. The lease is, or will be, removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReclaimedLease {
-    /// The lease that was removed.
     pub lease: AddressLease,
     /// The proof that the attachment has ended.
     pub why: EndProof,

@@ -24,7 +24,7 @@ pub(super) struct JournalEntry {
     pub(super) file: LeaseFileId,
     /// The host's end of the attachment's veth pair.
     pub(super) end: Option<HostPairEnd>,
-    /// When the lease was made, relative to the boot in the journal's first line.
+    /// When the lease was created, relative to the boot in the journal's first line.
     pub(super) made: BootRelation,
 }
 
@@ -32,20 +32,20 @@ pub(super) struct JournalEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JournalRemoval {
     pub(super) ip: IpAddr,
-    /// The time, if the address is withheld.
+    /// The time of the removal, if the address is in quarantine.
     pub(super) freed: Option<RemovalTime>,
-    /// The lease, and the proof that its attachment had ended, if it was reclaimed.
+    /// The lease, with the proof that its attachment had ended, if the lease was reclaimed.
     pub(super) reclaimed: Option<ReclaimedLease>,
 }
 
-/// What a journal tells of each address.
+/// The content of a journal, by address.
 #[derive(Debug, Default)]
 pub(super) struct JournalContents {
-    /// The leases.
     pub(super) entries: HashMap<IpAddr, JournalEntry>,
-    /// The last removals.
+    /// The last removal of a lease of each address.
     pub(super) removals: HashMap<IpAddr, JournalRemoval>,
-    /// When a lease without an entry was made: another machine, that wrote the journal before, may have made it.
+    /// The boot of leases without an entry: the machine that last wrote the journal may be another one, and may have
+    /// created them.
     pub(super) unlisted: BootRelation,
 }
 
@@ -75,7 +75,8 @@ impl JournalContents {
         contents
     }
 
-    /// Without the removals of addresses that are not withheld, unless they tell why the present owner has the address.
+    /// Drops the removals of addresses that are not in quarantine, unless a removal explains why the present owner got
+    /// the address.
     pub(super) fn without_old_removals(
         mut self,
         quarantine: &AddressQuarantine,
@@ -100,7 +101,7 @@ impl JournalRemoval {
         JournalRemoval { ip, freed: None, reclaimed: None }
     }
 
-    /// For how long the address is still withheld.
+    /// For how long the address is still in quarantine.
     pub(super) fn time_left(&self, quarantine: &AddressQuarantine) -> Option<Duration> {
         quarantine.time_left(self.freed.as_ref()?)
     }
@@ -175,14 +176,14 @@ impl JournalEntry {
     }
 }
 
-/// The words for the boot in which a lease was made.
+/// The words for the boot in which a lease was created.
 const MADE: [(BootRelation, &str); 3] = [
     (BootRelation::Now, "this"),
     (BootRelation::Earlier, "earlier"),
     (BootRelation::Elsewhere, UNKNOWN),
 ];
 
-/// The last part of the word for an end with, and without, the attachment's label.
+/// The last part of the word for an end with the attachment's label, and for an end without it.
 const LABELLED: &str = "own";
 const LISTED: &str = "listed";
 
@@ -190,7 +191,7 @@ fn host_end_word(HostPairEnd { netns, index, labelled }: HostPairEnd) -> String 
     format!("{netns}:{index}:{}", if labelled { LABELLED } else { LISTED })
 }
 
-/// The host's end; `None` also for the namespace that releases up to 0.2.0 wrote.
+/// Parses the host's end; `None` if unknown, and for the namespace that releases up to 0.2.0 wrote in this place.
 fn parse_host_end(word: &str) -> Option<HostPairEnd> {
     let [netns, index, last] = word.split(':').collect::<Vec<_>>()[..] else { return None };
     let labelled = last == LABELLED;
@@ -246,7 +247,7 @@ pub(super) fn escape_word(text: &str) -> String {
         if byte.is_ascii_graphic() && byte != b'%' && text != UNKNOWN {
             word.push(char::from(byte));
         } else {
-            // To a string, this cannot fail.
+            // Writing to a string cannot fail.
             write!(word, "%{byte:02x}").unwrap_or_default();
         }
     }

@@ -25,10 +25,10 @@ const MAX_BYTES: usize = 4096;
 /// The addresses taken in a network at one moment, read without the lock.
 #[derive(Debug, Default)]
 pub struct LeaseListing {
-    /// Absent if there is no store yet.
+    /// `None` if there is no store yet.
     dir: Option<OpenDirectory>,
     ips: HashSet<IpAddr>,
-    /// Freed a short while ago: not to be allocated yet (`reuseDelay`).
+    /// Addresses that were freed a short while ago, and must not be allocated yet (`reuseDelay`).
     quarantined: HashSet<IpAddr>,
 }
 
@@ -37,7 +37,7 @@ pub struct LeaseListing {
 pub struct LeaseStatus {
     /// The lease, from its file.
     pub lease: AddressLease,
-    /// Whether its container is alive.
+    /// Whether the lease's container is alive.
     pub liveness: Liveness,
     /// The previous lease of the address, if it was reclaimed.
     pub reclaimed: Option<ReclaimedLease>,
@@ -51,7 +51,7 @@ pub struct LeaseStatus {
 pub struct AddressReservation {
     /// The address: the file's name.
     pub ip: IpAddr,
-    /// The file is empty.
+    /// Whether the file is empty.
     pub empty: bool,
 }
 
@@ -83,7 +83,7 @@ impl LeaseListing {
     pub fn open_writable(
         data_dir: &Path,
         network: &str,
-        terms: LeaseOptions,
+        options: LeaseOptions,
     ) -> error::Result<LeaseListing> {
         let path = data_dir.join(network);
         require_writable(&path)?;
@@ -94,7 +94,7 @@ impl LeaseListing {
             // Only a regular file can be locked.
             dir.read_file("lock", 0).during("open lock", &dir.file_path("lock"))?;
         }
-        let quarantine = AddressQuarantine::new(terms.reuse_delay, &BootIdentity::current());
+        let quarantine = AddressQuarantine::new(options.reuse_delay, &BootIdentity::current());
         let withheld =
             journal::withheld_addresses(journal::existing_directory(&dir).as_ref(), &quarantine);
         let quarantined = withheld.into_keys().collect();
@@ -102,7 +102,7 @@ impl LeaseListing {
     }
 
     /// Lists the store of `network`, without write permission; `None` if there is no store. A directory is a store if
-    /// it has the file `lock`, which every command that made a lease has created.
+    /// it has the file `lock`, which every command that reserves an address creates.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseListing>> {
         let dir =
             OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
@@ -114,7 +114,7 @@ impl LeaseListing {
         }))
     }
 
-    /// The addresses of all files, and the addresses in quarantine.
+    /// The addresses that have a file, and the addresses in quarantine.
     pub fn taken_addresses(&self) -> HashSet<IpAddr> {
         self.ips.union(&self.quarantined).copied().collect()
     }
@@ -130,13 +130,13 @@ impl LeaseListing {
         let Some(dir) = &self.dir else { return Vec::new() };
         let found: Vec<_> =
             self.ips.iter().filter_map(|ip| read_address_file(dir, *ip).into_lease()).collect();
-        let noted = JournalContents::read_journal(
+        let journal = JournalContents::read_journal(
             journal::existing_directory(dir).as_ref(),
             &BootIdentity::current(),
         );
-        let lives = noted.judge_leases(&network_name_of(dir), &found);
+        let lives = journal.judge_leases(&network_name_of(dir), &found);
         let status = |((lease, meta), liveness): ((AddressLease, Metadata), _)| LeaseStatus {
-            reclaimed: noted.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
+            reclaimed: journal.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
             lease,
             liveness,
             created: meta.modified().ok(),
@@ -186,7 +186,7 @@ pub(super) fn network_name_of(dir: &OpenDirectory) -> String {
     dir.file_path("").file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The addresses of all files.
+/// The addresses that have a file.
 pub(super) fn listed_addresses(dir: &OpenDirectory) -> FileResult<HashSet<IpAddr>> {
     Ok(dir.entry_names()?.iter().filter_map(|name| parse_file_name(name)).collect())
 }
@@ -238,8 +238,8 @@ pub fn list_networks(data_dir: &Path) -> error::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The address that a file is named by, in its canonical text: files of other names do not take an address, neither in
-/// this program nor in the reference.
+/// The address in a file's name, which must be the canonical text of the address: neither this program nor the
+/// reference regards an address as taken because of a file with another name.
 fn parse_file_name(name: &str) -> Option<IpAddr> {
     name.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip && ip.to_string() == name)
 }

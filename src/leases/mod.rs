@@ -1,5 +1,5 @@
 //! The leases of host-local: in a network's directory a file for each address, in the reference's format,
-//! and beside them the directory `.cnibox` with the journal, the notes on containers and the quarantine.
+//! and the directory `.cnibox` with the journal, which also lists the addresses in quarantine.
 //!
 //! | file | |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | `lease.rs` | one lease: owner, address, the file's text |
 //! | `listing.rs` | the content of a network's directory, read with or without the lock |
 //! | `journal.rs` | a text file of all leases, which saves reading their files one by one |
-//! | `lines.rs` | its lines |
+//! | `lines.rs` | the lines of that text file |
 //! | `notes.rs` | the journal's data on containers, for [`crate::attachment::liveness`] |
 //! | `quarantine.rs` | addresses that were freed a short while ago (`reuseDelay`) |
 

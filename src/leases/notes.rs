@@ -26,7 +26,7 @@ impl JournalContents {
         for entry in contents.entries.values_mut() {
             entry.made = match (entry.made, then.relation_to(current, entry.file.creation_time())) {
                 (BootRelation::Now, made) => made,
-                // Earlier than the boot in which the journal was written.
+                // An earlier boot than the one in which the journal was written.
                 (BootRelation::Earlier, BootRelation::Now | BootRelation::Earlier) => {
                     BootRelation::Earlier
                 }
@@ -41,8 +41,8 @@ impl JournalContents {
         contents
     }
 
-    /// The entry of a lease with the file `meta`. A lease without an entry, made by the reference, gets one
-    /// now: after the next boot the lease is known to be of an earlier boot.
+    /// The entry of a lease with the file `meta`, or a new entry for a lease that the reference created: after the next
+    /// boot the lease is known to be of an earlier boot.
     pub(super) fn entry_of_lease(&self, lease: &AddressLease, meta: &Metadata) -> JournalEntry {
         let file = LeaseFileId::from_metadata(meta);
         let noted = self.entries.get(&lease.ip);
@@ -79,9 +79,9 @@ pub(super) fn judge_entries(network: &str, entries: &[JournalEntry]) -> Vec<Live
     lives.map(|(life, entry)| if names_none(entry) { doubt } else { life }).collect()
 }
 
-/// The end in the attachment's record: a plugin of another program tells host-local nothing of its link, but the
-/// plugins after it see the link in its result. A record that is older than the lease may be of an earlier container
-/// with the same id.
+/// The host's end in the attachment's record. A plugin of another program does not pass its link to host-local, but the
+/// plugins that follow it find the link in its result and record it. A record that is older than the lease may be of an
+/// earlier container with the same id, and does not count.
 fn recorded_host_end(
     owner: AttachmentId<'_>,
     JournalEntry { lease, file, .. }: &JournalEntry,

@@ -3,7 +3,7 @@
 //!
 //! The journal's line of a removed lease has the boot id, the seconds since boot, and the wall clock's time. Within one
 //! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is
-//! over by either clock: all of the time since boot is after the release.
+//! over by either clock: the address was freed before the boot, so all of the time since boot has passed.
 
 use std::time::Duration;
 
@@ -15,15 +15,14 @@ use crate::attachment::boot::current_unix_time;
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemovalTime {
-    /// The boot id.
     boot: String,
     /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be set).
     uptime: i64,
-    /// Seconds since 1970.
+    /// Seconds since 1970, by the wall clock.
     wall: i64,
 }
 
-/// The configured delay, and the present.
+/// The configured delay, and the present time.
 #[derive(Debug)]
 pub(super) struct AddressQuarantine {
     delay: Duration,

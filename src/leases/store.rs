@@ -27,7 +27,7 @@ use crate::{error, log};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
-/// Networks whose lock this process failed to get in time: the rollback of the same ADD does not wait again.
+/// Networks whose lock this process did not get in time: the rollback of the same ADD does not wait for the lock again.
 static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A network's leases, locked from opening to drop.
@@ -37,10 +37,9 @@ pub struct LeaseStore {
     /// The directory `.cnibox`; `None` if it cannot be created or trusted.
     directory: Option<OpenDirectory>,
     quarantine: AddressQuarantine,
-    /// The current boot.
     boot: BootIdentity,
-    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and leases may
-    /// differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
+    /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and
+    /// leases may differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
     journal: Option<LeaseJournal>,
     /// Released last: fields are dropped in order.
     _lock: FileLock,
@@ -116,8 +115,8 @@ impl LeaseStore {
             journal.add_entry(&JournalEntry { lease, file, end, made: BootRelation::Now })
         });
         let linked = directory.publish_file(temp, &self.dir, &name);
-        // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
-        // next command that writes a lease removes the name.
+        // A temporary file that cannot be removed is no error, because it does not affect the lease. The next command
+        // that writes a lease removes the file.
         if let Err(error) = directory.remove_file(temp) {
             log::debug(format_args!("left behind: {error}"));
         }
@@ -217,8 +216,8 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// Removes every lease that `keep` refuses, except with `spare` those whose attachments certainly exist. Returns
-    /// the leases that were removed, and those that were spared.
+    /// Removes every lease for which `keep` is false. With `spare`, leases of attachments that certainly exist stay.
+    /// Returns the removed and the spared leases.
     pub fn retain_leases(
         &mut self,
         keep: impl Fn(&AddressLease) -> bool,
@@ -235,7 +234,7 @@ impl LeaseStore {
         Ok((self.remove_freed_leases(go)?, stay))
     }
 
-    /// The addresses of all files, from one listing of the directory.
+    /// The addresses that have a file, from one listing of the directory.
     pub fn taken_addresses(&self) -> error::Result<HashSet<IpAddr>> {
         Ok(listing::listed_addresses(&self.dir)?)
     }
@@ -282,7 +281,7 @@ impl LeaseStore {
         matches!(found, AddressFile::Lease(found, _) if found == *lease)
     }
 
-    /// As [`LeaseStore::remove_leases`], for leases of addresses that were in use.
+    /// Like [`LeaseStore::remove_leases`], for addresses that were in use: the quarantine begins.
     fn remove_freed_leases(
         &mut self,
         leases: Vec<AddressLease>,
@@ -316,7 +315,7 @@ impl LeaseStore {
         error::Error::join_all(errors).map_or(Ok(removed), Err)
     }
 
-    /// Reads all leases and writes the journal of them if possible.
+    /// Reads all leases, and writes a new journal of them if possible.
     fn rebuild_journal(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
         let leases = self.read_all_leases()?;
         self.journal = self.directory.as_ref().and_then(|directory| {
@@ -361,7 +360,7 @@ impl LeaseStore {
         Ok(leases)
     }
 
-    /// Removes a file that the journal does not have.
+    /// Removes a file that is not in the journal.
     fn remove_unlisted_file(&mut self, ip: IpAddr) -> FileResult<()> {
         self.dir.remove_file(&ip.to_string())?;
         self.journal.iter_mut().for_each(LeaseJournal::mark_directory_changed);
@@ -397,11 +396,11 @@ fn last_reserved_file_name(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
-/// The journal after a change of it; `None` if there is none, or it cannot be written, which fails no command.
+/// Changes the journal and returns it; `None` if there is none, or if it cannot be written, which is no error.
 fn change_journal(
     journal: Option<LeaseJournal>,
-    note: impl FnOnce(&mut LeaseJournal) -> FileResult<()>,
+    change: impl FnOnce(&mut LeaseJournal) -> FileResult<()>,
 ) -> Option<LeaseJournal> {
     let mut journal = journal?;
-    note(&mut journal).inspect_err(log_unwritable).ok().map(|()| journal)
+    change(&mut journal).inspect_err(log_unwritable).ok().map(|()| journal)
 }

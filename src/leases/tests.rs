@@ -24,7 +24,7 @@ thread_local! {
 
 const BOOT: &str = "this-boot";
 
-/// A boot of the machine of this thread.
+/// A boot of this thread's machine, see [`MACHINE`].
 fn boot(id: &str) -> BootIdentity {
     BootIdentity { machine: Some(MACHINE.get().unwrap_or("machine").to_owned()), id: id.to_owned() }
 }
@@ -38,7 +38,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        // Whatever the test makes is older than a boot that it simulates later.
+        // All leases of the test are older than a boot that the test simulates later.
         BOOT_START.set(Some(i64::MAX));
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join(NETWORK)).unwrap();
@@ -53,16 +53,20 @@ impl Scene {
         self.open_with(boot, LeaseOptions::default())
     }
 
-    fn open_with(&self, boot: &str, terms: LeaseOptions) -> LeaseStore {
-        LeaseStore::open_directory(OpenDirectory::open(&self.dir).unwrap(), self::boot(boot), terms)
-            .unwrap()
+    fn open_with(&self, boot: &str, options: LeaseOptions) -> LeaseStore {
+        LeaseStore::open_directory(
+            OpenDirectory::open(&self.dir).unwrap(),
+            self::boot(boot),
+            options,
+        )
+        .unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// What the reference, or a person, does behind our back.
+    /// Writes a file as the reference or an administrator does, without an entry in the journal.
     fn write(&self, name: &str, content: impl AsRef<[u8]>) {
         fs::write(self.path(name), content).unwrap();
     }
@@ -165,7 +169,7 @@ fn a_reservation_by_hand_outlasts_boots() {
             (all.clone(), 3)
         );
     }
-    // A person may give them back.
+    // An administrator may give them back.
     let removed =
         scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
     assert_eq!(removed, [AddressReservation { ip: ip("10.0.0.10"), empty: false }]);
@@ -178,7 +182,7 @@ fn a_lease_that_a_power_cut_emptied_is_told_from_a_reservation() {
     for n in 2..6 {
         scene.reserve(&format!("10.0.0.{n}"), owner(n));
     }
-    // What is lost is what the file has, not its times.
+    // The power cut loses the content of the file, not its times.
     for (name, length) in [("10.0.0.2", 0), ("10.0.0.3", 8)] {
         let file = fs::File::options().write(true).open(scene.path(name)).unwrap();
         let time = file.metadata().unwrap().modified().unwrap();

@@ -1,5 +1,5 @@
-//! Selection of the back end, `nf_tables` or iptables, as the reference plugins select it; the sockets and programs
-//! of a call, and the features that its rules are for.
+//! Selects the back end, `nf_tables` or iptables, as the reference plugins do; has the sockets and programs of a call,
+//! and the features of the packet filter.
 
 use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ const LACKING: [Errno; 4] =
 pub enum RuleBackend {
     /// `nf_tables`, over netlink.
     Nftables,
-    /// The programs of iptables.
+    /// iptables, over netlink or by its programs.
     Iptables,
 }
 
@@ -58,8 +58,8 @@ impl RuleBackend {
     }
 
     /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and
-    /// has fewer back ends than can be configured: without a record, rules that either back end finds are accepted. The
-    /// error is that of the configured, or usual, back end.
+    /// has fewer back ends than can be configured: without a record, it is enough if the check succeeds with
+    /// either back end. If both fail, the error is that of the configured or default back end.
     pub fn check_rules(
         configured: Option<RuleBackend>,
         filter: &PacketFilter,
@@ -116,7 +116,8 @@ struct RecordedBackend {
     backend: RuleBackend,
 }
 
-/// Whether iptables can look for a rule as all rules here are, with a comment: status 1 means that there is none.
+/// Fails unless iptables can look for a rule with a comment, as all rules here have one. Status 1 means that there is
+/// no such rule.
 fn probe_iptables() -> Result<()> {
     let Some(program) = cmd::find_program("iptables") else {
         return Err(iptables::not_found_error(IpFamily::V4));
@@ -133,13 +134,14 @@ fn probe_iptables() -> Result<()> {
 /// A feature of the packet filter: how its rules and elements are restored, removed and handed over.
 #[derive(Debug)]
 pub struct FilterFeature {
-    /// Its records, and its state in our tables of `nf_tables`.
+    /// The records of the feature, and its state in our tables of `nf_tables`.
     pub state: RestorableState,
-    /// Looks for its rules in iptables and firewalld. Returns the first missing one.
-    pub heal: fn(&PacketFilter, RepairMode) -> Result<Option<String>>,
-    /// Removes all that an attachment has in any back end. Of the addresses that it had, some may be unknown.
+    /// Looks for the feature's rules in iptables and firewalld. Returns the first missing rule.
+    pub repair: fn(&PacketFilter, RepairMode) -> Result<Option<String>>,
+    /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
+    /// in the list.
     pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,
-    /// What is handed over to the reference plugins, and how.
+    /// The layouts that are handed over to the reference plugins, by a description of their objects.
     pub hand_over: &'static [(&'static str, HandOverStep)],
 }
 
@@ -150,21 +152,21 @@ pub type HandOverStep = fn(&PacketFilter) -> Result<HandoverCount>;
 /// kernel is slow to close a socket that deleted something.
 #[derive(Debug)]
 pub struct PacketFilter {
-    /// All features: a flush is repaired for all of them at once.
+    /// All features: after a flush the state of all features is restored at once.
     pub features: &'static [FilterFeature],
     nft: OnceCell<NftSocket>,
     /// Whether the kernel has `nf_tables`.
     present: OnceCell<bool>,
     /// The node's default programs of iptables for IPv4 and IPv6.
     programs: [OnceCell<Option<IptablesPrograms>>; 2],
-    /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
+    /// The names of the tables of iptables-legacy for IPv4 and IPv6, one in each line.
     legacy: [OnceCell<String>; 2],
     /// Whether this call has seen that the [`localhost`](super::localhost) rules exist.
     pub(super) is_localhost_closed: Cell<bool>,
 }
 
 impl PacketFilter {
-    /// With these features. Opens nothing yet.
+    /// The packet filter with these features. Opens nothing yet.
     pub(super) fn with_features(features: &'static [FilterFeature]) -> PacketFilter {
         PacketFilter {
             features,
@@ -217,7 +219,7 @@ impl PacketFilter {
         self.require_nf_tables().is_ok()
     }
 
-    /// Whether rules over netlink can have what all rules of iptables here have: a comment.
+    /// Whether rules of iptables that are created over netlink can have a comment, as all rules here have.
     fn has_iptables_matches(&self) -> bool {
         self.nft_socket().is_ok_and(|nft| nft.has_xt_match(IpFamily::V4, "comment", 0))
     }
@@ -268,7 +270,7 @@ impl PacketFilter {
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI
-    /// plugin. Of iptables-legacy only the table is looked for. Starts no process.
+    /// plugin. For iptables-legacy it is enough that the table exists. Starts no process.
     pub fn iptables_with_chains(
         &self,
         family: IpFamily,

@@ -1,5 +1,5 @@
-//! Conversion of live state for the reference plugins: our own layouts are rewritten into theirs, so that a node can
-//! go back with its containers running, and a later DEL by the reference finds all rules.
+//! Hands live state over to the reference plugins: our own layouts are rewritten into theirs, so that a node can go
+//! back to the reference with its containers running, and a later DEL by the reference finds all rules.
 //!
 //! | ours | becomes |
 //! | --- | --- |
@@ -17,8 +17,8 @@ use super::backend::PacketFilter;
 use super::layout::HandoverCount;
 use crate::error::{Error, Result};
 
-/// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. Our plugins
-/// must not run any more: what they add later stays in our layout. Continues after an error; the errors are joined.
+/// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. From now on our
+/// plugins must not run: rules that they add later stay in our layout. Continues after an error; the errors are joined.
 pub fn hand_over_to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
     let (mut done, mut errors) = (Vec::new(), Vec::new());
     for (what, convert) in packets.features.iter().flat_map(|feature| feature.hand_over) {

@@ -1,4 +1,4 @@
-//! The required content of our tables of `nf_tables`, its verification and its changes.
+//! The required content of our tables of `nf_tables`: verifies, changes and restores it.
 //!
 //! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table
 //! with its layout, plans, and commits ([`OwnTables::change_tables`]). After a flush of rules or sets the same
@@ -6,8 +6,8 @@
 //! so that protections and the traffic they protect become effective together.
 //!
 //! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
-//! release that lacks only [additions](TableLayout::additions) is no damage, because a runtime that is told so by
-//! STATUS sends no ADD any more; the next ADD completes it. A set contains a sentinel, an element that matches no
+//! release that lacks only [additions](TableLayout::additions) is not damaged: if STATUS failed, the runtime
+//! would send no ADD, and the next ADD completes the table. A set contains a sentinel, an element that matches no
 //! packet: a set without it was flushed.
 
 mod transaction;
@@ -36,11 +36,10 @@ type FindElements<'f> =
 /// The required content of a table.
 #[derive(Clone, Debug)]
 pub struct TableLayout {
-    /// The table.
     pub table: NftTable<'static>,
-    /// Its sets and maps.
+    /// The sets and maps of the table.
     pub sets: Vec<NftSet<'static>>,
-    /// Its chains and their fixed rules, each with a comment. A chain without fixed rules is not verified.
+    /// The chains of the table and their fixed rules, each with a comment. A chain without fixed rules is not verified.
     pub chains: Vec<(NftChain<'static>, Vec<NftRule>)>,
     /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
     pub additions: &'static [&'static str],
@@ -61,8 +60,8 @@ pub struct RestorableState {
 }
 
 impl TableLayout {
-    /// The first deviation of the table from its layout; `None` as well if no container depends on the table: the
-    /// next ADD restores it.
+    /// The first deviation of the table from its layout. Also `None` if no container depends on the table, which the
+    /// next ADD restores.
     pub fn first_deviation(
         self,
         nft: &NftSocket,
@@ -92,8 +91,8 @@ impl TableLayout {
     }
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
-    /// that only these elements jump to. Gives the keys that other attachments need to these `heirs`, whose records are
-    /// `kept`.
+    /// that only these elements jump to. Keys that other attachments need are given to them: `heirs` returns their
+    /// elements, and `kept` has their records.
     pub fn hand_on_elements(
         &self,
         nft: &NftSocket,
@@ -109,7 +108,8 @@ impl TableLayout {
             self.delete_elements(&mut batch, nft, &found, &added)?;
             Ok(batch)
         })?;
-        // The deletion of an heir may have ended meanwhile, without having found them: it removes the record first.
+        // An heir may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the record
+        // first.
         added.retain(|element| !is_recorded(kept, element));
         if added.is_empty() {
             return Ok(());
@@ -224,7 +224,7 @@ impl TableState {
         let known =
             layout.sets.len() + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
         let mut empty = Vec::new();
-        // The table has more objects than those: only a list of all chains shows the empty chains.
+        // The table has other objects, too: only a list of all chains shows the empty chains.
         if look.objects.is_some_and(|count| count as usize > known) {
             empty.extend(nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name));
             empty.retain(|name| !filled.contains(name.as_str()) && (layout.subnet)(name).is_some());
@@ -301,12 +301,12 @@ pub struct HandoverCount {
 impl fmt::Display for HandoverCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} handed over", self.objects)?;
-        for (lost, why) in [
+        for (count, why) in [
             (self.nameless, "the container's id is too long for a comment"),
             (self.conditional, "the reference has no conditions of one container"),
         ] {
-            if lost > 0 {
-                write!(f, ", {lost} lost: {why}")?;
+            if count > 0 {
+                write!(f, ", {count} lost: {why}")?;
             }
         }
         Ok(())

@@ -63,7 +63,7 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
     })
 }
 
-/// Required while there are mappings on 127.0.0.1; stays after the last one.
+/// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the last mapping.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: MAPPINGS,
@@ -74,7 +74,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
             }
         },
     },
-    heal: |_, _| Ok(None),
+    repair: |_, _| Ok(None),
     remove: |_, _, _| Ok(()),
     hand_over: &[("loopback addresses", hand_over)],
 };
@@ -82,7 +82,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 /// The records of port mappings.
 const MAPPINGS: RecordStore = RecordStore("portmap");
 
-/// The part of such a record that is needed here.
+/// The field of such a record that is needed here.
 #[derive(Deserialize)]
 struct LocalnetRecord {
     localnet: bool,
@@ -92,7 +92,7 @@ fn is_needed() -> bool {
     MAPPINGS.restorable_parts::<LocalnetRecord>().iter().any(|kept| kept.content.localnet)
 }
 
-/// Ensures the rules.
+/// Creates the rules unless they exist.
 pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
     if filter.is_localhost_closed.get() {
         return Ok(());

@@ -5,7 +5,7 @@
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
-//! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |
+//! | `iptables/` | tables of iptables, over netlink or with iptables-save and iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments of rules, as the reference plugins write them |
 //! | `shared.rs` | keys that several attachments need |
@@ -13,7 +13,7 @@
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
 //! | `filter/` | the rules of the firewall plugin |
-//! | `watch.rs` | waiting for a change of rules |
+//! | `watch.rs` | waits for a change of rules |
 
 pub mod backend;
 pub mod filter;
@@ -47,7 +47,7 @@ const FEATURES: &[FilterFeature] = &[
 ];
 
 impl PacketFilter {
-    /// With all features. Opens nothing yet.
+    /// The packet filter with all features. Opens nothing yet.
     pub fn new() -> PacketFilter {
         PacketFilter::with_features(FEATURES)
     }
@@ -62,9 +62,9 @@ impl Default for PacketFilter {
 /// What [`repair_rules`] does about missing rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairMode {
-    /// Restores and reports them.
+    /// Restores and reports missing rules.
     Restore,
-    /// Reports them.
+    /// Only reports missing rules.
     Report,
 }
 
@@ -78,7 +78,7 @@ fn join_errors(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
 pub fn repair_rules(filter: &PacketFilter, repair: RepairMode) -> Result<Vec<String>> {
     let mut missing = filter.query_nft(&|_| filter.own_tables()?.repair_tables(repair))?;
     for feature in filter.features {
-        missing.extend((feature.heal)(filter, repair)?);
+        missing.extend((feature.repair)(filter, repair)?);
     }
     Ok(missing)
 }

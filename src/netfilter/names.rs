@@ -59,7 +59,7 @@ impl AttachmentId<'_> {
         self.comment_matcher()(comment)
     }
 
-    /// As [`AttachmentId::owns_comment`], for many comments.
+    /// Like [`AttachmentId::owns_comment`], for many comments.
     pub fn comment_matcher(&self) -> impl Fn(Option<&str>) -> bool + use<> {
         let instance = self.instance_id();
         move |comment| comment.is_some_and(|comment| comment.starts_with(&instance))
@@ -86,8 +86,7 @@ pub fn container_of_label(label: &str) -> Option<&str> {
 }
 
 /// The container's id, the interface and the network in a [label](AttachmentId::object_label). The network's name may
-/// be cut;
-/// `None` if the interface or the id is cut.
+/// be cut; `None` if the interface or the id is cut.
 pub fn parse_label(label: &str) -> Option<(&str, &str, &str)> {
     let (_, rest) = label.split_once(", id: ")?;
     let (id, rest) = rest.split_once(", if: ")?;

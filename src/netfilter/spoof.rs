@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Two elements per port replace the reference's two chains and four rules, so that the cost of a frame does not
-//! depend on the number of ports. The reference's chains are deleted as well.
+//! depend on the number of ports. DEL also deletes the reference's chains.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,17 +39,17 @@ const SETS: [NftSet<'_>; 2] = [CHECKED, ALLOWED];
 /// The table of the reference plugins.
 const REFERENCE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "nat");
 
-/// The records of attachments.
+/// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("spoof");
 
-/// Has no rules in iptables.
+/// The feature, which has no rules in iptables.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: || vec![table_layout()],
         restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
     },
-    heal: |_, _| Ok(None),
+    repair: |_, _| Ok(None),
     remove: |filter, owner, _| delete_ports(filter, owner, &[]),
     hand_over: &[("source-MAC checks", hand_over)],
 };

@@ -1,4 +1,4 @@
-//! Waiting for a change of rules by any program.
+//! Waits for a change of rules by any program.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
@@ -11,15 +11,14 @@ use crate::netlink::nftables::{self, NftSocket};
 /// The poll interval where the kernel sends no events: for the rules of iptables-legacy.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The minimum delay between two attempts: a failed attempt to take a port changes rules itself, which causes
-/// events as well.
+/// The minimum delay between two attempts: a failed attempt to take a port changes rules, which also causes events.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Receives the changes made after it was opened.
 #[derive(Debug)]
 pub struct PacketFilterWatch {
     nft: Option<nftables::NftablesWatch>,
-    /// Whether rules may change without an event: those of iptables-legacy.
+    /// Whether rules may change without an event, as the rules of iptables-legacy do.
     polls: bool,
 }
 

@@ -29,11 +29,11 @@ pub struct LinkAddress {
     pub index: u32,
     /// The scope (rtnetlink(7)): 0 universe, 253 link, 254 host.
     pub scope: u8,
-    /// The `IFA_F_*` bits.
+    /// Bits `IFA_F_*` of `linux/if_addr.h`.
     pub flags: u32,
-    /// The broadcast address of IPv4.
+    /// The broadcast address; IPv4 only.
     pub broadcast: Option<IpAddr>,
-    /// The label of IPv4, usually the name of the link.
+    /// The label, usually the name of the link; IPv4 only.
     pub label: Option<String>,
     pub lifetime: AddressLifetime,
 }
@@ -41,7 +41,7 @@ pub struct LinkAddress {
 /// The remaining lifetimes of an address in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressLifetime {
-    /// For the source address of new connections.
+    /// How long the address is preferred as the source address of new connections.
     pub preferred: u32,
     pub valid: u32,
 }
@@ -88,7 +88,7 @@ impl LinkAddress {
                 _ => {}
             }
         }
-        // On a point-to-point link there are both, and IFA_ADDRESS is the other end.
+        // A point-to-point link has both, and IFA_ADDRESS is the address of the other end.
         let net = IpNet::new(local.or(address)?, header.prefix_len).ok()?;
         let lifetime = lifetime.unwrap_or(AddressLifetime::FOREVER);
         let (index, scope) = (header.index, header.scope.into());
@@ -102,7 +102,7 @@ pub enum DuplicateDetection {
     /// As the link's sysctls specify: the address is tentative for a second or two.
     #[default]
     Kernel,
-    /// None: the address can be used at once.
+    /// No detection: the address can be used at once.
     Off,
 }
 
@@ -111,7 +111,7 @@ pub enum DuplicateDetection {
 pub struct NewLinkAddress {
     /// The address with its host bits.
     pub net: IpNet,
-    /// Duplicate address detection, which IPv4 lacks.
+    /// Duplicate address detection; ignored for IPv4.
     pub dad: DuplicateDetection,
     /// Whether the kernel adds a route to the network of the address.
     pub prefix_route: bool,

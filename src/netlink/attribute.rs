@@ -1,4 +1,4 @@
-//! Attributes of netlink messages: writing for traffic control and netfilter, reading for all replies.
+//! Attributes of netlink messages: writes those of traffic control and netfilter, reads those of all replies.
 //!
 //! Replies are read attribute by attribute, and unknown or malformed attributes are skipped
 //! (docs/decisions/0002-netlink-answers-as-bytes.md). Why there are no types for messages:

@@ -74,7 +74,7 @@ impl BridgePortVlans {
     }
 }
 
-/// The VLANs of a reply, where a range has two entries.
+/// The VLANs in a reply, in which a range has two entries.
 fn parse_vlans(spec: ReplyAttribute<'_>) -> Vec<PortVlanRange> {
     let mut vlans = Vec::new();
     let mut begin = None;
@@ -132,7 +132,7 @@ impl Netlink {
         self.socket.request_change(&request, 0, "set VLANs of", &self.link_label(port))
     }
 
-    /// Removes the port from VLANs; VLANs without the port are ignored.
+    /// Removes the port from VLANs. VLANs to which the port does not belong are ignored.
     pub fn delete_port_vlans(&self, port: u32, vlans: &[PortVlanRange]) -> NetlinkResult<()> {
         let request = vlan_request(RTM_DELLINK, port, vlans);
         self.socket.request_change(&request, 0, "remove VLANs of", &self.link_label(port))

@@ -1,4 +1,4 @@
-//! Connection tracking: deleting entries, to which a new port mapping or address would not apply.
+//! Connection tracking: deletes entries, to which a new port mapping or address would not apply.
 
 use std::net::IpAddr;
 
@@ -33,9 +33,9 @@ constants! { u32: CTA_FILTER_FLAG_CTA_IP_SRC = 1 << 0, CTA_FILTER_FLAG_CTA_PROTO
 /// A selection of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowSelection {
-    /// All UDP of a family.
+    /// All UDP flows of a family.
     All(IpFamily),
-    /// UDP with replies from this address, regardless of the original destination.
+    /// UDP flows with replies from this address, regardless of the original destination.
     AnsweredBy(IpAddr),
 }
 
@@ -56,7 +56,7 @@ impl FlowSelection {
         }
     }
 
-    /// Has the kernel (5.8) send matching connections only; older kernels ignore the filter.
+    /// Writes a filter, so that the kernel sends matching connections only. Kernels before 5.8 ignore the filter.
     fn write_filter(self, body: &mut AttributeBuilder) {
         body.put_nested(CTA_TUPLE_ORIG, |tuple| {
             tuple.put_nested(CTA_TUPLE_PROTO, |proto| {
@@ -79,7 +79,7 @@ impl FlowSelection {
     }
 }
 
-/// A tracked connection of UDP.
+/// A tracked UDP flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrackedFlow {
     /// The original destination, before any translation.
@@ -102,8 +102,8 @@ impl ConntrackSocket {
         Ok(ConntrackSocket { socket: NetlinkSocket::open(NETLINK_NETFILTER)? })
     }
 
-    /// Deletes the connections for which `which` returns true, in one walk, and returns their number.
-    /// A kernel without connection tracking has none.
+    /// Deletes the flows of the selection for which `which` returns true, after one dump, and returns their number: 0
+    /// also if the kernel has no connection tracking.
     pub fn delete_flows(
         &self,
         flows: FlowSelection,
@@ -127,14 +127,14 @@ impl ConntrackSocket {
     fn dump_entries(&self, flows: FlowSelection) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
         let mut filtered = flows.to_request(GET);
         flows.write_filter(&mut filtered.body);
-        // Without the filter, a refusal means that the kernel lacks the subsystem.
+        // If the kernel refuses the request without the filter, too, it lacks the subsystem.
         for request in [filtered, flows.to_request(GET)] {
             match self.socket.request_dump(&request) {
                 Err(RequestFailure {
                     errno: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT,
                     ..
                 }) => {}
-                answer => return answer,
+                reply => return reply,
             }
         }
         Ok(Vec::new())
@@ -144,25 +144,23 @@ impl ConntrackSocket {
 /// The flow in `entry`, if it is UDP, and the attributes that identify it.
 pub(super) fn parse_flow(entry: &[u8]) -> Option<(TrackedFlow, AttributeBuilder)> {
     let entry = entry.get(NFGENMSG..)?;
-    let (sent, answered) =
-        (find_attribute(entry, CTA_TUPLE_ORIG)?, find_attribute(entry, CTA_TUPLE_REPLY)?);
-    if nested_value(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])?
+    let original = find_attribute(entry, CTA_TUPLE_ORIG)?;
+    let replies = find_attribute(entry, CTA_TUPLE_REPLY)?;
+    if nested_value(original, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])?
         != [TransportProtocol::Udp.protocol_number()]
     {
         return None;
     }
-    let dport = nested_value(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
+    let dport = nested_value(original, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
+    let daddr = nested_value(original, CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST])?;
+    let server = nested_value(replies, CTA_TUPLE_IP, &[CTA_IP_V4_SRC, CTA_IP_V6_SRC])?;
     let flow = TrackedFlow {
-        daddr: ip_from_bytes(nested_value(sent, CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST])?)?,
+        daddr: ip_from_bytes(daddr)?,
         dport: u16::from_be_bytes(dport.try_into().ok()?),
-        server: ip_from_bytes(nested_value(
-            answered,
-            CTA_TUPLE_IP,
-            &[CTA_IP_V4_SRC, CTA_IP_V6_SRC],
-        )?)?,
+        server: ip_from_bytes(server)?,
     };
     let mut id = AttributeBuilder::new();
-    id.put_nested(CTA_TUPLE_ORIG, |inner| inner.put_raw(sent.value));
+    id.put_nested(CTA_TUPLE_ORIG, |inner| inner.put_raw(original.value));
     for attr in parse_attributes(entry).filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
         id.put_bytes(attr.kind, attr.value);
     }

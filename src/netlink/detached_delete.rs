@@ -1,10 +1,10 @@
-//! Deleting a link without waiting for the kernel's grace periods.
+//! Deletes a link without waiting for the kernel's grace periods.
 //!
-//! Half a millisecond after the request a link is gone from its namespace, and announced as deleted; the request
-//! returns 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child makes the request. It
-//! keeps nothing of this process but the socket of the request, which receives the announcement and the kernel's reply:
-//! this process returns after the first of them. The child then is an orphan, and pid 1 has to reap it. Where that is
-//! uncertain this process makes the request itself. docs/decisions/0023-detached-deletions.md
+//! Half a millisecond after the request a link is gone from its network namespace, and the kernel announces its
+//! deletion; the request returns 12 to 20 ms later, when the kernel has freed the device. Therefore a forked child
+//! makes the request. The child keeps only the socket of the request, which receives the announcement and the kernel's
+//! reply: this process returns after the first of the two. Then the child is an orphan, and pid 1 has to reap it. Where
+//! that is uncertain, this process makes the request itself. See docs/decisions/0023-detached-deletions.md.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -28,14 +28,14 @@ use super::socket::{NetlinkSocket, request_span};
 /// The bit of `SIGCHLD` in the masks of `/proc/<pid>/status`.
 const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);
 
-/// How often this process looks whether a child without an outcome has ended.
+/// How often this process checks whether a child has ended without an outcome.
 const SILENCE: Duration = Duration::from_millis(10);
 
 /// Whether this process ends after its call.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Declares that this process ends after the current call, so that it can leave children behind. A process that goes on
-/// would have to reap them.
+/// Declares that this process ends after the current call, so that it can leave children behind. A process that
+/// continues would have to reap the children.
 pub fn set_process_ends() {
     ENDS.store(true, Ordering::Relaxed);
 }
@@ -55,10 +55,11 @@ impl Netlink {
     }
 }
 
-/// Whether pid 1 reaps the children that this process leaves, and is not its caller. A program that blocks `SIGCHLD`
-/// receives it by signalfd(2), as systemd does; for one that ignores it the kernel reaps. All others are in doubt:
-/// every Go program has a handler, but waits for its own children only, and the kernel shows no signal as blocked while
-/// a process waits for it in sigtimedwait(2), as tini does. `/proc` may be that of another pid namespace.
+/// Whether pid 1 reaps the children that this process leaves, and is not the caller of this process. A program that
+/// blocks `SIGCHLD` receives the signal by signalfd(2), as systemd does; if a program ignores the signal, the kernel
+/// reaps. All other programs are in doubt: every Go program has a handler, but waits for its own children only, and the
+/// kernel does not show a signal as blocked while a process waits for it in sigtimedwait(2), as tini does. `/proc` may
+/// belong to another pid namespace.
 fn are_orphans_reaped() -> bool {
     let own = process::id().to_string();
     getppid() > Pid::from_raw(1)
@@ -112,7 +113,7 @@ impl DetachedDeletion {
         }
     }
 
-    /// Waits for the announcement or the kernel's reply; `None` if the child has ended without.
+    /// Waits for the announcement or the kernel's reply; `None` if the child has ended without either.
     fn wait_for_outcome(&self) -> Option<Result<(), RequestFailure>> {
         let mut has_ended = false;
         loop {
@@ -128,7 +129,7 @@ impl DetachedDeletion {
                 Ok(None) => {
                     has_ended = !self.socket.wait_for_datagram(SILENCE).ok()? && !self.is_running();
                 }
-                // Of a flood of events some are lost: then the reply decides.
+                // Events were lost in a flood: then the reply decides.
                 Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => {}
                 Err(_) => return None,
             }
@@ -139,7 +140,7 @@ impl DetachedDeletion {
         if message.sequence == self.sequence && message.is_final() {
             return Some(message.failure().map_or(Ok(()), Err));
         }
-        // A bridge announces with its own family that a link is no port any more.
+        // The family is not 0 if a bridge announces that a link is no longer its port.
         let is_link = message.body.first() == Some(&0);
         let is_this = read_u32_at(&message.body, 4) == Some(self.index);
         (message.kind == RTM_DELLINK && is_link && is_this).then_some(Ok(()))
@@ -150,7 +151,7 @@ impl DetachedDeletion {
     }
 }
 
-/// Runs in the child. All other descriptors are closed first: pipes to the caller, locks, namespaces.
+/// Runs in the child. Closes all other descriptors first: pipes to the caller, locks, namespaces.
 #[expect(
     unsafe_code,
     reason = "system calls that are allowed after a fork, as the kernel has them"
@@ -236,7 +237,7 @@ mod tests {
             times[0].push(begin.elapsed());
             assert_eq!(host.find_link("veth0"), Ok(None), "{round}");
             assert_eq!(inside.find_link("eth0"), Ok(None), "{round}");
-            // The last hundred use the same names again at once.
+            // The last hundred reuse the same names at once.
             if round < 100 {
                 reap(&deletion);
                 times[1].push(begin.elapsed());

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use crate::error::{ErrorCode, errno_text};
 
-/// A `Result` of this layer.
+/// The result of a netlink request.
 pub type NetlinkResult<T, E = NetlinkError> = Result<T, E>;
 
 /// A failed request, or a link in an unexpected state.
@@ -20,7 +20,7 @@ pub enum NetlinkError {
         /// The object: `"eth0"`.
         target: String,
         failure: RequestFailure,
-        /// Advice for the administrator.
+        /// The remedy, for `details`.
         remedy: Option<String>,
     },
     /// The network namespace could not be entered.
@@ -62,7 +62,7 @@ impl NetlinkError {
         )
     }
 
-    /// Adds advice to a refusal.
+    /// Adds a remedy, if the kernel refused the request.
     #[must_use]
     pub(super) fn with_remedy(mut self, text: String) -> NetlinkError {
         if let NetlinkError::Request {
@@ -120,19 +120,19 @@ impl From<crate::netns::NetnsError> for NetlinkError {
 
 impl From<NetlinkError> for crate::error::Error {
     fn from(error: NetlinkError) -> Self {
-        let top = crate::error::Error::internal(error.to_string());
+        let plain = crate::error::Error::internal(error.to_string());
         let is_full = error.errno() == Some(Errno::EXFULL);
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
-            NetlinkError::Request { remedy: Some(remedy), .. } => top.with_details(remedy),
+            NetlinkError::Request { remedy: Some(remedy), .. } => plain.with_details(remedy),
             _ if lacks_permission => {
-                top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
+                plain.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
-            _ if is_full => top.with_details(
+            _ if is_full => plain.with_details(
                 "a bridge has at most 1023 ports: make a network with another name in the key \"bridge\"",
             ),
             NetlinkError::Netns(error) => error.with_code(ErrorCode::INVALID_NETNS),
-            _ => top,
+            _ => plain,
         }
     }
 }
@@ -143,7 +143,7 @@ pub struct RequestFailure {
     pub(super) errno: Errno,
     /// The kernel's message, if there is one.
     pub(super) kernel: Option<String>,
-    /// Whether the error number is the socket's, so that the kernel may have executed the request.
+    /// Whether the kernel did not reply, and may have executed the request: then the error number is the socket's.
     pub(super) unanswered: bool,
 }
 
@@ -157,7 +157,7 @@ impl RequestFailure {
         (!self.unanswered).then_some(self.errno)
     }
 
-    /// Names the attempt and the object.
+    /// The error with the attempt `op` and the object `target`.
     pub(super) fn into_error(self, op: &'static str, target: &dyn fmt::Display) -> NetlinkError {
         NetlinkError::Request { op, target: target.to_string(), failure: self, remedy: None }
     }

@@ -1,5 +1,5 @@
-//! Waiting for events of the kernel. Each function checks the condition first; only if it does not hold
-//! a socket of its own joins a multicast group, and the condition is checked again after events.
+//! Waits for events of the kernel. Each function checks its condition first. Only if the condition does not hold, the
+//! function opens a socket, joins a multicast group, and checks the condition again after events.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,12 +26,12 @@ use super::{IpFamily, LinkAddress, Netlink};
 pub enum WaitOutcome {
     /// The condition holds.
     Reached(Link),
-    /// Timeout; the link's last known state.
+    /// The condition does not hold; the link as it was when last checked.
     TimedOut(Link),
 }
 
-/// Receives events of losses in a namespace: links deleted or changed, addresses and routes deleted,
-/// parameters such as forwarding changed.
+/// Receives events after which something may be missing in a network namespace: links deleted or changed, addresses and
+/// routes deleted, parameters such as forwarding changed.
 #[derive(Debug)]
 pub struct LossEvents(NetlinkSocket);
 
@@ -54,8 +54,8 @@ impl LossEvents {
     /// receive buffer.
     pub fn drain_events(&self) -> NetlinkResult<bool> {
         let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
-        let heard = self.0.drain_events(&|event| losses.contains(&event.kind));
-        heard.map_err(|f| f.into_error("watch", &"links and routes"))
+        let has_loss = self.0.drain_events(&|event| losses.contains(&event.kind));
+        has_loss.map_err(|f| f.into_error("watch", &"links and routes"))
     }
 }
 
@@ -73,7 +73,7 @@ struct EventTopic {
 }
 
 impl EventTopic {
-    /// Whether an event requires another look.
+    /// Whether the condition must be checked again after an event.
     fn matches_event(self, event: &KernelMessage) -> bool {
         self.group == RTNLGRP_IPV6_ROUTE
             // ifinfomsg and ifaddrmsg have the index of the link at the same offset.
@@ -104,8 +104,8 @@ impl Netlink {
         }
     }
 
-    /// Waits until no IPv6 address of a link is tentative. Fails after `limit`, unless the link is not
-    /// up, where detection cannot end.
+    /// Waits until no IPv6 address of a link is tentative. Fails after `limit` if the link is up; otherwise detection
+    /// cannot end, and there is no error.
     pub fn wait_for_addresses(&self, index: u32, limit: Duration) -> NetlinkResult<()> {
         let topic = EventTopic { group: RTNLGRP_IPV6_IFADDR, index };
         if self.wait_for_topic(topic, limit, || self.are_addresses_settled(index))? {
@@ -136,8 +136,7 @@ impl Netlink {
         })
     }
 
-    /// Waits until there are routes to all of `wanted` among the routes that match `filter`; `false`
-    /// after `limit`.
+    /// Waits until the routes that match `filter` include a route to each of `wanted`; `false` after `limit`.
     pub fn wait_for_routes(
         &self,
         filter: &RouteFilter,
@@ -165,7 +164,7 @@ impl Netlink {
     /// A socket for the events of a multicast group of this namespace.
     pub(super) fn listen_to_group(&self, group: u32) -> NetlinkResult<NetlinkSocket> {
         let listen = || NetlinkSocket::listen_to_groups(NETLINK_ROUTE, &[group]);
-        self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run_inside(listen)?)
+        self.elsewhere.as_ref().map_or_else(listen, |netns| netns.run_inside(listen)?)
     }
 
     /// Calls `look` now and after events of the topic until it returns true; `false` after `limit`.
@@ -185,7 +184,7 @@ impl Netlink {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let failed =
                     |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
-                // The time is checked here as well, because events may arrive without a pause.
+                // Also checked before each wait, because events may arrive without a pause.
                 if left.is_zero() || !events.wait_for_datagram(left).map_err(failed)? {
                     return Ok(false);
                 }

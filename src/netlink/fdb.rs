@@ -1,4 +1,4 @@
-//! The forwarding database of a bridge: the MACs that were seen behind its ports, and those of the host.
+//! The forwarding database of a bridge: the MAC addresses that were seen behind its ports, and those of the host.
 
 use nix::libc::{NDA_MASTER, RTM_GETNEIGH};
 use rtnetlink::packet_route::AddressFamily;
@@ -15,7 +15,7 @@ const NDMSG: usize = 12;
 /// Offset of the index of the link in `struct ndmsg`.
 const IFINDEX_AT: usize = 4;
 
-/// A MAC and the port that frames to it leave by.
+/// A MAC address, and the port through which frames to this address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbEntry {
     /// The index of the port, or of the bridge for the host.
@@ -32,7 +32,7 @@ impl FdbEntry {
 }
 
 impl Netlink {
-    /// The forwarding database of the bridge with this index. A MAC has an entry for each VLAN.
+    /// The forwarding database of the bridge with this index. A MAC address has an entry for each VLAN.
     pub fn dump_fdb(&self, bridge: u32) -> NetlinkResult<Vec<FdbEntry>> {
         let mut header = [0; NDMSG];
         header[0] = AddressFamily::Bridge.into();

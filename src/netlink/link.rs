@@ -1,4 +1,4 @@
-//! Links: reading and deleting; the ids by which a namespace refers to other namespaces.
+//! Links: reads and deletes them; the ids by which a network namespace refers to other network namespaces.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -45,7 +45,7 @@ pub struct Link {
     /// The interface index, unique in its namespace.
     pub index: u32,
     pub name: String,
-    /// Alternative names, which [`Netlink::find_link`] accepts as well.
+    /// Alternative names, which [`Netlink::find_link`] also accepts.
     pub alt_names: Vec<String>,
     /// `IFLA_IFALIAS`: free text, empty if there is none.
     pub alias: String,
@@ -57,13 +57,13 @@ pub struct Link {
     pub permanent_mac: Option<MacAddress>,
     /// The device of the interface; virtual links have none, and kernels before 5.14 do not report it.
     pub parent: Option<ParentDevice>,
-    /// In bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
     /// `IFF_UP`: administratively up, with or without carrier.
     pub up: bool,
-    /// Whether there is a carrier; [`oper_state`](Link::oper_state) follows a little later.
+    /// Whether there is a carrier; [`oper_state`](Link::oper_state) changes a little later.
     pub carrier: bool,
-    /// `IFF_LOOPBACK`.
+    /// `IFF_LOOPBACK`: the link is a loopback interface.
     pub loopback: bool,
     /// `IFF_ALLMULTI`: receives all multicast packets.
     pub allmulti: bool,
@@ -86,7 +86,7 @@ pub struct Link {
     pub port: Option<BridgePortInfo>,
     pub macvlan: Option<MacvlanInfo>,
     pub ipvlan: Option<IpvlanMode>,
-    /// The id of a VLAN.
+    /// The VLAN id of a link of the kind `vlan`.
     pub vlan: Option<u16>,
     pub tun: Option<TunTapInfo>,
     /// The length of the transmit queue in packets.
@@ -95,7 +95,7 @@ pub struct Link {
     pub vrf_table: Option<u32>,
 }
 
-/// A device on a bus.
+/// The device of a link, by its place on a bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParentDevice {
     /// The bus: `pci`, `virtio`, `auxiliary`.
@@ -107,7 +107,7 @@ pub struct ParentDevice {
 /// The operational state of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OperationalState {
-    /// The driver does not report it, as that of `lo`.
+    /// The driver, such as that of `lo`, does not report the state.
     #[default]
     Unknown,
     NotPresent,
@@ -221,8 +221,8 @@ impl Link {
 }
 
 fn parse_accept_ra(spec: ReplyAttribute<'_>) -> Option<u32> {
-    let of_ipv6 = spec.nested_attributes().find(|attr| i32::from(attr.kind) == libc::AF_INET6)?;
-    read_u32_at(of_ipv6.find_nested(IFLA_INET6_CONF)?.value, 4 * DEVCONF_ACCEPT_RA)
+    let ipv6 = spec.nested_attributes().find(|attr| i32::from(attr.kind) == libc::AF_INET6)?;
+    read_u32_at(ipv6.find_nested(IFLA_INET6_CONF)?.value, 4 * DEVCONF_ACCEPT_RA)
 }
 
 /// A link in a request, and in errors.
@@ -300,8 +300,8 @@ impl Netlink {
         self.delete_selected_link(LinkSelector::Name(name))
     }
 
-    /// Deletes the link with this index; `false` if there was none. When it returns, the link, and the other end of a
-    /// pair, are gone from their namespaces.
+    /// Deletes the link with this index; `false` if there was none. When the method returns, the
+    /// link, and the other end of a pair, are gone from their network namespaces.
     pub fn delete_link_by_index(&self, index: u32) -> NetlinkResult<bool> {
         let which = LinkSelector::Index(index);
         match self.delete_detached(index, &deletion_request(which)) {
@@ -364,7 +364,7 @@ impl Netlink {
         Ok((id(NETNSA_NSID), id(NETNSA_CURRENT_NSID)))
     }
 
-    /// The name of a link in errors: it is looked up when the error is formatted.
+    /// The name of a link, for errors: the name is looked up only when an error is formatted.
     pub(super) fn link_label(&self, index: u32) -> LinkLabel<'_> {
         LinkLabel(self, index)
     }

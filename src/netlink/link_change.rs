@@ -1,4 +1,4 @@
-//! Links: changing them, with as few messages as the kernel allows.
+//! Links: changes them, by as few messages as the kernel allows.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -22,10 +22,10 @@ const RTM_DELLINKPROP: u16 = 109;
 /// The parameters of IPv4 in `AF_INET` of `IFLA_AF_SPEC`, from `linux/if_link.h`.
 const IFLA_INET_CONF: u16 = 1;
 
-/// The family as the type of an attribute.
+/// The address family, as the type of an attribute.
 const AF_INET: u16 = 2;
 
-/// The parameter's attribute in `IFLA_INET_CONF`, from `linux/ip.h`.
+/// The attribute of `arp_notify` in `IFLA_INET_CONF`, from `linux/ip.h`.
 const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 
 /// A setting that is either on or off.
@@ -62,13 +62,12 @@ impl LinkChange {
         LinkChange::default()
     }
 
-    /// Of a bridge: its ports belong to VLANs from now on.
+    /// Enables VLANs for the ports of a bridge.
     pub fn enable_vlan_filtering() -> LinkChange {
         LinkChange::bridge_option(InfoBridge::VlanFiltering(true))
     }
 
-    /// Of a bridge: its ports do not learn the source addresses of link-local frames. Ignored before
-    /// Linux 4.20.
+    /// Stops the ports of a bridge from learning the source addresses of link-local frames. Ignored before Linux 4.20.
     pub fn no_link_local_learning() -> LinkChange {
         let value = BridgeBooleanOptionFlags::NoLinkLocalLearn;
         LinkChange::bridge_option(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
@@ -134,7 +133,6 @@ impl LinkChange {
         self.set_master(0)
     }
 
-    /// Promiscuous mode.
     pub fn set_promisc(self, switch: OnOffSetting) -> Self {
         self.set_flag(LinkFlags::Promisc, switch)
     }
@@ -169,21 +167,21 @@ impl LinkChange {
         self.push_attribute(LinkAttribute::NetNsFd(netns.as_raw_fd()))
     }
 
-    /// Of a port of a bridge: whether frames may leave through the port on which they arrived.
+    /// Sets whether frames may leave through the port of a bridge on which they arrived.
     pub fn set_hairpin(mut self, switch: OnOffSetting) -> Self {
         self.port.push(InfoBridgePort::HairpinMode(switch.into()));
         self
     }
 
-    /// Of a port of a bridge: whether frames are exchanged only with ports that are not isolated.
+    /// Sets whether a port of a bridge exchanges frames only with ports that are not isolated.
     pub fn set_isolated(mut self, switch: OnOffSetting) -> Self {
         self.port.push(InfoBridgePort::Isolated(switch.into()));
         self
     }
 
-    /// The messages to send, in order. Settings of a port need a message of their own when the
-    /// link becomes that port by the same change: the kernel looks up the bridge before it
-    /// enslaves the link, and would silently ignore them.
+    /// The messages to send, in order. If the same change makes the link a port and sets the settings of that port, the
+    /// settings need a message of their own: the kernel looks up the bridge before it adds the link to the bridge, and
+    /// would silently ignore the settings.
     fn into_messages(self, index: u32) -> Vec<LinkMessage> {
         let mut messages = Vec::with_capacity(1);
         let mut last = self.message;

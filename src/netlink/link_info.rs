@@ -1,21 +1,21 @@
-//! Links: settings that belong to the kind of a link, `IFLA_LINKINFO`.
+//! Links: settings that depend on the kind of a link (`IFLA_LINKINFO`).
 
 use super::attribute::{ReplyAttribute, read_u32_at};
 
-/// The kind of a bridge, and of its ports.
+/// The kind of a bridge, and the kind of its ports.
 pub(super) const BRIDGE: &str = "bridge";
 
 // Attributes that libc lacks, from `linux/if_link.h`.
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
-/// The values of the bridge's boolean options, then the mask of those that exist.
+/// The values of the bridge's boolean options, then the mask of the options that exist.
 pub(super) const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
 pub(super) const IFLA_MACVLAN_MODE: u16 = 1;
 pub(super) const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
 pub(super) const IFLA_IPVLAN_MODE: u16 = 1;
 pub(super) const IFLA_VLAN_ID: u16 = 1;
 pub(super) const IFLA_VRF_TABLE: u16 = 1;
-/// Hairpin mode.
+/// The attribute for hairpin mode.
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;
 pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
 const IFLA_TUN_OWNER: u16 = 1;
@@ -37,7 +37,7 @@ pub struct BridgeInfo {
     /// The native VLAN of new ports; 0 for none.
     pub default_pvid: u16,
     /// Whether ports learn the source addresses of link-local frames, which bypass the packet filter;
-    /// `None` before Linux 4.20, which always learns.
+    /// `None` before Linux 4.20, where ports always learn.
     pub learns_link_local: Option<bool>,
 }
 
@@ -55,14 +55,14 @@ pub struct BridgePortInfo {
 pub struct MacvlanInfo {
     /// `None` for a mode that [`MacvlanMode`] lacks.
     pub mode: Option<MacvlanMode>,
-    /// The length of the queue for broadcasts; 0 before Linux 5.11, which does not report it.
+    /// The length of the queue for broadcasts; 0 before Linux 5.11, where it is not reported.
     pub bc_queue_len: u32,
 }
 
 /// The settings of a tun or tap device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunTapInfo {
-    /// Ethernet frames rather than IP packets.
+    /// Whether the device carries Ethernet frames (tap) rather than IP packets (tun).
     pub tap: bool,
     /// The user who may open the device.
     pub owner: Option<u32>,

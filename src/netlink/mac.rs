@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// A 48-bit Ethernet address; its text is lower case with colons.
+/// A 48-bit Ethernet address. Its text has lower-case digits and colons.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
@@ -25,16 +25,16 @@ impl MacAddress {
         MacAddress(octets)
     }
 
-    /// As [`MacAddress::random_local`], for a port of a bridge: a high address, because a bridge without an
-    /// assigned address takes the lowest one of its ports. udev would replace an address that the kernel chose.
+    /// Like [`MacAddress::random_local`], for a port of a bridge: a high address, because a bridge without an assigned
+    /// address uses the lowest address of its ports. An address that the kernel chose would be replaced by udev.
     pub fn random_for_bridge_port() -> MacAddress {
         let MacAddress(mut octets) = MacAddress::random_local();
         octets[0] = 0xfe;
         MacAddress(octets)
     }
 
-    /// The address of an interface, from a configuration or a request. Code 7 for a text that is no MAC address, and
-    /// for multicast and zero, which the kernel refuses.
+    /// The address of an interface, from a configuration or a request. Fails with code 7 if the text is not a MAC
+    /// address, and for multicast addresses and zero, which the kernel refuses.
     pub fn parse_unicast(text: &str) -> crate::error::Result<MacAddress> {
         let mac: MacAddress = text.parse().map_err(|why: String| {
             Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01")
@@ -52,7 +52,7 @@ impl MacAddress {
             .with_details(format!("the first byte must be even: write {unicast}")))
     }
 
-    /// `None` for an address of another length, as that of a tunnel.
+    /// `None` for an address of another length, such as the address of a tunnel.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<MacAddress> {
         bytes.try_into().ok().map(MacAddress)
     }

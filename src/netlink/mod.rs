@@ -1,11 +1,11 @@
 //! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
-//! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
-//! outside this directory handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes
-//! take [`NewLink`], [`LinkChange`], [`NewLinkAddress`] and [`KernelRoute`].
+//! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing outside this directory
+//! handles messages: lookups return [`Link`], [`LinkAddress`] and [`KernelRoute`], changes take [`NewLink`],
+//! [`LinkChange`], [`NewLinkAddress`] and [`KernelRoute`].
 //!
-//! Methods: `x` looks up, `require_x` fails if the object is absent, `add_x` fails if it exists, `del_x`
-//! returns whether it existed, `dump_x` lists.
+//! Methods: `find_x` looks up, `require_x` fails if the object is absent, `add_x` fails if the object exists,
+//! `delete_x` returns whether it existed, `dump_x` lists.
 //!
 //! | file | |
 //! | --- | --- |
@@ -13,7 +13,7 @@
 //! | `request.rs` | requests, and decoding of replies and errors |
 //! | `attribute.rs` | attributes |
 //! | `link.rs`, `link_info.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
-//! | `bridge_vlan.rs`, `fdb.rs` | VLANs of the ports of bridges; their forwarding database |
+//! | `bridge_vlan.rs`, `fdb.rs` | bridges: VLANs of ports, the forwarding database |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for events of the kernel |
 //! | `traffic.rs` | traffic control: qdiscs and filters |
@@ -73,7 +73,7 @@ use crate::netns::{self, Netns};
 #[derive(Debug)]
 pub struct Netlink {
     socket: NetlinkSocket,
-    /// The namespace, if it is not that of the thread which has the socket.
+    /// The network namespace of the socket, if the socket was opened by [`Netlink::open_in`].
     elsewhere: Option<Netns>,
 }
 
@@ -83,10 +83,10 @@ impl Netlink {
         Ok(Netlink { socket: NetlinkSocket::open(NETLINK_ROUTE)?, elsewhere: None })
     }
 
-    /// A socket in `ns`.
-    pub fn open_in(ns: &Netns) -> NetlinkResult<Netlink> {
-        let socket = ns.run_inside(|| NetlinkSocket::open(NETLINK_ROUTE))??;
-        Ok(Netlink { socket, elsewhere: Some(ns.clone()) })
+    /// A socket in `netns`.
+    pub fn open_in(netns: &Netns) -> NetlinkResult<Netlink> {
+        let socket = netns.run_inside(|| NetlinkSocket::open(NETLINK_ROUTE))??;
+        Ok(Netlink { socket, elsewhere: Some(netns.clone()) })
     }
 
     /// The [identity](netns::current_id) of the calling thread's namespace, in which the socket was
@@ -99,9 +99,7 @@ impl Netlink {
 /// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum IpFamily {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
@@ -113,7 +111,7 @@ impl IpFamily {
         if addr.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 }
     }
 
-    /// `AF_UNSPEC`, `AF_INET` or `AF_INET6`, as fixed headers have it.
+    /// `AF_UNSPEC`, `AF_INET` or `AF_INET6`, for the fixed headers of messages.
     fn af_number(family: Option<IpFamily>) -> u8 {
         match family {
             None => 0,

@@ -1,4 +1,4 @@
-//! Links: creating a link with all of its settings in one message.
+//! Links: creates a link with all of its settings by one message.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -41,7 +41,7 @@ pub enum LinkKind<'a> {
         /// The length of the queue for broadcasts; 0 for the kernel's default.
         bc_queue_len: u32,
     },
-    /// Other IP addresses with the Ethernet address of the lower device.
+    /// Additional IP addresses with the Ethernet address of the lower device.
     Ipvlan {
         /// The index of the lower device.
         link: u32,
@@ -59,8 +59,8 @@ pub enum LinkKind<'a> {
     },
 }
 
-/// The other end of a new veth pair. It is always down: the kernel configures it before the pair
-/// is complete, and refuses to set half of a pair up.
+/// The other end of a new veth pair, which is always down: the kernel configures it before the pair is complete, and
+/// refuses to set half of a pair up.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct VethPeer<'a> {
@@ -108,7 +108,7 @@ impl<'a> VethPeer<'a> {
 pub struct NewLink<'a> {
     name: String,
     kind: LinkKind<'a>,
-    /// The settings that the peer of a veth can have as well.
+    /// The settings that the peer of a veth link can also have.
     common: VethPeer<'a>,
 }
 
@@ -119,8 +119,8 @@ impl<'a> NewLink<'a> {
         NewLink { common: VethPeer::new(name.clone()), name, kind }
     }
 
-    /// Creates the link in another namespace. Before Linux 6.15 the name must be free in this namespace
-    /// as well, unless the link is given an [`index`](NewLink::with_index).
+    /// Creates the link in another network namespace. Before Linux 6.15 the name must also be free in this network
+    /// namespace, unless the link is given an [`index`](NewLink::with_index).
     pub fn with_netns(self, netns: BorrowedFd<'a>) -> Self {
         NewLink { common: self.common.with_netns(netns), ..self }
     }
@@ -239,14 +239,14 @@ impl fmt::Display for LinkKind<'_> {
 }
 
 impl Netlink {
-    /// Creates a link; with a veth, both ends.
+    /// Creates a link; for the kind veth, both ends.
     pub fn add_link(&self, link: &NewLink<'_>) -> NetlinkResult<()> {
         let created = self.socket.request_ack(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);
         created.map_err(|failure| link.refusal_error(failure))
     }
 
-    /// As [`Netlink::add_link`] for a link in this namespace. Returns the link as the kernel describes
-    /// it in the reply, before it joins its master; kernels before 6.2 need a second request.
+    /// Like [`Netlink::add_link`], for a link in this network namespace. Returns the link as the reply describes it,
+    /// before the link joins its master; kernels before 6.2 need a second request.
     pub fn add_and_read_link(&self, link: &NewLink<'_>) -> NetlinkResult<Link> {
         let created =
             self.socket.request_ack_and_echo(&link.to_request(), NLM_F_CREATE | NLM_F_EXCL);

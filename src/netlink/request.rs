@@ -1,4 +1,4 @@
-//! Requests, and what their replies mean: success, failure, a list.
+//! Requests, and the meaning of their replies: success, failure, a list.
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
@@ -24,9 +24,9 @@ pub(super) const NFGENMSG: usize = 4;
 /// A request before it has flags and a sequence number.
 #[derive(Clone, Debug)]
 pub(super) struct NetlinkRequest {
-    /// As in `RTM_NEWLINK`.
+    /// The message type, such as `RTM_NEWLINK`.
     pub(super) kind: u16,
-    /// The fixed header of this type, and attributes.
+    /// The fixed header of the message type, then attributes.
     pub(super) body: AttributeBuilder,
 }
 
@@ -35,8 +35,8 @@ impl NetlinkRequest {
         NetlinkRequest { kind, body: AttributeBuilder::after_header(header) }
     }
 
-    /// A request with a message of rtnetlink. Its `RouteNetlinkMessage` would do the same, but the executable would
-    /// contain the code for all messages.
+    /// A request with a message of the crate rtnetlink. The crate's `RouteNetlinkMessage` would do the same, but then
+    /// the executable would contain the code for all messages.
     pub(super) fn new_route(kind: u16, message: &dyn Emitable) -> NetlinkRequest {
         let mut body = vec![0; message.buffer_len()];
         message.emit(&mut body);
@@ -48,7 +48,7 @@ impl NetlinkRequest {
         NetlinkRequest::new(kind, &[family, 0, 0, 0])
     }
 
-    /// Appends the message to `wire`, with `kind` for the type if there is one.
+    /// Appends the message to `wire`. `kind` replaces the message type of the request, if there is one.
     pub(super) fn encode_into(
         &self,
         kind: Option<u16>,
@@ -95,8 +95,8 @@ impl KernelMessage {
         (code != 0).then_some(RequestFailure { kernel: sentence, ..errno.into() })
     }
 
-    /// An attribute at the end of a final message: in a refusal behind the request's header and,
-    /// unless the kernel omits it, the request's body.
+    /// An attribute at the end of a final message. In a refusal the attributes follow the request's header and, unless
+    /// the kernel omits it, the request's body.
     pub(super) fn ext_ack_attribute(&self, kind: u16) -> Option<ReplyAttribute<'_>> {
         let rest = self.body.get(4..)?;
         let skip = if self.kind == NLMSG_DONE {
@@ -112,7 +112,7 @@ impl KernelMessage {
     }
 }
 
-/// The reply to one request.
+/// The reply to one request, without acknowledgements.
 #[derive(Debug, Default)]
 pub(super) struct NetlinkReply {
     pub(super) bodies: Vec<Vec<u8>>,
@@ -124,16 +124,16 @@ impl NetlinkReply {
     pub(super) fn from_messages(
         messages: Vec<KernelMessage>,
     ) -> NetlinkResult<NetlinkReply, RequestFailure> {
-        let mut answers = NetlinkReply::default();
+        let mut reply = NetlinkReply::default();
         for message in messages {
-            answers.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+            reply.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
             if message.is_final() {
                 message.failure().map_or(Ok(()), Err)?;
             } else if !matches!(message.kind, NLMSG_NOOP | NLMSG_OVERRUN) {
-                answers.bodies.push(message.body);
+                reply.bodies.push(message.body);
             }
         }
-        Ok(answers)
+        Ok(reply)
     }
 }
 
@@ -141,14 +141,14 @@ impl NetlinkReply {
 pub(super) fn repeat_until_consistent(
     attempt: &mut dyn FnMut() -> NetlinkResult<NetlinkReply, RequestFailure>,
 ) -> NetlinkResult<NetlinkReply, RequestFailure> {
-    let mut answers = attempt()?;
+    let mut reply = attempt()?;
     for _ in 1..DUMP_ATTEMPTS {
-        if !answers.interrupted {
+        if !reply.interrupted {
             break;
         }
-        answers = attempt()?;
+        reply = attempt()?;
     }
-    Ok(answers)
+    Ok(reply)
 }
 
 #[cfg(test)]

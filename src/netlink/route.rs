@@ -46,11 +46,11 @@ pub struct KernelRoute {
     pub scope: Option<u8>,
     /// The routing table; `None` is [`RT_TABLE_MAIN`].
     pub table: Option<u32>,
-    /// The metric: the route with the lowest one is used.
+    /// The metric: the kernel uses the route with the lowest metric.
     pub priority: Option<u32>,
-    /// The MTU of the path.
+    /// The MTU of the path in bytes.
     pub mtu: Option<u32>,
-    /// The maximum TCP segment size to announce.
+    /// The maximum TCP segment size to announce, in bytes.
     pub advmss: Option<u32>,
     /// The origin of the route (`RTPROT_*`); `None` is `RTPROT_BOOT`.
     pub protocol: Option<u8>,
@@ -75,7 +75,7 @@ pub struct MultipathHop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum RouteAddMode {
-    /// Fail with [`is_exists`](super::NetlinkError::is_exists) if one has the same metric.
+    /// Fail with [`is_exists`](super::NetlinkError::is_exists) if a route has the same metric.
     Exclusive = NLM_F_EXCL,
     /// Insert before a route with another gateway; fail only for an identical route.
     Create = 0,
@@ -103,13 +103,13 @@ impl RouteFilter {
         message
     }
 
-    /// Kernels before 4.20 ignore the filter, and a multipath route has no link of its own.
+    /// Applies the filter to a reply, because kernels before 4.20 ignore it. A multipath route matches by any next hop.
     fn matches_route(self, route: &KernelRoute) -> bool {
-        let leaves_by =
+        let uses_link =
             |oif| route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif));
         self.family.is_none_or(|family| family == IpFamily::of_address(route.dst.addr()))
             && self.table.is_none_or(|table| Some(table) == route.table)
-            && self.oif.is_none_or(leaves_by)
+            && self.oif.is_none_or(uses_link)
     }
 }
 
@@ -119,7 +119,7 @@ impl KernelRoute {
         KernelRoute { dst, ..KernelRoute::default() }
     }
 
-    /// A message to delete the route: the attributes by which the kernel finds it.
+    /// A message to delete the route, with the attributes by which the kernel finds the route.
     fn deletion_message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
         let (dst, header, attributes) =
@@ -140,8 +140,8 @@ impl KernelRoute {
             Err(_) => attributes.push(RouteAttribute::Table(table)),
         }
         if !self.nexthops.is_empty() {
-            let hops = self.nexthops.iter().map(|hop| hop.to_message(family)).collect();
-            attributes.push(RouteAttribute::MultiPath(hops));
+            let nexthops = self.nexthops.iter().map(|hop| hop.to_message(family)).collect();
+            attributes.push(RouteAttribute::MultiPath(nexthops));
         }
         message
     }
@@ -210,7 +210,7 @@ impl MultipathHop {
     }
 }
 
-/// A gateway of the other family has an attribute of its own.
+/// The attribute of a gateway, which is another one if the gateway is of the other family.
 fn gateway_attribute(family: IpFamily, gw: IpAddr) -> RouteAttribute {
     match (family, gw) {
         (IpFamily::V4, IpAddr::V6(gw)) => RouteAttribute::Via(RouteVia::Inet6(gw)),
@@ -226,9 +226,9 @@ fn read_gateway(attr: ReplyAttribute<'_>) -> Option<IpAddr> {
     }
 }
 
-/// Reads a list of `struct rtnexthop`, each with its length in front and attributes behind.
+/// Reads a list of `struct rtnexthop`, each of which begins with its length and ends with attributes.
 fn parse_next_hops(mut bytes: &[u8]) -> Vec<MultipathHop> {
-    let mut hops = Vec::new();
+    let mut nexthops = Vec::new();
     while let [l0, l1, _flags, hops_less_one, ..] = *bytes {
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
         let (Some(oif), Some(inner)) = (read_u32_at(bytes, 4), bytes.get(8..length)) else { break };
@@ -236,10 +236,10 @@ fn parse_next_hops(mut bytes: &[u8]) -> Vec<MultipathHop> {
             .find(|attr| matches!(attr.kind, libc::RTA_GATEWAY | RTA_VIA))
             .and_then(read_gateway);
         let weight = u16::from(hops_less_one) + 1;
-        hops.push(MultipathHop { gw, oif: (oif != 0).then_some(oif), weight });
+        nexthops.push(MultipathHop { gw, oif: (oif != 0).then_some(oif), weight });
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    hops
+    nexthops
 }
 
 impl fmt::Display for KernelRoute {
@@ -275,8 +275,7 @@ impl Netlink {
         self.socket.request_deletion(&request, "delete route", route)
     }
 
-    /// The route that a packet to `addr` would take, from `source` if that is an address of this host;
-    /// `None` if there is none.
+    /// The route of a packet to `addr`, from `source` if that is an address of this host; `None` if there is no route.
     pub fn find_route_to(
         &self,
         addr: IpAddr,
@@ -302,7 +301,8 @@ impl Netlink {
         }
     }
 
-    /// The route of the routing tables that packets to `addr` take, with its own destination; `None` if there is none.
+    /// The entry of the routing tables that packets to `addr` match, with the destination of the entry; `None` if there
+    /// is none.
     pub fn find_matching_route(&self, addr: IpAddr) -> NetlinkResult<Option<KernelRoute>> {
         self.look_up_route(addr, None, RouteFlags::FibMatch)
     }

@@ -17,7 +17,7 @@ use super::{IpFamily, Netlink};
 
 /// Length of `struct fib_rule_hdr`.
 const HEADER_LEN: usize = 12;
-/// The rule is for packets that do not match.
+/// The flag of a rule for packets that do not match its conditions.
 const FIB_RULE_INVERT: u32 = 2;
 // Attributes, missing in libc.
 const FRA_SRC: u16 = 2;
@@ -39,7 +39,7 @@ pub struct PolicyRule {
     pub table: u32,
     /// Rules are evaluated in ascending order. `None` inserts a new rule before the others.
     pub priority: Option<u32>,
-    /// Whether the source is the only condition, and the lookup in the table is the action.
+    /// Whether the rule has no condition but the source, and no action but the lookup in the table.
     pub plain: bool,
 }
 
@@ -72,7 +72,7 @@ impl PolicyRule {
         let family = match header.family {
             AddressFamily::Inet => IpFamily::V4,
             AddressFamily::Inet6 => IpFamily::V6,
-            // The kernel lists the rules of multicast routing as well.
+            // The kernel also lists the rules of multicast routing.
             _ => return None,
         };
         let plain = header.action == RuleAction::ToTable

@@ -26,25 +26,25 @@ use crate::log;
 use crate::netns;
 use crate::trace;
 
-/// Size of the buffer for one read. The parts of a dump have up to half of it, and about 4 KiB until the
-/// first read has shown the kernel how large a buffer is.
+/// Size of the buffer for one read, in bytes. The parts of a dump are at most half as large, and about 4 KiB until the
+/// first read has shown the kernel the size of the buffer.
 const BUFFER: usize = 64 * 1024;
 
-/// The kernel's default size of the send buffer.
+/// The kernel's default size of the send buffer, in bytes.
 const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
 
-/// Timeout for a reply, which is usually queued already.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// How long to wait for a reply, which is usually queued already.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Retries of a failed receive. The reply usually is in the queue nevertheless, and without the reply the
-/// caller does not know whether the kernel executed the request.
-const FAILURES: usize = 3;
+/// Retries of a failed receive. The reply is usually in the queue nevertheless, and without the reply the caller does
+/// not know whether the kernel executed the request.
+const RECEIVE_RETRIES: usize = 3;
 
 /// A socket in one network namespace.
 #[derive(Debug)]
 pub(super) struct NetlinkSocket {
     inner: sys::Socket,
-    /// Dropped after the socket, which then is closed in the background.
+    /// Dropped after `inner`, so that the socket is closed in the background.
     keeper: Option<DeferredClose>,
     protocol: isize,
     sequence: Cell<u32>,
@@ -70,13 +70,13 @@ impl NetlinkSocket {
         netns::require_home_netns()?;
         let opening = |cause| RequestFailure::from(cause).into_error("open", &"netlink socket");
         let inner = sys::Socket::new(protocol).map_err(opening)?;
-        // Refusals with a message and without a copy of the request. Kernels before 4.12 lack this.
+        // The kernel adds a message to refusals, and omits the copy of the request. Kernels before 4.12 lack this.
         drop((inner.set_ext_ack(true), inner.set_cap_ack(true)));
         if protocol == NETLINK_NETFILTER {
             // With the default size, refusals of large batches may be lost.
             setsockopt(&inner, RcvBufForce, &(1024 * 1024)).unwrap_or_default();
         } else {
-            // Filters of dumps are applied. Kernels before 4.20 lack this.
+            // The kernel applies the filters of dumps. Kernels before 4.20 lack this.
             drop(inner.set_netlink_get_strict_chk(true));
         }
         Ok(NetlinkSocket { inner, keeper: None, protocol, sequence: Cell::new(1) })
@@ -105,7 +105,7 @@ impl NetlinkSocket {
         first
     }
 
-    /// A request that is answered by success or failure only.
+    /// Sends a request whose reply is only success or failure.
     pub(super) fn request_ack(
         &self,
         request: &NetlinkRequest,
@@ -114,39 +114,38 @@ impl NetlinkSocket {
         self.exchange_one(request, NLM_F_ACK | flags).map(drop)
     }
 
-    /// As [`NetlinkSocket::request_ack`]; returns the kernel's description of the new object, if there is one.
+    /// Like [`NetlinkSocket::request_ack`]; returns the kernel's description of the new object, if there is one.
     pub(super) fn request_ack_and_echo(
         &self,
         request: &NetlinkRequest,
         flags: u16,
     ) -> NetlinkResult<Option<Vec<u8>>, RequestFailure> {
-        let answers = self.exchange_one(request, NLM_F_ACK | NLM_F_ECHO | flags)?;
-        Ok(answers.bodies.into_iter().next())
+        let reply = self.exchange_one(request, NLM_F_ACK | NLM_F_ECHO | flags)?;
+        Ok(reply.bodies.into_iter().next())
     }
 
-    /// A request for one object.
+    /// Requests one object, and returns the body of the reply.
     pub(super) fn request_object(
         &self,
         request: &NetlinkRequest,
     ) -> NetlinkResult<Vec<u8>, RequestFailure> {
-        let answers = self.exchange_one(request, 0)?;
-        answers.bodies.into_iter().next().ok_or(RequestFailure::from(Errno::ENODATA))
+        let reply = self.exchange_one(request, 0)?;
+        reply.bodies.into_iter().next().ok_or(RequestFailure::from(Errno::ENODATA))
     }
 
-    /// A request for a list. An interrupted dump is repeated a few times; then the last attempt
-    /// is used.
+    /// Requests a list. An interrupted dump is repeated a few times; then the last attempt is used.
     pub(super) fn request_dump(
         &self,
         request: &NetlinkRequest,
     ) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
-        let answers = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
-        if answers.interrupted {
+        let reply = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
+        if reply.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
         }
-        Ok(answers.bodies)
+        Ok(reply.bodies)
     }
 
-    /// A request that adds or changes `target`, for an error.
+    /// Sends a request that adds or changes an object. An error names the attempt `op` and the object `target`.
     pub(super) fn request_change(
         &self,
         request: &NetlinkRequest,
@@ -157,7 +156,7 @@ impl NetlinkSocket {
         self.request_ack(request, flags).map_err(|failure| failure.into_error(op, target))
     }
 
-    /// A request that deletes `target`; `false` if it was absent.
+    /// Sends a request that deletes an object; `false` if the object was absent.
     pub(super) fn request_deletion(
         &self,
         request: &NetlinkRequest,
@@ -167,7 +166,7 @@ impl NetlinkSocket {
         unless_absent(self.request_change(request, 0, op, target).map(|()| true), false)
     }
 
-    /// A request for a list of `target`, without the objects that `parse` skips.
+    /// Requests a list, without the objects for which `parse` returns `None`.
     pub(super) fn request_list<T>(
         &self,
         request: &NetlinkRequest,
@@ -186,12 +185,12 @@ impl NetlinkSocket {
         request: &NetlinkRequest,
         flags: u16,
     ) -> NetlinkResult<NetlinkReply, RequestFailure> {
-        let answers = self.exchange_all(&[(request, flags)])?;
-        answers.into_iter().next().unwrap_or_else(|| Err(Errno::ENODATA.into()))
+        let replies = self.exchange_all(&[(request, flags)])?;
+        replies.into_iter().next().unwrap_or_else(|| Err(Errno::ENODATA.into()))
     }
 
-    /// Sends requests, each with its flags, in one datagram and collects the reply to each. At most one
-    /// of them may ask for a list.
+    /// Sends requests, each with its flags, in one datagram, and collects the reply to each. At most one of the
+    /// requests may be for a list.
     pub(super) fn exchange_all(
         &self,
         requests: &[(impl Borrow<NetlinkRequest>, u16)],
@@ -200,7 +199,7 @@ impl NetlinkSocket {
         let (mut wire, mut pending) = (Vec::new(), Vec::new());
         for (sequence, (request, flags)) in (first..).zip(requests) {
             request.borrow().encode_into(None, *flags, sequence, &mut wire);
-            pending.push(PendingRequest { sequence, flags: *flags, answer: Vec::new() });
+            pending.push(PendingRequest { sequence, flags: *flags, reply: Vec::new() });
         }
         let _span = request_span(&wire);
         self.send_datagram(&wire)?;
@@ -210,27 +209,27 @@ impl NetlinkSocket {
                 Ok(Some(messages)) => {
                     for message in messages {
                         let mut all = pending.iter_mut();
-                        // Others are late replies to earlier requests.
+                        // Other messages are late replies to earlier requests.
                         if let Some(one) = all.find(|one| one.sequence == message.sequence) {
-                            one.answer.push(message);
+                            one.reply.push(message);
                         }
                     }
                 }
                 // A reply that is not queued now will not come.
                 Ok(None) if lost => return Err(RequestFailure::new_unanswered(Errno::ENOBUFS)),
-                Ok(None) if self.wait_for_datagram(LIMIT)? => {}
+                Ok(None) if self.wait_for_datagram(REPLY_TIMEOUT)? => {}
                 Ok(None) => return Err(RequestFailure::new_unanswered(Errno::ETIMEDOUT)),
                 Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => lost = true,
                 Err(failure) => return Err(failure),
             }
         }
-        Ok(pending.into_iter().map(|one| NetlinkReply::from_messages(one.answer)).collect())
+        Ok(pending.into_iter().map(|one| NetlinkReply::from_messages(one.reply)).collect())
     }
 
     /// Sends one datagram of any size.
     pub(super) fn send_datagram(&self, wire: &[u8]) -> NetlinkResult<(), RequestFailure> {
         if wire.len() > DEFAULT_SEND_BUFFER {
-            // The unprivileged option is limited by the sysctl net.core.wmem_max.
+            // The option for unprivileged processes is limited by the sysctl net.core.wmem_max.
             if setsockopt(&self.inner, SndBufForce, &wire.len()).is_err() {
                 setsockopt(&self.inner, SndBuf, &wire.len())?;
             }
@@ -260,7 +259,9 @@ impl NetlinkSocket {
                 Ok(_) => return Ok(Some(split_messages(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) if failures == FAILURES || cause.raw_os_error() == Some(ENOBUFS) => {
+                Err(cause)
+                    if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) =>
+                {
                     return Err(socket_failure(&cause));
                 }
                 Err(_) => failures += 1,
@@ -278,7 +279,7 @@ impl NetlinkSocket {
         }
     }
 
-    /// Takes the queued events; `true` if one of them `matters`, or if some were lost.
+    /// Discards the queued events; `true` if one of them `matters`, or if some were lost.
     pub(super) fn drain_events(
         &self,
         matters: &dyn Fn(&KernelMessage) -> bool,
@@ -295,18 +296,18 @@ impl NetlinkSocket {
     }
 }
 
-/// A request, and what was received of the reply.
+/// A request, and the messages of its reply so far.
 struct PendingRequest {
     sequence: u32,
     flags: u16,
-    answer: Vec<KernelMessage>,
+    reply: Vec<KernelMessage>,
 }
 
 impl PendingRequest {
-    /// Whether the reply is complete. Without an acknowledgement or a list it is one message.
+    /// Whether the reply is complete. If neither an acknowledgement nor a list was requested, the reply is one message.
     fn has_ended(&self) -> bool {
         let is_short = self.flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
-        self.answer.last().is_some_and(|message| is_short || message.is_final())
+        self.reply.last().is_some_and(|message| is_short || message.is_final())
     }
 }
 
@@ -331,7 +332,7 @@ pub(super) fn split_messages(mut datagram: &[u8]) -> Vec<KernelMessage> {
     messages
 }
 
-/// A trace span for requests, with the type (netlink(7), `nlmsg_type`) of the first.
+/// A trace span for requests, with the message type (netlink(7), `nlmsg_type`) of the first request.
 pub(super) fn request_span(wire: &[u8]) -> trace::SpanGuard {
     let span = trace::begin_span("netlink");
     if let [_, _, _, _, low, high, ..] = wire {

@@ -18,9 +18,8 @@ use super::attribute::{AttributeBuilder, ReplyAttribute, find_attribute, read_u3
 use super::error::{NetlinkResult, unless_absent};
 use super::request::NetlinkRequest;
 
-/// `TC_H_ROOT`
 const ROOT: u32 = 0xffff_ffff;
-/// `TC_H_INGRESS`, for `clsact` as well.
+/// `TC_H_INGRESS`, the hook of `ingress` and of `clsact`.
 const INGRESS: u32 = 0xffff_fff1;
 
 const TCA_TBF_PARMS: u16 = 1;
@@ -42,8 +41,8 @@ const STOLEN: u32 = 4;
 /// `TCA_EGRESS_REDIR`: the packet leaves by the other link.
 const EGRESS_REDIRECT: u32 = 1;
 
-/// The kernel measures buffers in the time for sending them, in ticks of 64 nanoseconds
-/// (`/proc/net/psched`, the same since Linux 2.6.31).
+/// The kernel measures a buffer by the time for sending it, in ticks of 64 nanoseconds (`/proc/net/psched`, the same
+/// since Linux 2.6.31).
 pub const TICKS_PER_8_MICROSECONDS: u64 = 125;
 
 /// The name of a qdisc (`1:`), class (`1:30`) or filter (`800::800`).
@@ -71,7 +70,7 @@ struct TrafficHeader {
     index: u32,
     handle: u32,
     parent: u32,
-    /// Of a filter: the priority, then the protocol.
+    /// For a filter the priority, then the protocol.
     info: u32,
 }
 
@@ -135,7 +134,7 @@ pub enum Qdisc {
 /// A token bucket: `tc-tbf(8)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// Bytes per second.
+    /// The rate in bytes per second.
     pub rate: u64,
     /// The size of the bucket, as the time for filling it, in ticks.
     pub buffer: u32,
@@ -143,7 +142,7 @@ pub struct TokenBucket {
     pub limit: u32,
 }
 
-/// A qdisc of a link.
+/// A qdisc of a link, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QdiscInfo {
     pub handle: TrafficHandle,
@@ -214,7 +213,7 @@ pub struct RedirectFilter {
     pub redirect: u32,
 }
 
-/// A filter of a qdisc or class.
+/// A filter of a qdisc or class, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrafficFilterInfo {
     /// The kind: `u32`, `bpf`, `flower`.
@@ -224,21 +223,21 @@ pub struct TrafficFilterInfo {
     pub handle: u32,
     /// `ETH_P_*` in network byte order.
     protocol: u16,
-    /// Of a filter `u32`: whether it selects packets; otherwise it is a hash table of such filters.
+    /// Whether this is a filter `u32` that selects packets; the kernel also lists hash tables of such filters.
     pub selects: bool,
-    /// Of a filter `u32`: whether it matches all packets of the protocol.
+    /// Whether this is a filter `u32` that matches all packets of the protocol.
     pub matches_all: bool,
     /// The index of the link to which the filter redirects; 0 if that link was deleted.
     pub redirect: Option<u32>,
 }
 
 impl TrafficFilterInfo {
-    /// Whether this is the result of [`Netlink::add_filter`], regardless of the class.
+    /// Whether [`Netlink::add_filter`] with `filter` has this result, regardless of the class.
     pub fn matches_filter(&self, filter: &RedirectFilter) -> bool {
         self.is_redirect_of_all(filter.priority) && self.redirect == Some(filter.redirect)
     }
 
-    /// Whether the filter redirects all packets, to any link.
+    /// Whether the filter has this priority, and redirects all packets, to any link.
     pub fn is_redirect_of_all(&self, priority: u16) -> bool {
         self.kind == U32
             && self.priority == priority
@@ -250,7 +249,7 @@ impl TrafficFilterInfo {
     pub(super) fn parse_body(body: &[u8]) -> Option<TrafficFilterInfo> {
         let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
         let options = find_attribute(attributes, TCA_OPTIONS).filter(|_| kind == U32);
-        // The selector is followed by its keys, each with mask and value in front.
+        // The keys follow the selector. Each key begins with its mask and value.
         let selector = options.and_then(|options| options.find_nested(TCA_U32_SEL));
         let keys = selector.map(|selector| selector.value.get(16..).unwrap_or_default());
         Some(TrafficFilterInfo {

@@ -1,5 +1,5 @@
-//! Leases of attachments that have ended: made in an earlier boot, or without their end on the host; and all those that
-//! must not be taken for such.
+//! Leases of attachments that have ended: created in an earlier boot, or without their end on the host; and leases that
+//! must not be mistaken for them.
 
 use std::os::fd::AsFd;
 use std::time::SystemTime;
@@ -19,13 +19,13 @@ fn pair(n: usize, ns: &Netns) -> HostPairEnd {
     HostPairEnd::from_labelled_link(&host, &link).unwrap()
 }
 
-/// What is reclaimed in a boot.
-fn healed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndProof)> {
+/// The leases that are reclaimed in a boot.
+fn reclaimed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndProof)> {
     let gone = scene.open_in_boot(boot).reclaim_ended(|_, gone| gone).unwrap();
     gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 
-/// An end that has gone.
+/// An end that no longer exists.
 fn gone_end() -> HostPairEnd {
     HostPairEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true }
 }
@@ -39,19 +39,19 @@ fn a_lease_of_an_earlier_boot_is_reclaimed_whoever_made_it() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     scene.write("10.0.0.3", "container2\r\neth0");
-    // The reference's is seen in its boot, by any command.
+    // Any command in the same boot adds the reference's lease to the journal.
     drop(scene.open());
-    assert_eq!(healed(&scene, BOOT), []);
+    assert_eq!(reclaimed(&scene, BOOT), []);
     assert!(scene.open_in_boot("next").reserve_address(ip("10.0.0.4"), owner(3), None).unwrap());
-    // The mark of an earlier boot outlasts that the journal is written anew, when the reference comes and goes.
+    // The mark of an earlier boot is kept when the journal is rewritten after changes by the reference.
     for round in 0..3 {
         scene.write(&format!("10.0.1.{round}"), "container9\r\neth0");
         drop(scene.open_in_boot("next"));
     }
     let gone = [ip("10.0.0.2"), ip("10.0.0.3")].map(|ip| (ip, EndProof::EarlierBoot));
-    assert_eq!(healed(&scene, "next"), gone);
-    assert_eq!(healed(&scene, "next"), []);
-    assert_eq!(healed(&scene, "third")[0], (ip("10.0.0.4"), EndProof::EarlierBoot));
+    assert_eq!(reclaimed(&scene, "next"), gone);
+    assert_eq!(reclaimed(&scene, "next"), []);
+    assert_eq!(reclaimed(&scene, "third")[0], (ip("10.0.0.4"), EndProof::EarlierBoot));
 }
 
 #[test]
@@ -66,14 +66,14 @@ fn leases_of_another_machine_are_in_doubt() {
     file.set_modified(long_ago).unwrap();
     drop(file);
     on("two");
-    assert_eq!(healed(&scene, "two-a"), []);
+    assert_eq!(reclaimed(&scene, "two-a"), []);
     assert!(scene.open_in_boot("two-a").reserve_address(ip("10.0.0.4"), owner(4), None).unwrap());
-    // Also in later boots; its own lease is of an earlier one.
+    // Also in later boots; the lease of this machine is then of an earlier boot.
     let gone = [(ip("10.0.0.4"), EndProof::EarlierBoot)];
-    assert_eq!(healed(&scene, "two-b"), gone);
-    assert_eq!(healed(&scene, "two-c"), []);
+    assert_eq!(reclaimed(&scene, "two-b"), gone);
+    assert_eq!(reclaimed(&scene, "two-c"), []);
     on("one");
-    assert_eq!(healed(&scene, "one-b"), [], "another machine has had them since");
+    assert_eq!(reclaimed(&scene, "one-b"), [], "another machine has had them since");
     assert_eq!(
         scene.open_in_boot("one-b").release_attachment(owner(1)).unwrap(),
         ips(&["10.0.0.2"])
@@ -92,7 +92,11 @@ fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
         scene.write("10.0.0.2", again);
         let file = fs::File::options().write(true).open(scene.path("10.0.0.2")).unwrap();
         file.set_modified(later).unwrap();
-        assert_eq!(healed(&scene, "next"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{again:?}");
+        assert_eq!(
+            reclaimed(&scene, "next"),
+            [(ip("10.0.0.3"), EndProof::EarlierBoot)],
+            "{again:?}"
+        );
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         fs::remove_dir_all(scene.path(".cnibox")).unwrap();
     }
@@ -107,19 +111,19 @@ fn an_index_that_another_link_has_got_is_no_life() {
     let other = host.add_and_read_link(&NewLink::new("other0", LinkKind::Ifb)).unwrap();
     for end in [others, HostPairEnd { index: other.index, ..others }] {
         scene.attach("192.0.2.2", owner(1), end);
-        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{end:?}");
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{end:?}");
     }
-    // In doubt it stays: in another namespace, or without its label.
+    // In doubt the lease stays: the link is in another namespace, or has lost its label.
     let elsewhere = HostPairEnd { netns: others.netns + 1, index: 9999, labelled: true };
     scene.attach("192.0.2.2", owner(1), elsewhere);
     scene.attach("192.0.2.3", owner(1), others);
     host.change_link(others.index, LinkChange::new().set_alias("of a person")).unwrap();
-    assert_eq!(healed(&scene, BOOT), []);
+    assert_eq!(reclaimed(&scene, BOOT), []);
     // A link of another program has no label, and is known by its index.
     scene.attach("192.0.2.4", owner(1), HostPairEnd { labelled: false, ..others });
-    assert_eq!(healed(&scene, BOOT), []);
+    assert_eq!(reclaimed(&scene, BOOT), []);
     host.delete_link_by_index(others.index).unwrap();
-    assert_eq!(healed(&scene, BOOT).len(), 2);
+    assert_eq!(reclaimed(&scene, BOOT).len(), 2);
     assert_eq!(scene.leases(), [AddressLease::new(ip("192.0.2.2"), owner(1))]);
 }
 
@@ -142,7 +146,7 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
         let scene = Scene::new();
         scene.attach("192.0.2.2", owner(1), gone_end());
         kill(&scene);
-        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{what}");
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{what}");
         scene.write("10.0.0.10", "container9\r\neth0");
         drop(scene.open());
         for name in ["tmp", "leases.new"] {
@@ -192,7 +196,7 @@ fn freed_addresses_are_quarantined() {
     assert!(kept.len() == 1 && kept[&ip("10.0.0.2")] > Duration::from_secs(990), "{kept:?}");
     assert!(scene.open().quarantined_addresses().is_empty(), "nobody asked for a delay");
     assert_eq!(scene.owned(owner(1)), ips(&["10.0.0.3"]), "the journal agrees");
-    // A rollback frees what nobody had.
+    // A rollback frees an address that nobody used.
     assert!(!open(BOOT, terms).release_address(ip("10.0.0.3"), owner(0)).unwrap(), "another's");
     assert!(open(BOOT, terms).release_address(ip("10.0.0.3"), owner(1)).unwrap());
     assert!(!open(BOOT, terms).release_address(ip("10.0.0.3"), owner(1)).unwrap(), "gone");
@@ -200,7 +204,7 @@ fn freed_addresses_are_quarantined() {
     // In another boot both clocks are asked; this one has been running for a while.
     let long = LeaseOptions { reuse_delay: Duration::from_secs(u64::from(u32::MAX)), ..terms };
     assert_eq!(open("next", long).quarantined_addresses().len(), 1);
-    // The journal is written anew.
+    // The journal is rewritten.
     for _ in 0..3 {
         scene.write("10.0.1.2", "container9\r\neth0");
         assert_eq!(open("next", long).quarantined_addresses().len(), 1);
@@ -220,11 +224,11 @@ fn why_an_address_was_reclaimed_is_told_with_its_next_lease() {
     isolate_test_thread();
     let scene = Scene::new();
     scene.attach("192.0.2.2", owner(1), gone_end());
-    assert_eq!(healed(&scene, BOOT).len(), 1);
+    assert_eq!(reclaimed(&scene, BOOT).len(), 1);
     let text = scene.text();
     assert!(text.ends_with("\n- 192.0.2.2 - host-end container1 eth0 ."), "{text}");
     scene.reserve("192.0.2.2", owner(2));
-    // The journal is written anew: in each round of the reference's, and when most of its lines are past.
+    // The journal is rewritten: after each change by the reference, and when most of its lines are out of date.
     for _ in 0..120 {
         scene.reserve("192.0.2.3", owner(3));
         scene.open().release_attachment(owner(3)).unwrap();

@@ -1,9 +1,8 @@
-//! A store in a directory that somebody else can write to: nothing is changed outside of it, and no
-//! call waits for ever.
+//! A store in a directory that others can write to: nothing outside the store is changed, and no call waits for ever.
 
 use super::*;
 
-/// All that a command does in a store, with an address that is free.
+/// All operations of a command on a store, with a free address.
 fn work(scene: &Scene) {
     let open = || scene.open();
     assert!(open().reserve_address(ip("10.0.0.3"), owner(1), None).unwrap());

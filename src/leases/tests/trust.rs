@@ -1,4 +1,4 @@
-//! When the journal is believed: others' changes, damage, crashes.
+//! When the journal is trusted: changes by other programs, damage, crashes.
 
 use super::*;
 
@@ -106,7 +106,7 @@ fn a_session_seals_once_and_last() {
     assert_eq!(store.release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
     drop(store);
     assert!(scene.sealed());
-    // Only the directory changes: its seal still is that of the journal.
+    // Only the directory changes: its seal still matches the journal.
     scene.open().set_last_reserved(0, ip("10.0.0.9")).unwrap();
     assert_eq!(reads(|| assert_eq!(scene.owned(owner(2)), ips(&["10.0.0.3"]))), 1);
     let written = || {
@@ -124,7 +124,7 @@ fn what_fails_half_way_is_not_sealed() {
     let mut store = scene.open();
     fs::create_dir(scene.path("last_reserved_ip.0")).unwrap();
     assert!(store.set_last_reserved(0, ip("10.0.0.5")).is_err());
-    // And then something that goes well, in the same session.
+    // The next operation of the same session succeeds.
     scene.create("10.0.0.5");
     assert!(store.reserve_address(ip("10.0.0.6"), owner(1), None).unwrap());
     drop(store);

@@ -1,7 +1,7 @@
 //! A minimal D-Bus client: calls methods with string arguments, one at a time, with `EXTERNAL` authentication
 //! (D-Bus specification 0.41, "Message Protocol").
 //!
-//! Crates for D-Bus have a second executor, or another version of a dependency, as their dependency.
+//! The existing crates for D-Bus depend on a second executor, or on another version of a dependency.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -16,12 +16,12 @@ const DEFAULT_ADDRESS: &str = "unix:path=/var/run/dbus/system_bus_socket";
 /// The timeout of libdbus and sd-bus for a reply.
 const TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Message types.
+// Message types.
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
 
-/// Header fields.
+// Header fields.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -29,8 +29,8 @@ const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 
-/// The maximum length of a message.
-const LONGEST: usize = 1 << 27;
+/// The maximum length of a message in bytes.
+const MAX_MESSAGE: usize = 1 << 27;
 
 /// A connection to a bus.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl DbusConnection {
             let [order, kind, ..] = header;
             let size = |at| decode_number(order, &header[at..]) as usize;
             let (body, fields) = (size(4), size(12));
-            if body.max(fields) > LONGEST {
+            if body.max(fields) > MAX_MESSAGE {
                 return Err(ErrorKind::InvalidData.into());
             }
             let mut fields = vec![0; fields.next_multiple_of(8)];
@@ -121,7 +121,7 @@ impl DbusConnection {
     }
 }
 
-/// Connects to the first address of a list that accepts.
+/// Connects to the first address of a list that accepts the connection.
 fn connect_first_address(list: &str) -> io::Result<UnixStream> {
     let mut outcome = Err(io::Error::from(ErrorKind::Unsupported));
     for address in list.split(';').filter_map(|address| address.strip_prefix("unix:")) {

@@ -31,10 +31,10 @@ const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 
 const KEPT: RecordStore = RecordStore("firewalld");
 
-/// Has no tables, and the layout of the reference.
+/// The feature, which has no tables, and the layout of the reference.
 pub(in crate::netfilter) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState { kept: KEPT, layouts: Vec::new, restore: |_| {} },
-    heal: |_, repair| Ok(repair_sources(repair)),
+    repair: |_, repair| Ok(repair_sources(repair)),
     remove: |_, owner, _| {
         // The record has the zone.
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
@@ -82,12 +82,12 @@ impl<'a> FirewalldZone<'a> {
 
     /// The sources of a zone, as firewalld writes them.
     fn list_sources(&mut self, zone: &str) -> io::Result<HashSet<String>> {
-        let answer = self.bus.call_method(NAME, ZONE, "getSources", &[zone])?;
-        Ok(decode_strings(&answer).into_iter().collect())
+        let reply = self.bus.call_method(NAME, ZONE, "getSources", &[zone])?;
+        Ok(decode_strings(&reply).into_iter().collect())
     }
 
-    /// Adds the addresses to the zone. On failure, removes those that were added. If the sources of another
-    /// attachment are missing, restores those of all attachments.
+    /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the sources of
+    /// another attachment are missing, restores the sources of all attachments.
     pub fn add_sources(&mut self, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
         let earlier = KEPT.read_content::<ZoneSources>(owner);
         KEPT.add_part(owner, ZoneSources { zone: self.name.to_owned(), ips: ips.to_vec() });
@@ -215,7 +215,7 @@ impl<'a> FirewalldZone<'a> {
         }
     }
 
-    /// Errors are ignored as by the reference: usually the source does not exist any more.
+    /// Errors are ignored, as in the reference: usually the source no longer exists.
     fn remove_source(&mut self, zone: &str, ip: IpAddr) {
         if let Err(error) = self.change_source("removeSource", zone, ip) {
             let (source, error) = (host_net(ip), io_text(&error));

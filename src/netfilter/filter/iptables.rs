@@ -1,9 +1,9 @@
 //! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
 //! implementation can delete the rules of the other.
 //!
-//! Those rules do not identify their owner, which the records of attachments do, and leases. Up to release 0.2.0 chains
-//! that no rule jumps to did: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a bridge's policy. GC
-//! removes them.
+//! Those rules do not identify their owner; the records of attachments and the leases do. Up to release 0.2.0 owners
+//! were recorded in chains that no rule jumps to: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a
+//! bridge's policy. GC deletes these chains.
 //!
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
@@ -49,7 +49,7 @@ fn has_rules_in_family(pod: &AcceptedTraffic, family: IpFamily) -> bool {
     pod.backend == RuleBackend::Iptables && !ips_of_family(&pod.ips, family).is_empty()
 }
 
-/// Creates the rules, one family after the other, in place of those of the attachment's `former` addresses.
+/// Creates the rules, one family after the other, and deletes the rules of the attachment's `former` addresses.
 pub(super) fn add_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -249,8 +249,9 @@ fn describe_rule(rule: &IptablesRule) -> String {
     }
 }
 
-/// Removes the attachment's rules from every flavour of iptables, rules of the reference included, except the rules
-/// of addresses that another attachment has meanwhile; and the policy of its `own` link, if any. The chains remain.
+/// Deletes the attachment's rules in every flavour of iptables, also rules of the reference, except the rules of
+/// addresses that another attachment has meanwhile. Also deletes the policy of the attachment's `own` link, if any. The
+/// chains remain.
 pub(super) fn delete_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -279,7 +280,7 @@ fn unshared_ips(ips: &[IpAddr], family: IpFamily, owner: AttachmentId<'_>) -> Ve
     ips
 }
 
-/// Whether another attachment than the owner has the address: by its record, or by a lease of another container.
+/// Whether another attachment than the owner has the address, according to its record or to a lease of its container.
 fn is_used_by_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
     let others = other_attachments::<AcceptedTraffic>(KEPT, ip, owner);
     others.iter().any(|(_, pod)| pod.backend == RuleBackend::Iptables && pod.admin.is_some())
@@ -369,7 +370,7 @@ pub(super) fn remove_own_additions(filter: &PacketFilter) -> Result<()> {
         table.delete_rules(is_addition);
         remove_owner_chains(table);
     })?;
-    // Of iptables-legacy only the programs can tell.
+    // Only the programs can look for chains of iptables-legacy.
     for family in IpFamily::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
         filter.find_iptables(family, IptablesFlavour::Legacy)?.ok_or_else(|| {
             let program = format!("{}-legacy", program_name(family));

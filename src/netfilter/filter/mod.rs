@@ -24,10 +24,10 @@ use crate::attachment::{AttachmentRecord, RecordStore};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
 
-/// The records of attachments.
+/// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("firewall");
 
-/// `nf_tables` and iptables.
+/// The feature, for the back ends `nf_tables` and iptables.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
@@ -36,17 +36,16 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
             change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements);
         },
     },
-    heal: |filter, repair| {
+    repair: |filter, repair| {
         iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
     },
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
 };
 
-/// The accepted traffic of an attachment. Its record has this content.
+/// The accepted traffic of an attachment: the content of its part in the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AcceptedTraffic {
-    /// The back end.
     pub backend: RuleBackend,
     /// The addresses, without duplicates.
     pub ips: Vec<IpAddr>,
@@ -59,7 +58,7 @@ pub struct AcceptedTraffic {
     /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
     /// enforced here.
     pub admin: Option<String>,
-    /// Whether iptables has the rules for published ports; those of release 0.2.0 and of the reference lack them.
+    /// Whether iptables has the rules for published ports; release 0.2.0 and the reference do not create these rules.
     #[serde(default)]
     pub published: bool,
 }
@@ -75,7 +74,7 @@ impl AcceptedTraffic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IngressPolicy {
-    /// All.
+    /// All connections.
     Open,
     /// From the bridge's own containers, and from interfaces that are not bridges with a policy.
     SameBridge,
@@ -145,8 +144,9 @@ pub fn has_nft_elements(
     Ok(nft::has_elements(filter.nft_socket()?, owner, ips)?)
 }
 
-/// Removes the attachment's rules from both back ends: those of the addresses `ips`, and of its record. Without `ports`
-/// the sets of `nf_tables` are searched, also for other addresses. Continues after an error; the errors are joined.
+/// Deletes the attachment's rules in both back ends: the rules of the addresses `ips`, and of the addresses in its
+/// record. Without `ports` the sets of `nf_tables` are searched, also for other addresses. Continues after an error;
+/// the errors are joined.
 pub fn delete_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -155,7 +155,7 @@ pub fn delete_rules(
 ) -> Result<()> {
     let pod = KEPT.read_content::<AcceptedTraffic>(owner);
     let own = pod.as_ref().and_then(link_with_own_policy);
-    // A DEL that was killed has removed the part, not the record.
+    // A killed DEL may have removed the part, but not the record.
     let record = AttachmentRecord::find_by_attachment(owner).unwrap_or_default();
     let recorded = pod.iter().flat_map(|pod| &pod.ips).chain(&record.ips);
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
@@ -167,8 +167,8 @@ pub fn delete_rules(
     ])
 }
 
-/// The link with a policy that no other attachment has: the host's end of a pair without a bridge, as of ptp, which
-/// goes with the container.
+/// The link whose policy is for this attachment alone: the host's end of a pair without a bridge, as ptp creates it,
+/// which is deleted with the container.
 fn link_with_own_policy(pod: &AcceptedTraffic) -> Option<&str> {
     let has_policy = pod.policy != IngressPolicy::Open && pod.ports.is_empty();
     let link = pod.bridge.as_deref().filter(|_| has_policy)?;
@@ -176,8 +176,8 @@ fn link_with_own_policy(pod: &AcceptedTraffic) -> Option<&str> {
     found.is_none_or(|found| found.kind.as_deref() == Some("veth")).then_some(link)
 }
 
-/// Those of the links whose policy has no effect: links that do not exist, and bridges without ports, except for those
-/// of living attachments. To be called after the policies are read: ADD writes its record before its policy.
+/// The links in `policies` whose policy has no effect: links that do not exist, and bridges without ports, except the
+/// links of living attachments. To be called after the policies are read: ADD writes its record before its policy.
 fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     if policies.is_empty() {
         return policies;
@@ -202,7 +202,7 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
 }
 
 /// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
-/// use; with `nf_tables`, if none is valid, those of the network.
+/// use; with `nf_tables`, if no attachment is valid, the policies of the network, too.
 pub fn remove_stale_rules(
     filter: &PacketFilter,
     network: &str,
@@ -222,7 +222,7 @@ pub fn remove_stale_rules(
 /// The first missing rule that attachments of this host depend on.
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     let damage = filter.query_nft(&nft::first_missing_object)?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, RepairMode::Report) }
+    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and

@@ -29,15 +29,14 @@
 //! }
 //! ```
 //!
-//! What the host translates to a container, a published port, is accepted, and reaches a container whose bridge has the
-//! policy
-//! `same-bridge` from any bridge: whoever publishes a port wants it to be reached.
+//! Connections that the host translates to a container, to a published port, are accepted. If the container's bridge
+//! has the policy `same-bridge`, they are accepted from any bridge: a port is published in order to be reached.
 //!
-//! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop
-//! of another. A node that drops forwarded traffic by default does so in the chain `forward` above
-//! (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is created once and then left unchanged.
-//! Dropping frames between ports needs no `br_netfilter`, and applies to all protocols, with the back end iptables as
-//! well. Frames between a container and the bridge itself, such as ARP, are not forwarded and so not dropped.
+//! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop of
+//! another. A node that drops forwarded traffic by default does so in the chain `forward` above (`nft chain inet
+//! cnibox_firewall forward '{ policy drop; }'`), which is created once and then left unchanged. Dropping frames between
+//! ports needs no `br_netfilter`, and applies to all protocols, also with the back end iptables. Frames between a
+//! container and the bridge itself, such as ARP, are not forwarded and so not dropped.
 
 use std::net::IpAddr;
 
@@ -239,7 +238,7 @@ fn frame_layout() -> TableLayout {
     TableLayout { table: FRAMES, sets: vec![PORTS], chains, additions: &[], subnet: |_| None }
 }
 
-/// The attachment's elements: with these addresses, or, without any, all.
+/// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.
 fn find_own_elements(
     nft: &NftSocket,
     owner: AttachmentId<'_>,

@@ -26,8 +26,8 @@ struct TableSnapshot {
     handles: Vec<(IptablesRule, u64)>,
 }
 
-/// Reads the chains of the scope. Of a table with [`ChainScope::All`] these are the chains of CNI plugins and the base
-/// chains, which lead to them; the names of all chains are read.
+/// Reads the chains of the scope. With [`ChainScope::All`] these are the chains of CNI plugins, and the base chains,
+/// which lead to them; of other chains only the names are read.
 pub(super) fn read_table(
     nft: &NftSocket,
     family: IpFamily,
@@ -168,9 +168,9 @@ impl TableSnapshot {
                     let place = match change {
                         TableChange::Insert { after: 0, .. } => RulePosition::Beginning,
                         TableChange::Insert { after, .. } => {
-                            let mut of_chain =
+                            let mut present =
                                 self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
-                            RulePosition::After(of_chain.nth(after - 1)?.1)
+                            RulePosition::After(present.nth(after - 1)?.1)
                         }
                         _ => RulePosition::End,
                     };

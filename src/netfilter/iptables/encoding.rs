@@ -24,7 +24,7 @@ use crate::netlink::nftables::{
 /// The word in place of the expressions that are not decoded, which equals no word of a rule of this program.
 const OTHER: &str = "(other)";
 
-/// A value, and whether packets with this value match rather than those without.
+/// A value, and whether packets match if they have this value (true) or another one (false).
 type NegatableValue<T> = Option<(bool, T)>;
 
 /// A rule between words and expressions.
@@ -226,7 +226,7 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
     Some(rule)
 }
 
-/// A prefix; not that of all addresses, for which iptables writes nothing.
+/// Parses a prefix; `None` for the prefix of all addresses, for which iptables writes nothing.
 fn parse_prefix(text: &str) -> Option<IpNet> {
     let host = || text.parse().ok().map(host_net);
     text.parse::<IpNet>().ok().or_else(host).filter(|net| net.prefix_len() != 0)

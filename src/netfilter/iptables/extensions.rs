@@ -34,7 +34,6 @@ const CONNTRACK_FLAGS: usize = 128 + 8 + 10;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED`
 const TO_ADDRESS_AND_PORT: u32 = 1 | 2;
 
-/// A match of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum IptablesMatch {
     Comment(String),
@@ -45,7 +44,6 @@ pub(super) enum IptablesMatch {
     Dport(TransportProtocol, u16),
 }
 
-/// What a rule does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum IptablesTarget {
     Verdict(PacketVerdict),
@@ -342,7 +340,7 @@ impl ExtensionInfo {
         self
     }
 
-    /// Pads to `XT_ALIGN`.
+    /// The extension with this structure, padded to `XT_ALIGN`.
     fn into_extension(mut self, name: &str, revision: u32) -> CompatExtension {
         self.0.resize(self.0.len().next_multiple_of(8), 0);
         CompatExtension { name: name.to_owned(), revision, info: self.0 }

@@ -1,4 +1,4 @@
-//! Tables of iptables: read, and changed in one transaction.
+//! Reads tables of iptables, and changes them in one transaction.
 //!
 //! A [`IptablesTable`] records only necessary changes, so a plan is idempotent, and [`IptablesHandle::update_table`]
 //! plans again if another program has changed the table in between. Rules are compared word by word with the output of
@@ -245,7 +245,7 @@ impl<'n> IptablesHandle<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    /// As [`IptablesHandle::update_table`] for deletions, which ignore a lock timeout: a container that cannot be
+    /// Like [`IptablesHandle::update_table`], for deletions, which ignore a lock timeout: a container that cannot be
     /// deleted is worse than a rule that is deleted twice.
     pub fn delete_from_table(
         &self,
@@ -295,7 +295,7 @@ fn take_lock() -> Result<Option<FileLock>> {
     }
 }
 
-/// As [`take_lock`] for deletions, which continue after a timeout.
+/// Like [`take_lock`], for deletions, which continue after a timeout.
 fn take_lock_or_continue() -> Option<FileLock> {
     if TIMED_OUT.load(Ordering::Relaxed) {
         return None;

@@ -52,7 +52,6 @@ pub fn require_words(key: &str, words: &[String]) -> Result<()> {
 /// A rule: its chain and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct IptablesRule {
-    /// The chain.
     pub chain: String,
     /// The arguments after the chain, unquoted.
     pub words: Vec<String>,
@@ -90,7 +89,7 @@ impl IptablesRule {
         self.words.get(at + 1).map(String::as_str)
     }
 
-    /// Whether the rule jumps to `target`.
+    /// Whether `target` is the target of the rule, by a jump or a goto.
     pub fn goes_to(&self, target: &str) -> bool {
         self.option_value("-j") == Some(target) || self.option_value("-g") == Some(target)
     }
@@ -237,7 +236,7 @@ impl IptablesTable {
         }
     }
 
-    /// As [`append_unique`](IptablesTable::append_unique) for many rules, in linear time.
+    /// Like [`append_unique`](IptablesTable::append_unique), for many rules, in linear time.
     pub fn append_all_unique(&mut self, rules: Vec<IptablesRule>) {
         let mut present: HashSet<&IptablesRule> = self.rules.iter().collect();
         let is_new: Vec<bool> = rules.iter().map(|rule| present.insert(rule)).collect();
@@ -286,7 +285,7 @@ impl IptablesTable {
         }
     }
 
-    /// As [`del_chain`](IptablesTable::delete_chain), unless a rule jumps to the chain.
+    /// Like [`delete_chain`](IptablesTable::delete_chain), unless a rule jumps to the chain.
     pub fn delete_unused_chain(&mut self, chain: &str) {
         if !self.rules.iter().any(|rule| rule.goes_to(chain)) {
             self.delete_chain(chain);

@@ -28,7 +28,7 @@ type TransactionPlanner<'f> =
 /// Our tables of `nf_tables`.
 #[derive(Debug)]
 pub struct OwnTables<'n> {
-    /// Their socket.
+    /// The socket for the tables.
     pub nft: &'n NftSocket,
     /// The state of all features in them.
     pub state: Vec<RestorableState>,
@@ -42,7 +42,7 @@ pub struct LayoutTransaction<'n> {
     /// The state of all features.
     state: &'n [RestorableState],
     views: Vec<TableState>,
-    /// Arbitrary changes.
+    /// The changes so far; a feature may add any change.
     pub batch: NftBatch,
     /// The chains of [`TableLayout::subnet`] that the batch creates.
     new_chains: HashSet<(NftTable<'static>, String)>,
@@ -63,8 +63,8 @@ pub struct LayoutTransaction<'n> {
 }
 
 impl OwnTables<'_> {
-    /// Commits the changes of `fill` in the tables of `layouts`, after restoring these tables, and with them what a
-    /// flush has deleted of other attachments.
+    /// Commits the changes of `fill` in the tables of `layouts`. The same transaction restores these tables, and the
+    /// state of other attachments that a flush has deleted.
     pub fn change_tables(
         &self,
         layouts: &[TableLayout],
@@ -172,7 +172,7 @@ impl LayoutTransaction<'_> {
         self.put_element(element);
     }
 
-    /// As [`replace`](LayoutTransaction::replace_element), unless the element that was found is
+    /// Like [`LayoutTransaction::replace_element`], unless the element that was found is
     /// [left](shared::is_left_in_place) to another attachment. Returns whether the attachment has the element.
     ///
     /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record
@@ -203,7 +203,7 @@ impl LayoutTransaction<'_> {
         self.appended.insert(comment.to_owned());
     }
 
-    /// As [`append_rules`](LayoutTransaction::append_rules), unless the chain has rules of the attachment.
+    /// Like [`LayoutTransaction::append_rules`], unless the chain has rules of the attachment.
     pub fn restore_rules(&mut self, chain: NftChain<'static>, comment: &str, rules: &[NftRule]) {
         let exists = self.state_of_table(chain.table).is_some_and(|view| {
             let is_own = |rule: &RuleInfo| rule.comment.as_deref() == Some(comment);
@@ -233,7 +233,7 @@ impl LayoutTransaction<'_> {
         })
     }
 
-    /// As [`put`](LayoutTransaction::put_element), if the set was flushed and has no element with this key.
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key.
     pub fn restore_element(&mut self, element: &SetElement) {
         let key = (element.set, element.key.clone());
         let is_free = self.occupied.as_ref().is_some_and(|occupied| !occupied.contains(&key));

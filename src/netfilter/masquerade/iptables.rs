@@ -137,7 +137,7 @@ pub(super) fn delete_rules(
     )
 }
 
-/// Old versions of the reference matched the whole subnet in POSTROUTING.
+/// Also deletes the rules of old versions of the reference, which matched the whole subnet in POSTROUTING.
 fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[IpNet]) {
     let (chain, comment) = (owner.iptables_chain(""), owner.rule_comment());
     let sources = addrs.iter().flat_map(|addr| [host_net(addr.addr()), addr.trunc()]);

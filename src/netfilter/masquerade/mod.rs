@@ -23,18 +23,18 @@ use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
 use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 
-/// The records of attachments.
+/// The parts of this feature in the records of attachments.
 const KEPT: RecordStore = RecordStore("masquerade");
 
 /// The masqueraded addresses of an attachment.
 #[derive(Serialize, Deserialize)]
 pub(super) struct MasqueradeRecord {
     backend: RuleBackend,
-    /// Each with the prefix length of its subnet.
+    /// The addresses, each with the prefix length of its subnet.
     addrs: Vec<IpNet>,
 }
 
-/// Both back ends.
+/// The feature, for both back ends.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
@@ -43,7 +43,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
-    heal: |filter, repair| {
+    repair: |filter, repair| {
         iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
     },
     remove: |filter, owner, ips| {
@@ -59,11 +59,11 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
     let damage = filter.query_nft(&|nft| nft::table_layout().first_deviation(nft, &is_needed))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, RepairMode::Report) }
+    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 
-/// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to
-/// it.
+/// Masquerades the addresses, each with the prefix length of its subnet. An address that another
+/// attachment has, too, stays with that attachment.
 pub fn add_addresses(
     filter: &PacketFilter,
     backend: RuleBackend,

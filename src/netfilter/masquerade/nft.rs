@@ -57,7 +57,7 @@ const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comm
     "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet",
 );
 
-/// nft accepts neither colons nor brackets in names.
+/// The name of a subnet's chain. nft accepts neither colons nor brackets in names.
 fn subnet_chain_name(addr: IpNet) -> String {
     format!("{SUBNET}{}", addr.trunc()).replace(':', "_")
 }

@@ -16,7 +16,6 @@ use crate::cni::ip::host_net;
 use crate::netfilter::backend::IpFamily;
 use crate::netlink::nftables::{NftRule, PacketField};
 
-/// A condition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum MappingCondition {
     Source(IpNet),
@@ -44,7 +43,8 @@ impl MappingCondition {
     }
 }
 
-/// The alternatives for each family: a mapping applies if all conditions of one of them match, or if there is none.
+/// The alternatives for each family: a mapping applies if all conditions of one alternative match, or if there is no
+/// alternative.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MappingConditions {
     v4: Vec<Vec<MappingCondition>>,

@@ -1,5 +1,5 @@
-//! UDP: tracked connections keep their translation for minutes, so packets would go to their former destination
-//! after a mapping was added or deleted.
+//! Deletes tracked UDP connections. Such a connection keeps its translation for minutes, so after a mapping was added
+//! or deleted its packets would still go to the former destination.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -49,7 +49,7 @@ pub(super) fn udp_server_of_rule(rule: &RuleInfo) -> Option<IpAddr> {
     addr.filter(|_| udp && dnat)
 }
 
-/// Errors are logged only: the mapping is correct nevertheless.
+/// Deletes tracked connections. Errors are only logged, because the mapping itself is correct.
 fn delete_flows(flows: FlowSelection, which: &mut dyn FnMut(&TrackedFlow) -> bool) {
     let deleted: netlink::NetlinkResult<_> =
         ConntrackSocket::open().and_then(|conntrack| conntrack.delete_flows(flows, which));

@@ -36,22 +36,20 @@ use crate::netlink::nftables::TransportProtocol;
 /// The addresses of the host that a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ListenAddresses {
-    /// All.
     Everywhere,
-    /// All of one family.
+    /// All addresses of one family.
     Family(IpFamily),
-    /// A single address.
     Address(IpAddr),
 }
 
-/// A mapped port.
+/// A port of the host that is mapped to a port of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedPort {
     /// The transport protocol.
     pub proto: TransportProtocol,
     /// The host's addresses.
     pub listen: ListenAddresses,
-    /// The host's port.
+    /// The port of the host.
     pub host_port: u16,
     /// The container's port.
     pub container_port: u16,
@@ -92,21 +90,18 @@ impl MappedPort {
 /// Which connections get the host's address as their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SourceTranslation {
-    /// None: the container sees every client's own address.
+    /// No connection: the container sees the address of every client.
     Never,
     /// Connections whose replies would not pass the host otherwise: from the host's loopback addresses, and from
     /// containers on the same link.
     WhereNeeded,
-    /// All.
     Always,
 }
 
-/// The mappings of an attachment. Its record has this content.
+/// The mappings of an attachment: the content of their part in the record.
 #[derive(Serialize, Deserialize)]
 pub struct PortForwarding {
-    /// The back end.
     pub backend: RuleBackend,
-    /// The ports.
     pub mappings: Vec<MappedPort>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
     #[serde(deserialize_with = "deserialize_targets")]
@@ -141,17 +136,17 @@ fn deserialize_targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D:
     Ok(targets.map(|(RecordedTarget::Net(net) | RecordedTarget::WithRoute { net })| net).collect())
 }
 
-/// The records of attachments.
+/// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("portmap");
 
-/// Both back ends.
+/// The feature, for both back ends.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: || vec![layout::table_layout()],
         restore: nft::restore_mappings,
     },
-    heal: |filter, repair| {
+    repair: |filter, repair| {
         iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
     },
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
@@ -170,7 +165,7 @@ pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
         filter.query_nft(&|nft| layout::table_layout().first_deviation(nft, &is_needed))?;
     let damage =
         damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.heal)(filter, RepairMode::Report) }
+    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
@@ -183,7 +178,7 @@ pub fn add_mappings(
 ) -> Result<Option<TakenPort>> {
     match forward.backend {
         RuleBackend::Nftables => {
-            // This may fail without harm, so it comes first.
+            // First, because a failure here does no harm.
             iptables::delete_mappings(filter, owner)?;
             nft::add_mappings(filter, owner, forward)
         }

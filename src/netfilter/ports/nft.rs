@@ -44,7 +44,7 @@ fn container_address(element: &SetElement) -> Option<IpAddr> {
     if let Some(NftValue::Ip(addr)) = to.first() { Some(*addr) } else { None }
 }
 
-/// The attachment's own element, without the number of the others.
+/// The attachment's own element, without the number of its other elements.
 fn attachment_element(owner: AttachmentId<'_>) -> SetElement {
     let instance = owner.instance_id();
     let halves = instance.split('-').map(|half| half.get(..HALF).unwrap_or(half).into());
@@ -95,8 +95,8 @@ fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<S
     }
 }
 
-/// The attachment's own element, with the number of the others. If there are rules as well, the number is larger
-/// than that of any elements, since rules are found only by reading their chain.
+/// The attachment's own element, with the number of its other elements. If the attachment also has rules, the number is
+/// larger than any number of elements, since rules are found only by reading their chain.
 fn count_element(owner: AttachmentId<'_>, count: usize, rules: &[NftRule]) -> SetElement {
     let count = if rules.is_empty() { u32::try_from(count).ok() } else { None };
     attachment_element(owner).with_values(NftValue::Mark(count.unwrap_or(u32::MAX)))
@@ -223,7 +223,7 @@ fn delete_former_mappings(
     Ok(())
 }
 
-/// Adds what a flush has deleted.
+/// Restores the elements and rules that a flush has deleted.
 pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
     let mut living = change.restorable_records::<PortForwarding>(KEPT);
     living.retain(|kept| kept.content.backend == RuleBackend::Nftables);
@@ -393,7 +393,7 @@ fn first_missing_object(
             return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
         }
         if other.is_none() && set != ATTACHMENTS && found.data != element.data {
-            return Ok(Some(format!("element {element} of {set} leads elsewhere")));
+            return Ok(Some(format!("element {element} of {set} has another value")));
         }
     }
     let (found, wanted) =

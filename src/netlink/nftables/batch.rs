@@ -1,9 +1,9 @@
 //! Batches: changes that are applied atomically.
 //!
-//! The kernel reads the whole batch even when a change fails, and then refuses all of it with one
-//! error for each failed change. Deleting an absent object succeeds since Linux 6.3; on older kernels,
-//! and where even the table is missing, the changes that failed only for that reason are left out, and
-//! the rest is sent again. That costs some 15 ms: the kernel waits for its readers after a failure.
+//! The kernel reads the whole batch even when a change fails, and then refuses all of it with one error for each failed
+//! change. Deleting an absent object succeeds since Linux 6.3. On older kernels, and where even the table is missing,
+//! the changes that failed only because their object is absent are left out, and the other changes are sent again. That
+//! costs some 15 ms: the kernel waits for its readers after a failure.
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR};
@@ -11,7 +11,7 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, 
 use super::super::attribute::{ReplyAttribute, find_attribute};
 use super::super::error::{NetlinkError, NetlinkResult, RequestFailure};
 use super::super::request::{KernelMessage, NFGENMSG, NLMSG_HDRLEN, NetlinkRequest};
-use super::super::socket::{LIMIT, request_span};
+use super::super::socket::{REPLY_TIMEOUT, request_span};
 use super::object::{
     NftChain, NftObject, NftSet, NftTable, SetElement, element_request, rule_request, write_comment,
 };
@@ -24,10 +24,9 @@ use super::{NftSocket, message_type};
 /// The offset of the fault in the refused message.
 const NLMSGERR_ATTR_OFFS: u16 = 2;
 
-/// Attempts at a change when other processes commit first; in each round at least one of them succeeds.
+/// Attempts at a change while other processes commit first; in each round at least one process succeeds.
 const ATTEMPTS: usize = 200;
 
-/// One change.
 #[derive(Clone, Debug)]
 pub(super) struct BatchChange {
     request: NetlinkRequest,
@@ -56,8 +55,8 @@ impl BatchChange {
     }
 }
 
-/// Changes in their order. `ensure` creates an absent object, `add` fails if the object exists, `del`
-/// ignores an absent object.
+/// Changes in their order. `ensure_x` creates an absent object, `add_x` fails if the object exists, `delete_x` ignores
+/// an absent object.
 #[derive(Clone, Debug, Default)]
 pub struct NftBatch {
     pub(super) changes: Vec<BatchChange>,
@@ -170,8 +169,8 @@ impl NftBatch {
             body.put_bytes(NFTA_RULE_POSITION, &handle.to_be_bytes());
         }
         write_comment(body, NFTA_RULE_USERDATA, rule.comment.as_deref());
-        let named = rule.comment.as_ref().map_or(String::new(), |comment| format!("{comment:?} "));
-        let target = format!("{named}to chain {chain}");
+        let name = rule.comment.as_ref().map_or(String::new(), |comment| format!("{comment:?} "));
+        let target = format!("{name}to chain {chain}");
         let append = if place == RulePosition::Beginning { 0 } else { NLM_F_APPEND };
         self.push_change(request, NLM_F_CREATE | append, "add rule", target)
     }
@@ -208,7 +207,7 @@ impl NftBatch {
         op: &'static str,
         target: String,
     ) -> &mut NftBatch {
-        // Their types are in the order of the triples of `NEW`, `GET` and `DEL`.
+        // The types of `DESTROY` are in the order of the triples of `NEW`, `GET` and `DEL`.
         let destroy = Some(message_type(NFT_MSG_DESTROYTABLE + (request.kind & 0xff) / 3));
         self.changes.push(BatchChange { request, flags: 0, destroy, op, target });
         self
@@ -229,7 +228,7 @@ pub enum RulePosition {
 struct BatchRefusals {
     /// The refusal of the batch as a whole.
     whole: Option<RequestFailure>,
-    /// The refused changes by their positions.
+    /// The refused changes, by their positions in the batch.
     each: Vec<(usize, RequestFailure)>,
     /// Whether some refusals did not fit in the receive buffer.
     lost: bool,
@@ -241,8 +240,8 @@ impl NftSocket {
         self.commit_at_generation(batch, 0)
     }
 
-    /// Applies the changes that `plan` finds necessary, provided that no process changed anything
-    /// since `plan` read the tables; otherwise `plan` is called again.
+    /// Applies the changes that `plan` returns, if no process changed anything since `plan` read the tables; otherwise
+    /// calls `plan` again.
     pub fn update_tables(
         &self,
         plan: &mut dyn FnMut(&NftSocket) -> NetlinkResult<NftBatch>,
@@ -260,10 +259,10 @@ impl NftSocket {
         outcome
     }
 
-    /// Applies all changes, or none of them with `ERESTART` if a process changed anything since this
-    /// [generation](super::read::TableContent::generation); 0 for any generation.
+    /// Applies all changes, or none of them. Fails with `ERESTART` if a process changed anything since this
+    /// [generation](super::read::TableContent::generation); 0 stands for any generation.
     pub fn commit_at_generation(&self, mut batch: NftBatch, generation: u32) -> NetlinkResult<()> {
-        // Every repetition but one leaves out at least one change.
+        // Ends, because every repetition but one leaves out at least one change.
         while !batch.changes.is_empty() {
             let changes = &batch.changes;
             let refusals = self.send_changes(changes, generation).map_err(batch_error)?;
@@ -313,7 +312,7 @@ impl NftSocket {
                     }
                 }
                 Ok(None) if done || !refusals.is_empty() => return Ok(refusals),
-                Ok(None) if self.socket.wait_for_datagram(LIMIT)? => {}
+                Ok(None) if self.socket.wait_for_datagram(REPLY_TIMEOUT)? => {}
                 Ok(None) => return Err(RequestFailure::new_unanswered(Errno::ETIMEDOUT)),
                 Err(RequestFailure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
                 Err(failure) => return Err(failure),
@@ -321,8 +320,8 @@ impl NftSocket {
         }
     }
 
-    /// The batch as one datagram. Only the last change is acknowledged: its success implies that of
-    /// all, and thousands of acknowledgements would not fit in the receive buffer.
+    /// The batch as one datagram. Only the last change is acknowledged: if it succeeds, all changes have succeeded, and
+    /// thousands of acknowledgements would not fit in the receive buffer.
     fn encode_changes(&self, changes: &[BatchChange], first: u32, generation: u32) -> Vec<u8> {
         let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
         let mut begin = NetlinkRequest::new(NFNL_MSG_BATCH_BEGIN, &[0, 0, high, low]);
@@ -352,7 +351,7 @@ impl BatchRefusals {
         self.whole.is_none() && self.each.is_empty() && !self.lost
     }
 
-    /// Adds a message; `true` for the acknowledgement of the last change.
+    /// Adds the refusal in a message; `true` if the message is the acknowledgement of the last change.
     fn take_message(
         &mut self,
         message: &KernelMessage,
@@ -381,9 +380,9 @@ impl BatchRefusals {
 }
 
 fn batch_error(failure: RequestFailure) -> NetlinkError {
-    let lacking = matches!(failure.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
+    let lacks_nf_tables = matches!(failure.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
     let error = failure.into_error("change", &"nf_tables");
-    if lacking {
+    if lacks_nf_tables {
         let remedy = "the kernel seems to have no nf_tables: load the module nf_tables";
         return error.with_remedy(remedy.to_owned());
     }

@@ -18,7 +18,7 @@ pub struct ForeignRule {
     pub expressions: Vec<RuleExpression>,
 }
 
-/// An expression.
+/// An expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleExpression {
     /// Loads a field of the packet.
@@ -37,7 +37,6 @@ pub enum RuleExpression {
     Match(CompatExtension),
     /// A target of iptables.
     Target(CompatExtension),
-    /// Counts packets.
     Counter,
     Verdict(PacketVerdict),
     /// Any other expression.
@@ -72,7 +71,7 @@ impl NftSocket {
         Ok(bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect())
     }
 
-    /// Whether `nft_compat` finds the match `name` of iptables in this revision.
+    /// Whether `nft_compat` supports this revision of the match `name` of iptables.
     pub fn has_xt_match(&self, family: IpFamily, name: &str, revision: u32) -> bool {
         let kind = NFNL_SUBSYS_NFT_COMPAT << 8 | NFNL_MSG_COMPAT_GET;
         let family = object::TableFamily::from(family);

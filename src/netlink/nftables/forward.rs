@@ -1,7 +1,7 @@
-//! What the rules of the node do with a forwarded [packet](ForwardedPacket): whether it is certainly dropped.
+//! Whether the rules of the node certainly drop a forwarded [packet](ForwardedPacket).
 //!
-//! A rule with a condition whose outcome is not known, such as a match of iptables that is not read here, may apply or
-//! not: what it accepts may pass.
+//! A rule may have a condition whose outcome is not known, such as a match of iptables that is not read here. Then the
+//! packet may get the verdict of the rule, or not.
 
 use nix::errno::Errno;
 
@@ -16,32 +16,33 @@ use super::packet::{ForwardedPacket, KnownBytes};
 use super::uapi::*;
 use super::{NftSocket, message_type};
 
-/// The size of the registers in bytes.
+/// The size of all registers in bytes.
 const REGISTERS: usize = 64;
-/// The deepest chain of jumps that the kernel allows: `NFT_JUMP_STACK_SIZE`.
-const DEEPEST: usize = 16;
-/// Expressions, and targets of iptables, that neither decide nor depend on anything.
+/// The greatest depth of jumps that the kernel allows: `NFT_JUMP_STACK_SIZE`.
+const MAX_DEPTH: usize = 16;
+/// Expressions that give no verdict and have no condition.
 const EFFECTS: [&str; 6] = ["counter", "dynset", "flow_offload", "last", "log", "objref"];
+/// Targets of iptables that give no verdict.
 const TARGETS: [&str; 7] = ["CONNMARK", "CT", "LOG", "MARK", "NFLOG", "TCPMSS", "TRACE"];
 /// The offset of the flags in iptables' `struct xt_conntrack_mtinfo3`: flags, inverted flags, and the mask of states.
 const XT_FLAGS: usize = 146;
-/// `XT_CONNTRACK_STATE`
+/// The flag `XT_CONNTRACK_STATE` of that structure.
 const XT_STATE: u16 = 1;
 
-/// A base chain of an IP family at the hook forward, with the rules of its table.
+/// A base chain of an IP family at the hook `forward`, with the rules of its table.
 #[derive(Debug)]
 pub struct ForwardChain {
     pub family: TableFamily,
     pub table: String,
     pub name: String,
-    /// Whether its policy is to drop.
+    /// Whether the policy of the chain is to drop.
     pub drops: bool,
     /// The rules of all chains of the table, as the kernel lists them.
     rules: Vec<Vec<u8>>,
 }
 
 impl NftSocket {
-    /// The base chains of IP families at the hook forward, of all tables.
+    /// The base chains of all tables of IP families at the hook `forward`.
     pub fn dump_forward_chains(&self) -> NetlinkResult<Vec<ForwardChain>> {
         // Family 0 stands for all families.
         let request = NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETCHAIN), 0);
@@ -56,7 +57,7 @@ impl NftSocket {
         Ok(chains)
     }
 
-    /// The element of any set: its verdict, if it is known whether the set has the key.
+    /// Looks up the key in the registers in a set of the table of `chain`.
     fn look_up_element(
         &self,
         chain: &ForwardChain,
@@ -97,8 +98,10 @@ impl NftSocket {
 }
 
 enum SetLookup {
+    /// With the verdict of the element, if it has one.
     Found(Option<RuleEffect>),
     Absent,
+    /// The key is not known, or the set cannot be read.
     Unknown,
 }
 
@@ -123,7 +126,7 @@ fn parse_forward_chain(body: &[u8]) -> Option<ForwardChain> {
     })
 }
 
-/// What a rule does.
+/// The effect of a rule on the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RuleEffect {
     Next,
@@ -143,13 +146,13 @@ fn parse_effect(data: ReplyAttribute<'_>) -> Option<RuleEffect> {
         NFT_GOTO => RuleEffect::Goto(chain?),
         NFT_RETURN => RuleEffect::Return,
         NFT_CONTINUE => RuleEffect::Next,
-        // Others may pass, as by a program that gets the packet.
+        // Other verdicts may let the packet pass: a program may receive it, and accept it.
         _ => RuleEffect::Accept,
     })
 }
 
 impl ForwardChain {
-    /// Whether the packet is certainly dropped here.
+    /// Whether this chain certainly drops the packet.
     pub fn drops_packet(&self, nft: &NftSocket, packet: &ForwardedPacket) -> bool {
         let is_of_family = match self.family {
             TableFamily::Ip => packet.is_ipv4,
@@ -171,13 +174,13 @@ struct PacketWalk<'a> {
 }
 
 impl PacketWalk<'_> {
-    /// Follows a chain. Returns whether the packet certainly gets a verdict in it.
+    /// Follows a chain. Returns whether the packet certainly gets a verdict in the chain.
     fn ends_in(&mut self, name: &str, depth: usize) -> bool {
-        let is_mine = |body: &&Vec<u8>| {
+        let is_in_chain = |body: &&Vec<u8>| {
             find_in_message(body, NFTA_RULE_CHAIN).is_some_and(|chain| chain.to_text() == name)
         };
         let mut may_leave = false;
-        for body in self.chain.rules.iter().filter(is_mine) {
+        for body in self.chain.rules.iter().filter(is_in_chain) {
             let Some((step, is_certain)) = self.evaluate_rule(body) else { continue };
             let ends = match step {
                 RuleEffect::Next => false,
@@ -193,7 +196,7 @@ impl PacketWalk<'_> {
                     may_leave = true;
                     false
                 }
-                RuleEffect::Jump(_) | RuleEffect::Goto(_) if depth >= DEEPEST => {
+                RuleEffect::Jump(_) | RuleEffect::Goto(_) if depth >= MAX_DEPTH => {
                     self.may_pass = true;
                     true
                 }
@@ -214,7 +217,7 @@ impl PacketWalk<'_> {
         false
     }
 
-    /// What a rule does, and whether its conditions are certainly met; `None` if they are certainly not.
+    /// The effect of a rule, and whether its conditions are certainly met; `None` if they are certainly not met.
     fn evaluate_rule(&self, body: &[u8]) -> Option<(RuleEffect, bool)> {
         let mut registers: KnownBytes = vec![None; REGISTERS];
         let mut is_certain = true;
@@ -309,7 +312,7 @@ impl PacketWalk<'_> {
         let is_inverted = number(NFTA_LOOKUP_FLAGS).unwrap_or_default() != 0;
         match self.nft.look_up_element(self.chain, &set.to_text(), &registers[at..].to_vec()) {
             SetLookup::Found(Some(step)) => ExpressionOutcome::Step(step),
-            // The data of a map are not read.
+            // The data of a map is not read.
             SetLookup::Found(None) if number(NFTA_LOOKUP_DREG).is_some() => {
                 ExpressionOutcome::Unknown
             }
@@ -347,7 +350,7 @@ impl PacketWalk<'_> {
 
 /// The outcome of an expression.
 enum ExpressionOutcome {
-    /// Whether the condition is met; statements are.
+    /// Whether the condition is met; true for statements.
     Is(bool),
     Unknown,
     Step(RuleEffect),

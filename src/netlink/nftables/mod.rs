@@ -2,8 +2,7 @@
 //!
 //! [`NftSocket`] is a socket in one network namespace. Changes are collected in a [`NftBatch`] and applied
 //! atomically by [`NftSocket::commit_batch`]; no lock is needed, because the kernel processes one batch after the
-//! other. Objects are constants with all of their settings, so that a batch can ensure the objects that
-//! it needs.
+//! other. Objects are constants with all of their settings, so that a batch can create the objects that it needs.
 //!
 //! | file | |
 //! | --- | --- |
@@ -11,8 +10,8 @@
 //! | `value.rs` | types, keys and values |
 //! | `rule.rs` | rules, and the expressions that the kernel executes |
 //! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
-//! | `batch.rs` | changes, and committing them |
-//! | `read.rs` | reading objects, rules and elements |
+//! | `batch.rs` | batches of changes |
+//! | `read.rs` | reads objects, rules and elements |
 //! | `forward.rs`, `packet.rs` | whether the rules of the node drop a packet |
 //! | `uapi.rs` | the kernel's constants |
 
@@ -49,7 +48,7 @@ pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;
 use super::socket::NetlinkSocket;
 
-/// The type of a message to the subsystem.
+/// The type of a message to the subsystem `nf_tables`.
 fn message_type(message: u16) -> u16 {
     NFNL_SUBSYS_NFTABLES << 8 | message
 }
@@ -59,7 +58,7 @@ fn message_type(message: u16) -> u16 {
 #[derive(Debug)]
 pub struct NftSocket {
     socket: NetlinkSocket,
-    /// Whether the kernel may know `NFT_MSG_DESTROY..` (6.3).
+    /// Whether the kernel may support `NFT_MSG_DESTROY..` (Linux 6.3).
     destroys: Cell<bool>,
 }
 
@@ -76,11 +75,10 @@ impl NftSocket {
     }
 }
 
-/// Receives an event for each change, by any process.
+/// Receives an event for each change by any process. The descriptor is readable after a change.
 #[derive(Debug)]
 pub struct NftablesWatch(NetlinkSocket);
 
-/// Readable after a change.
 impl AsFd for NftablesWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -91,11 +89,11 @@ impl NftablesWatch {
     /// Waits for a change, and discards all queued events; `false` if there was none before `until`.
     pub fn wait_for_change(&self, until: Instant) -> NetlinkResult<bool> {
         let limit = until.saturating_duration_since(Instant::now());
-        // Every change counts. Events that were lost are changes as well.
-        let heard = self
+        // Lost events are changes, too.
+        let has_changed = self
             .0
             .wait_for_datagram(limit)
             .and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
-        heard.map_err(|f| f.into_error("watch", &"nf_tables"))
+        has_changed.map_err(|f| f.into_error("watch", &"nf_tables"))
     }
 }

@@ -21,14 +21,12 @@ pub const FILTER: i32 = NF_IP_PRI_FILTER;
 /// Priority before connection tracking; `raw` in nft.
 pub const RAW: i32 = NF_IP_PRI_RAW;
 
-/// The traffic of a table.
+/// The family of a table: the traffic that its chains see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TableFamily {
     /// IPv4 and IPv6.
     Inet = NFPROTO_INET as isize,
-    /// IPv4.
     Ip = NFPROTO_IPV4 as isize,
-    /// IPv6.
     Ip6 = NFPROTO_IPV6 as isize,
     /// Frames that a bridge forwards.
     Bridge = NFPROTO_BRIDGE as isize,
@@ -54,7 +52,7 @@ impl fmt::Display for TableFamily {
     }
 }
 
-/// A table.
+/// The name of a table, with the settings for creating it.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NftTable<'a> {
@@ -74,13 +72,13 @@ impl<'a> NftTable<'a> {
         NftTable::new(TableFamily::Inet, name)
     }
 
-    /// With a comment (Linux 5.10).
+    /// Adds a comment (Linux 5.10).
     pub const fn with_comment(self, text: &'a str) -> NftTable<'a> {
         NftTable { comment: Some(text), ..self }
     }
 
-    /// The regular chain `name` of this table; a base chain with [`filter`](NftChain::at_filter_hook) or
-    /// [`nat`](NftChain::at_nat_hook).
+    /// The regular chain `name` of this table. [`NftChain::at_filter_hook`] and [`NftChain::at_nat_hook`] make it a
+    /// base chain.
     pub const fn named_chain(self, name: &'a str) -> NftChain<'a> {
         NftChain { table: self, name, base: None, comment: None }
     }
@@ -129,7 +127,7 @@ pub(super) struct BaseChain {
     priority: i32,
 }
 
-/// A chain.
+/// The name of a chain, with the settings for creating it.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NftChain<'a> {
@@ -150,7 +148,7 @@ impl<'a> NftChain<'a> {
         NftChain { base: Some(BaseChain { kind: "nat", hook, priority }), ..self }
     }
 
-    /// With a comment (Linux 5.10).
+    /// Adds a comment (Linux 5.10).
     pub const fn with_comment(self, text: &'a str) -> NftChain<'a> {
         NftChain { comment: Some(text), ..self }
     }
@@ -185,7 +183,7 @@ impl fmt::Display for NftSet<'_> {
     }
 }
 
-/// A table, chain or set as the kernel's messages have it.
+/// A table, chain or set, encoded for messages to the kernel.
 #[derive(Debug)]
 pub struct NftObject {
     /// `NFT_MSG_NEW..` with the attributes that name the object; `NFT_MSG_GET..` and `NFT_MSG_DEL..`
@@ -193,7 +191,7 @@ pub struct NftObject {
     pub(super) request: NetlinkRequest,
     /// The other attributes for creating the object.
     pub(super) settings: AttributeBuilder,
-    /// Kind and name, for an error.
+    /// Kind and name, for errors.
     pub(super) text: String,
 }
 
@@ -230,7 +228,7 @@ impl From<NftSet<'_>> for NftObject {
         settings.put_u32_be(NFTA_SET_FLAGS, if set.data.is_some() { NFT_SET_MAP } else { 0 });
         settings.put_u32_be(NFTA_SET_KEY_TYPE, type_number(set.key));
         settings.put_u32_be(NFTA_SET_KEY_LEN, length_of_types(set.key));
-        // For nft: the byte orders for printing keys and data.
+        // The byte orders, by which nft prints keys and data.
         let mut userdata = Vec::new();
         write_userdata(0, &byte_order(set.key).to_ne_bytes(), &mut userdata);
         if let Some(data) = set.data {
@@ -330,13 +328,13 @@ impl PacketVerdict {
 /// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ElementData {
-    /// Of a map of values.
+    /// The data of an element of a [map of values](NftTable::value_map).
     Values(ElementKey),
-    /// Of a verdict map.
+    /// The data of an element of a [verdict map](NftTable::verdict_map).
     Verdict(PacketVerdict),
 }
 
-/// The comment of [sentinels](NftSet::sentinel_element), which differs from all comments of owners.
+/// The comment of [sentinels](NftSet::sentinel_element), which no owner of elements uses.
 pub(super) const SENTINEL: &str = "cnibox: not flushed";
 
 impl NftSet<'static> {
@@ -364,19 +362,19 @@ impl NftSet<'static> {
 pub struct SetElement {
     pub set: NftSet<'static>,
     pub key: ElementKey,
-    /// Of a map.
+    /// `None` for an element of a set.
     pub data: Option<ElementData>,
     pub comment: Option<String>,
 }
 
 impl SetElement {
-    /// `: value`, for a map.
+    /// Adds the data of an element of a map of values.
     pub fn with_values(mut self, value: impl Into<ElementKey>) -> SetElement {
         self.data = Some(ElementData::Values(value.into()));
         self
     }
 
-    /// `: verdict`, for a verdict map.
+    /// Adds the data of an element of a verdict map.
     pub fn with_verdict(mut self, verdict: PacketVerdict) -> SetElement {
         self.data = Some(ElementData::Verdict(verdict));
         self
@@ -393,7 +391,7 @@ impl SetElement {
         verdict.chain.as_deref()
     }
 
-    /// A request for this element; `whole` adds data and comment to the key.
+    /// A request for this element with its key, and if `whole` also with data and comment.
     pub(super) fn to_request(&self, message: u16, whole: bool) -> NetlinkRequest {
         let mut request = element_request(message, self.set);
         request.body.put_nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
@@ -433,9 +431,9 @@ pub(super) fn write_value<'a>(
 const COMMENT: u8 = 0;
 
 /// The maximum length of a comment in nft, in bytes.
-const LONGEST: usize = 128;
+const MAX_COMMENT: usize = 128;
 
-/// Appends user data of nft, which the kernel stores with an object: a type, a length, the value.
+/// Appends user data in the format of nft, which the kernel stores with an object: a type, a length, the value.
 fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.extend([kind, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
     list.extend_from_slice(value);
@@ -443,7 +441,7 @@ fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
 
 /// A comment, truncated to the length that nft allows.
 pub fn cut_comment(text: &str) -> &str {
-    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
+    let end = (0..=text.len().min(MAX_COMMENT)).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 

@@ -1,4 +1,4 @@
-//! A packet as far as its fields are known in advance, as rules see it.
+//! A packet as rules see it, with the fields that are known in advance.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use super::value::TransportProtocol;
 #[derive(Clone, Debug)]
 pub struct ForwardedPacket {
     pub is_ipv4: bool,
-    /// The links that it comes from and goes to.
+    /// The names of the incoming and of the outgoing link.
     pub iif: Option<String>,
     pub oif: Option<String>,
     pub source: Option<IpAddr>,
@@ -27,13 +27,14 @@ pub struct ForwardedPacket {
     pub host_port: Option<u16>,
 }
 
-/// A value of which some bytes are known.
+/// The bytes of a value; `None` for a byte that is not known.
 pub(super) type KnownBytes = Vec<Option<u8>>;
 
-/// `ct state new`
+/// The state of `ct state new`.
 const NEW: u32 = 8;
-/// `IPS_DST_NAT`, and that both translations are determined: `IPS_NAT_DONE_MASK`.
+/// `IPS_DST_NAT`: the destination is translated.
 const TRANSLATED: u32 = 0x20;
+/// `IPS_NAT_DONE_MASK`: both translations are determined.
 const DETERMINED: u32 = 0x180;
 /// The states of iptables' match `conntrack`.
 const XT_NEW: u16 = 1 << 3;
@@ -76,7 +77,7 @@ impl ForwardedPacket {
         }
     }
 
-    /// Bytes of a header.
+    /// The `length` bytes at `offset` in the header `base` (`NFT_PAYLOAD_*`).
     pub(super) fn payload_bytes(&self, base: c_int, offset: usize, length: usize) -> KnownBytes {
         let header = match base {
             NFT_PAYLOAD_NETWORK_HEADER => self.network_header(),

@@ -1,4 +1,4 @@
-//! Reading chains, rules and elements.
+//! Reads chains, rules and elements.
 
 use std::fmt::Display;
 
@@ -16,13 +16,13 @@ use super::object::{
 use super::uapi::*;
 use super::{NftSocket, message_type, value};
 
-/// Requests for elements in one datagram: their replies fit in the receive buffer.
-const TOGETHER: usize = 64;
+/// Number of requests for elements in one datagram, whose replies fit in the receive buffer.
+const ELEMENT_REQUESTS: usize = 64;
 
 /// The result of [`NftSocket::read_table`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableContent {
-    /// The generation of the result, or an earlier one.
+    /// The generation of the tables that was read, or an earlier one.
     pub generation: u32,
     /// The number of chains, sets and other objects in the table; `None` if there is no such table.
     pub objects: Option<u32>,
@@ -32,10 +32,10 @@ pub struct TableContent {
     pub elements: Vec<Option<SetElement>>,
 }
 
-/// A rule of a chain.
+/// A rule, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleInfo {
-    /// The chain's name.
+    /// The name of the chain.
     pub chain: String,
     /// The kernel's number of the rule, for deleting it.
     pub handle: u64,
@@ -46,7 +46,7 @@ pub struct RuleInfo {
     pub values: Vec<Vec<u8>>,
 }
 
-/// A chain of a table.
+/// A chain, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainInfo {
     pub name: String,
@@ -83,12 +83,12 @@ impl NftSocket {
         let request =
             NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETCHAIN), table.family as u8);
         let bodies = self.dump_or_empty(&request, "list chains of table", &table)?;
-        let mine = bodies.iter().filter(|body| {
+        let chains = bodies.iter().filter(|body| {
             body.first() == Some(&(table.family as u8))
                 && find_in_message(body, NFTA_TABLE_NAME)
                     .is_some_and(|name| name.to_text() == table.name)
         });
-        Ok(mine.map(|body| parse_chain(body)).collect())
+        Ok(chains.map(|body| parse_chain(body)).collect())
     }
 
     /// The rules of a chain in their order; none if there is no such chain.
@@ -109,8 +109,8 @@ impl NftSocket {
         Ok(rules)
     }
 
-    /// The elements of a set or map in no particular order, without its [sentinel](NftSet::sentinel_element); none
-    /// if there is no such set.
+    /// The elements of a set or map, in no particular order, without the [sentinel](NftSet::sentinel_element); none if
+    /// there is no such set.
     pub fn dump_elements(&self, set: NftSet<'static>) -> NetlinkResult<Vec<SetElement>> {
         let request = element_request(NFT_MSG_GETSETELEM, set);
         let bodies = self.dump_or_empty(&request, "list elements of", &set)?;
@@ -124,16 +124,16 @@ impl NftSocket {
         Ok(self.read_elements(std::slice::from_ref(wanted))?.into_iter().flatten().next())
     }
 
-    /// The rules of a table and the elements with the keys of `wanted`, in sets of any table, by one
-    /// datagram for up to 64 elements.
+    /// Reads the rules of a table, and the elements with the keys of `wanted` in sets of any table, by one datagram for
+    /// up to 64 elements.
     pub fn read_table(
         &self,
         table: NftTable<'_>,
         wanted: &[SetElement],
     ) -> NetlinkResult<TableContent> {
-        let mut look = TableContent::default();
+        let mut content = TableContent::default();
         for _ in 0..DUMP_ATTEMPTS {
-            let (now, later) = wanted.split_at(wanted.len().min(TOGETHER));
+            let (now, later) = wanted.split_at(wanted.len().min(ELEMENT_REQUESTS));
             let mut requests = vec![
                 (generation_request(), 0),
                 (table_request(NFT_MSG_GETTABLE, table), 0),
@@ -144,26 +144,26 @@ impl NftSocket {
             let mut replies = self.socket.exchange_all(&requests).map_err(failed)?.into_iter();
             let mut next = || replies.next().unwrap_or_else(|| Err(Errno::ENODATA.into()));
             let first = next().map_err(failed)?.bodies;
-            look.generation = parse_generation(first.first()).map_err(failed)?;
+            content.generation = parse_generation(first.first()).map_err(failed)?;
             let found = unless_absent(next().map_err(failed), NetlinkReply::default())?.bodies;
             let uses = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_USE));
-            look.objects = uses.and_then(ReplyAttribute::to_u32_be);
+            content.objects = uses.and_then(ReplyAttribute::to_u32_be);
             let rules = next().map_err(failed)?;
-            look.rules = rules.bodies.iter().filter_map(|body| parse_rule(body)).collect();
-            look.elements =
+            content.rules = rules.bodies.iter().filter_map(|body| parse_rule(body)).collect();
+            content.elements =
                 now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;
-            look.elements.extend(self.read_elements(later)?);
+            content.elements.extend(self.read_elements(later)?);
             if !rules.interrupted {
                 break;
             }
         }
-        Ok(look)
+        Ok(content)
     }
 
-    /// For each key of `wanted` the element if it exists, by one datagram for 64 keys.
+    /// For each key of `wanted` the element, if it exists. Sends one datagram for 64 keys.
     pub fn read_elements(&self, wanted: &[SetElement]) -> NetlinkResult<Vec<Option<SetElement>>> {
         let mut found = Vec::with_capacity(wanted.len());
-        for some in wanted.chunks(TOGETHER) {
+        for some in wanted.chunks(ELEMENT_REQUESTS) {
             let requests: Vec<_> = some.iter().map(get_element_request).collect();
             let replies = self.socket.exchange_all(&requests);
             let replies = replies.map_err(|f| f.into_error("read elements of", &some[0].set))?;
@@ -187,7 +187,7 @@ impl NftSocket {
         Ok(found)
     }
 
-    /// As [`find`](NftSocket::find_elements), for elements for whose comment `which` returns true.
+    /// Like [`NftSocket::find_elements`], for elements for whose comment `which` returns true.
     pub fn find_elements_by_comment(
         &self,
         sets: &[NftSet<'static>],
@@ -223,7 +223,7 @@ fn generation_request() -> NetlinkRequest {
     NetlinkRequest::new_netfilter(message_type(NFT_MSG_GETGEN), 0)
 }
 
-/// Never 0, which would let a commit ignore the generation.
+/// The generation in a reply; never 0, which would let a commit ignore the generation.
 fn parse_generation(body: Option<&Vec<u8>>) -> NetlinkResult<u32, RequestFailure> {
     let id = body
         .and_then(|body| find_in_message(body, NFTA_GEN_ID))

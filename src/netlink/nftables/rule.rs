@@ -1,7 +1,7 @@
-//! Rules that read like nft's text: `Rule::new().saddr_in(pod).daddr_not_in(net).masquerade()`.
+//! Rules that read like nft's text: `NftRule::new().saddr_in(pod).daddr_not_in(net).masquerade()`.
 //!
-//! Dependencies that nft adds implicitly, such as `meta nfproto ipv4` before an IPv4 address in an inet
-//! table, are added here too.
+//! As nft does, this module adds the dependencies of a condition, such as `meta nfproto ipv4` before an IPv4 address in
+//! an inet table.
 
 use std::net::IpAddr;
 
@@ -19,15 +19,14 @@ pub const CT_STATE_ANSWERS: u32 = 2 | 4;
 /// `ct status dnat`: the destination of the connection was translated.
 pub const CT_STATUS_DNAT: u32 = 0x20;
 
-/// A step of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RuleStep {
-    /// The dependency of the field.
+    /// The condition that reading the field depends on, see [`PacketField::dependency_in`].
     Requires(PacketField),
     Expression(AttributeBuilder),
 }
 
-/// A match or target of iptables, as `nft_compat` calls it.
+/// A match or target of iptables, which the kernel calls by `nft_compat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompatExtension {
     pub name: String,
@@ -36,7 +35,7 @@ pub struct CompatExtension {
     pub info: Vec<u8>,
 }
 
-/// A rule: conditions, then what to do.
+/// A rule: conditions, then statements.
 #[must_use]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NftRule {
@@ -85,12 +84,12 @@ impl NftRule {
         self.load_field(field, 0).push_expression(compare_expression(op, value))
     }
 
-    /// The first register becomes `value & mask`.
+    /// Sets the first register to `value & mask`.
     fn apply_mask(self, mask: &[u8]) -> NftRule {
         self.apply_mask_xor(mask, &vec![0; mask.len()])
     }
 
-    /// The first register becomes `value & mask ^ xor`.
+    /// Sets the first register to `value & mask ^ xor`.
     fn apply_mask_xor(self, mask: &[u8], xor: &[u8]) -> NftRule {
         self.push_expression(build_expression("bitwise", |data| {
             data.put_u32_be(NFTA_BITWISE_SREG, register_number(0))
@@ -101,7 +100,7 @@ impl NftRule {
         }))
     }
 
-    /// At least one of the bits is set: `ct status dnat`.
+    /// Whether at least one of the bits is set, as in `ct status dnat`.
     pub fn any_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
         self.load_field(field, 0)
@@ -109,7 +108,7 @@ impl NftRule {
             .push_expression(compare_expression(NFT_CMP_NEQ, &none))
     }
 
-    /// None of the bits is set: `ct mark & bits == 0`.
+    /// Whether none of the bits is set, as in `ct mark & bits == 0`.
     pub fn no_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
         self.load_field(field, 0)
@@ -284,8 +283,7 @@ impl NftRule {
         }))
     }
 
-    /// Translates to the address in the first registers, and to the port in the next register. The family
-    /// is the address's, never the table's.
+    /// Translates to the address in the first registers, and to the port in the next register.
     fn translate_destination(self, is_ipv4: bool) -> NftRule {
         let (family, port) = if is_ipv4 { (TableFamily::Ip, 1) } else { (TableFamily::Ip6, 4) };
         self.push_expression(build_expression("nat", |data| {
@@ -354,7 +352,7 @@ impl NftRule {
         self.match_bytes(field, is_equal, &[name.as_bytes(), &[0]].concat())
     }
 
-    /// A match, for packets of this protocol.
+    /// A match of iptables, for packets of this protocol.
     pub fn with_match(
         mut self,
         extension: &CompatExtension,
@@ -364,7 +362,7 @@ impl NftRule {
         self.push_extension("match", extension)
     }
 
-    /// A target.
+    /// A target of iptables.
     pub fn with_target(self, extension: &CompatExtension) -> NftRule {
         self.push_extension("target", extension)
     }
@@ -425,7 +423,7 @@ impl PacketField {
         self.load_parameters().2.div_ceil(4)
     }
 
-    /// The condition for reading the field in a table of `family`: another field and its value.
+    /// The condition under which the field can be read in a table of `family`: another field and its value.
     fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
             PacketField::IpSaddr | PacketField::IpDaddr => (TableFamily::Ip as u8, 0x0800),

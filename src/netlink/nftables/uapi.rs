@@ -1,5 +1,4 @@
-//! Constants of `linux/netfilter/nf_tables.h` and related headers by the kernel's names, from libc where
-//! it has them.
+//! Constants of `linux/netfilter/nf_tables.h` and related headers by the kernel's names, from libc if libc has them.
 
 pub(super) use nix::libc::{
     ARPHRD_ETHER, IFNAMSIZ, NF_ACCEPT, NF_DROP, NF_IP_PRI_FILTER, NF_IP_PRI_NAT_DST,
@@ -54,7 +53,7 @@ constants! { u16:
     NFTA_IMMEDIATE_DREG = 1, NFTA_IMMEDIATE_DATA = 2,
     NFTA_NAT_TYPE = 1, NFTA_NAT_FAMILY = 2, NFTA_NAT_REG_ADDR_MIN = 3, NFTA_NAT_REG_ADDR_MAX = 4,
     NFTA_NAT_REG_PROTO_MIN = 5, NFTA_NAT_REG_PROTO_MAX = 6, NFTA_NAT_FLAGS = 7,
-    // The same for `meta`, `ct`, `fib` and `payload`; the parameters of the load follow.
+    // The same for `meta`, `ct`, `fib` and `payload`; the other parameters have the next numbers.
     NFTA_LOAD_DREG = 1,
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
 }

@@ -1,4 +1,4 @@
-//! Keys and data of sets and maps: types by their numbers in `nft`, values as the kernel compares them.
+//! Keys and data of sets and maps: types by their numbers in nft, values as the kernel compares them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -28,7 +28,7 @@ pub enum ValueType {
     IfName,
 }
 
-/// Bits of each type's number in a concatenation in `nft`.
+/// Number of bits for each part in nft's number of a concatenation.
 const TYPE_BITS: u32 = 6;
 
 const BYTEORDER_INVALID: u32 = 0;
@@ -36,7 +36,7 @@ const BYTEORDER_HOST: u32 = 1;
 const BYTEORDER_BIG: u32 = 2;
 
 impl ValueType {
-    /// `nft`'s number, the length of a single value, the byte order.
+    /// The number of the type in nft, the length of a value in bytes, the byte order.
     const fn type_properties(self) -> (u32, usize, u32) {
         match self {
             ValueType::Ipv4Addr => (7, 4, BYTEORDER_BIG),
@@ -81,7 +81,7 @@ impl ValueType {
     }
 }
 
-/// The length of a value of `types`; the parts of a concatenation are aligned to 4 bytes.
+/// The length of a value of `types` in bytes; the parts of a concatenation are aligned to 4 bytes.
 pub(super) fn length_of_types(types: &[ValueType]) -> usize {
     match types {
         [alone] => alone.len(),
@@ -89,7 +89,7 @@ pub(super) fn length_of_types(types: &[ValueType]) -> usize {
     }
 }
 
-/// `nft`'s number of the concatenation of `types`.
+/// The number of the concatenation of `types` in nft.
 pub(super) fn type_number(types: &[ValueType]) -> u32 {
     types.iter().fold(0, |number, part| number << TYPE_BITS | part.type_properties().0)
 }
@@ -102,7 +102,7 @@ pub(super) fn byte_order(types: &[ValueType]) -> u32 {
     }
 }
 
-/// The values of `types` in the kernel's bytes; `None` for another length.
+/// Parses a value of `types` in the kernel's form; `None` if the length is another one.
 pub(super) fn parse_key(types: &[ValueType], bytes: &[u8]) -> Option<ElementKey> {
     let mut rest = bytes;
     let part = |kind: &ValueType| {
@@ -116,11 +116,8 @@ pub(super) fn parse_key(types: &[ValueType], bytes: &[u8]) -> Option<ElementKey>
 /// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TransportProtocol {
-    /// TCP
     Tcp,
-    /// UDP
     Udp,
-    /// SCTP
     Sctp,
     /// Any other, by its number.
     Other(u8),
@@ -163,11 +160,8 @@ impl fmt::Display for TransportProtocol {
 pub enum NftValue {
     /// An address of either family.
     Ip(IpAddr),
-    /// A hardware address.
     Mac(MacAddress),
-    /// A transport protocol.
     Proto(TransportProtocol),
-    /// A port.
     Port(u16),
     /// A packet or connection mark.
     Mark(u32),
@@ -176,7 +170,7 @@ pub enum NftValue {
 }
 
 impl NftValue {
-    /// As the kernel compares it, without padding.
+    /// The value as the kernel compares it, without padding.
     pub(in crate::netlink) fn to_bytes(&self) -> Vec<u8> {
         match self {
             NftValue::Ip(IpAddr::V4(addr)) => addr.octets().to_vec(),
@@ -227,13 +221,13 @@ value_from! {
     &str => |name: &str| NftValue::IfName(name.to_owned()),
 }
 
-/// One value or a concatenation: a key, or the data of a map. Converted from a value or a tuple of
-/// values: `(L4::Tcp, 80).into()`.
+/// One value or a concatenation: a key, or the data of a map. A value or a tuple of values can be converted to it:
+/// `(TransportProtocol::Tcp, 80).into()`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ElementKey(pub Vec<NftValue>);
 
 impl ElementKey {
-    /// As the kernel compares it.
+    /// The key as the kernel compares it.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         if let [alone] = self.0.as_slice() {
             return alone.to_bytes();

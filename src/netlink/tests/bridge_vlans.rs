@@ -27,7 +27,7 @@ fn vlans_are_added_as_ranges_read_and_removed() {
     let single = PortVlanRange { ids: 7..=7, tagging: VlanTagging::Tagged };
     let all = [single.clone(), PortVlanRange::native_vlan(100), tagged.clone()];
     netlink.add_port_vlans(index, &all).unwrap();
-    // VLAN 1 is no longer the native one.
+    // VLAN 1 is no longer the native VLAN.
     netlink
         .delete_port_vlans(index, &[PortVlanRange::native_vlan(1), PortVlanRange::native_vlan(9)])
         .unwrap();

@@ -12,7 +12,7 @@ use crate::netlink::{
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// Longer than any step takes on a busy machine: a wait ends by an event, not by this timeout.
+/// Longer than any step on a busy machine, so that an event ends a wait, and not this timeout.
 const LONG: Duration = Duration::from_secs(600);
 
 /// A wait does not check the condition after the timeout, so an event reported the change.

@@ -34,7 +34,7 @@ fn veths(netlink: &Netlink) -> (Link, Link) {
     (netlink.require_link("veth").unwrap(), netlink.require_link("peer").unwrap())
 }
 
-/// As [`veths`], with both ends up.
+/// Like [`veths`], with both ends up.
 fn wire(netlink: &Netlink) -> (Link, Link) {
     let (one, two) = veths(netlink);
     netlink.change_link(one.index, LinkChange::new().set_up()).unwrap();

@@ -145,7 +145,7 @@ fn create_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
 fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str) {
     table.ensure_chain(chain);
     table.append_all_unique(attachment_rules(wanted, chain));
-    // After those of others: of several networks of a container the first one serves the port.
+    // After the entries of others: if a container has several networks, the first network serves the port.
     let ahead =
         table.rules_of_chain(TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
     for entry in entries_ahead(wanted, chain) {
@@ -202,9 +202,9 @@ fn add_shared_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
     }
 }
 
-/// The attachment's chain: that of its interface, or the container's, found by the comments of entries, or by the
-/// reference's name, unless another interface or another container uses that: the name is a hash of network and
-/// container joined, so two containers may have the same name.
+/// The attachment's chain: the chain of its interface, or the container's chain, which is found by the comments of
+/// entries or by the reference's name. A chain of this name may belong to another interface, or to another container,
+/// because the name is a hash of network and container joined; then the attachment has a chain of its own.
 fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> String {
     let (common, own) = chain_names(owner);
     if table.has_chain(&own) {
@@ -284,7 +284,7 @@ fn with_chain_scope<T>(
     call(ChainScope::Chains(&needed, &leads_on))
 }
 
-/// As [`with_chain_scope`], for a deletion.
+/// Like [`with_chain_scope`], for a deletion.
 fn with_deletion_scope<T>(owner: AttachmentId<'_>, call: &dyn Fn(ChainScope<'_>) -> T) -> T {
     with_chain_scope(owner, &[OLD_SNAT, &owner.iptables_chain("SN-")], &|_| false, call)
 }
@@ -392,8 +392,8 @@ pub(super) fn check_rules(
     Ok(())
 }
 
-/// The first missing rule of the attachment, or of those that all share. Of an attachment without a record, which the
-/// reference has made, only the reference's rules are required.
+/// The first missing rule of the attachment, or of the rules that all attachments share. For an attachment without a
+/// record, which the reference created, only the reference's rules are required.
 fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<IptablesRule> {
     let chain = find_attachment_chain(table, wanted.owner);
     let mut all = shared_rules(wanted);

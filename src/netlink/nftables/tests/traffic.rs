@@ -115,7 +115,7 @@ fn a_set_and_a_direct_dnat() {
 #[test]
 fn a_single_flow_is_deleted() {
     let world = world();
-    // Connections are tracked only if a rule needs that.
+    // The kernel tracks connections only if a rule needs that.
     world.commit(|batch| {
         batch.append_rule(POST, &NftRule::new().masquerade());
     });
