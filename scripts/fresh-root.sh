@@ -20,6 +20,8 @@ if [ -z "${CNIBOX_FRESH_ROOT-}" ]; then
     exit
 fi
 root=$CNIBOX_FRESH_ROOT
+# A mount point, as the root of a machine is: mount(2) refuses to change the propagation of another directory.
+mount --bind "$root" "$root"
 
 debootstrap --variant=minbase --include=make,git,ca-certificates "${SUITE:-bookworm}" "$root" ${MIRROR:+"$MIRROR"} >/dev/null
 cp -a /etc/apt/. "$root/etc/apt"
