@@ -600,6 +600,27 @@ fn names_of_tests_are_short() {
 }
 
 #[test]
+fn the_map_of_integration_tests_lists_every_module() {
+    let read = |path: &str| fs::read_to_string(root().join("tests/it").join(path)).unwrap();
+    let (main, support) = (read("main.rs"), read("support.rs"));
+    let mapped: BTreeSet<String> = main
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | ")?.split(" | ").next())
+        .flat_map(|cell| cell.split(", "))
+        .filter_map(|name| Some(name.strip_prefix('`')?.strip_suffix('`')?.to_owned()))
+        .collect();
+    let modules = |text: &str, prefix: &str| {
+        let name = |line: &str| Some(line.split_once("mod ")?.1.strip_suffix(';')?.to_owned());
+        let code = text.lines().filter(|line| !line.starts_with("//")).filter_map(name);
+        code.map(|name| format!("{prefix}{name}")).collect::<BTreeSet<_>>()
+    };
+    let mut all = modules(&main, "");
+    assert!(all.remove("support"));
+    all.append(&mut modules(&support, "support::"));
+    assert_eq!(mapped, all);
+}
+
+#[test]
 fn paths_are_followed_from_the_crate_down() {
     let imports = |path: &str, text: &str| {
         let imports = Source { path: path.to_owned(), text: text.to_owned() }.imports();

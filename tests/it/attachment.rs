@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use cnibox::testing::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness};
 use serde_json::{Value, json};
 
-use crate::compare::peer;
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::compare::peer;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, eventually};
 
 const BACK_ENDS: [&str; 2] = ["nftables", "iptables"];
 const PORT: u16 = 18_081;

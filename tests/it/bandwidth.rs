@@ -7,8 +7,8 @@ mod reference;
 
 use serde_json::{Value, json};
 
-use crate::chained::{Pod, Subject};
-use crate::net::merged;
+use crate::support::chained::{Pod, Subject};
+use crate::support::net::merged;
 
 /// The supported CNI versions.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -134,7 +134,7 @@ fn without_limits_nothing_is_done() {
 fn del_finds_the_hosts_end_by_whatever_is_left() {
     SUBJECT.del_without(|pod, before, what| {
         if what == "namespace" {
-            crate::node::assert_unchanged(&before.host, &pod.node.snapshot());
+            crate::support::node::assert_unchanged(&before.host, &pod.node.snapshot());
         }
         assert_eq!(pod.node.ip("link show type ifb"), json!([]), "{what}");
         assert_eq!(redirects(pod), [""; 0], "{what}: the container is cut off");

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
 
 /// The plugins of its image.
 const NAMES: [&str; 4] = ["bridge", "loopback", "host-local", "firewall"];

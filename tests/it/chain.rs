@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::net::no_veth_remains;
-use crate::node::{Container, Node};
-use crate::traffic::{self, Place};
+use crate::support::net::no_veth_remains;
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{self, Place};
 
 const COUNT: usize = 64;
 

@@ -7,7 +7,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
 
 const MYPTP: &str = r#"{
     "cniVersion": "0.4.0",
@@ -214,7 +214,8 @@ fn help_and_mistakes() {
 #[test]
 fn the_executable_under_its_own_name() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("cnibox")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("cnibox"))
+        .unwrap();
     let list = node.tool("cnibox", &["list"]).run();
     let names: Vec<_> = list.stdout.lines().filter_map(|l| l.split(' ').next()).collect();
     let applets: Vec<_> = cnibox::testing::APPLETS.iter().map(|applet| applet.name).collect();

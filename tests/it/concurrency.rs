@@ -12,33 +12,9 @@ use std::thread;
 use fs2::FileExt;
 use serde_json::{Value, json};
 
-use crate::compare;
-use crate::node::{Call, Container, Node};
-
-/// The maximum number of concurrent calls.
-const WORKERS: usize = 16;
-
-/// Runs `work` for 0..count in [`WORKERS`] threads. The threads, and so their child processes,
-/// inherit the caller's namespaces.
-pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let next = AtomicUsize::new(0);
-    let worker = || -> Vec<(usize, T)> {
-        let mut done = Vec::new();
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                return done;
-            }
-            done.push((i, work(i)));
-        }
-    };
-    let mut done: Vec<(usize, T)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|w| w.join().unwrap()).collect()
-    });
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, value)| value).collect()
-}
+use crate::support::compare;
+use crate::support::node::{Call, Container, Node};
+use crate::support::parallel::at_once;
 
 fn bridge_conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);

@@ -6,7 +6,7 @@
 use cnibox_tests::root;
 use serde_json::Value;
 
-use crate::node::{Node, executable};
+use crate::support::node::{Node, executable};
 
 #[test]
 fn lint_has_no_false_alarm_about_configurations_of_others() {

@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
-use crate::compare::{assert_same, normal};
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, wire};
-use crate::node::{Call, Container, MILESTONES, Node, assert_unchanged, executable};
+use crate::support::compare::{assert_same, normal};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Call, Container, MILESTONES, Node, assert_unchanged, executable};
 
 /// Records environment and stdin, then sources the script `recorder.<verb>` if it exists.
 const RECORDER: &str = r#"
@@ -149,7 +149,7 @@ fn a_copy_is_executed_and_a_link_is_not() {
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let call = node.call("ptp", "ADD").conf(&conf).netns(&container.path());
     let programs = |call: &Call| {
-        let (outcome, calls) = crate::strace::record(&node, call);
+        let (outcome, calls) = crate::support::strace::record(&node, call);
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         calls.iter().filter(|call| call.name == "execve").count()
     };

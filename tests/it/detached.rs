@@ -6,10 +6,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::faults::{has_effect, quick};
-use crate::net::{Net, merged, wire};
-use crate::node::{Call, Container, Node, assert_unchanged};
-use crate::strace;
+use crate::support::faults::{has_effect, quick};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
+use crate::support::strace;
 
 /// The caller of a plugin in a PID namespace of its own.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
+use crate::support::node::{
+    Call, Container, Node, Outcome, assert_unchanged, eventually, executable,
+};
 
 /// A node with a network `pods` and attached containers.
 pub(crate) struct Ward {

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, addresses, dual_ipam, merged, routes, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, addresses, dual_ipam, merged, routes, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::parallel::at_once;
 
 const SUBJECT: Subject = Subject {
     plugin: "dummy",

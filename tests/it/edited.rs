@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
-use crate::conflist::{Attached, Conflist};
-use crate::net::{merged, wire};
-use crate::node::{Container, Node, Snapshot, assert_unchanged};
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::{merged, wire};
+use crate::support::node::{Container, Node, Snapshot, assert_unchanged};
 
 /// The state of the host, with the leases in the default directory.
 fn state(node: &Node) -> Snapshot {

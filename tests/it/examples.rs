@@ -14,8 +14,8 @@ use cnibox::testing::{APPLETS, AppletKind};
 use serde_json::{Deserializer, Value};
 
 use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
-use crate::net::settles;
-use crate::node::{Node, Snapshot, executable};
+use crate::support::net::settles;
+use crate::support::node::{Node, Snapshot, executable};
 
 macro_rules! page {
     ($name:literal) => {

@@ -22,11 +22,11 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::masquerade::{outside, seen};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
 use crate::portmap::tcp;
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 /// A plugin list on a node with one attached container.
 struct Row<'n> {

@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, eventually};
-use crate::strace::{self, Syscall};
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// Limit of an ADD's peak resident memory (`VmHWM`) in kB, mostly shared pages of the executable. The
 /// executable's state in the page cache changes it by 200 kB.

@@ -4,10 +4,10 @@
 use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
-use crate::compare::peer;
-use crate::net::merged;
-use crate::node::{Call, Container, Node, executable};
-use crate::traffic::{self, Place};
+use crate::support::compare::peer;
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, executable};
+use crate::support::traffic::{self, Place};
 
 /// A timeout that suffices on a slow machine.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);

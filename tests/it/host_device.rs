@@ -17,10 +17,10 @@ use std::process;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, settles};
-use crate::node::{Container, MILESTONES, Node, Snapshot, VERSIONS, eventually};
-use crate::traffic::{Place, tcp, udp};
+use crate::support::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, settles};
+use crate::support::node::{Container, MILESTONES, Node, Snapshot, VERSIONS, eventually};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{Place, tcp, udp};
 
 /// The MAC of the device.
 const MAC: &str = "02:00:00:00:00:d0";
@@ -96,7 +96,7 @@ fn add_check_and_del_give_the_device_back() {
         let before = (node.snapshot(), container.snapshot(&node));
         let net = dual(&node, version);
         let printed = net.on("ADD", &container).printed();
-        let golden = crate::lifecycle::golden!("host-device")(version);
+        let golden = crate::support::lifecycle::golden!("host-device")(version);
         let golden = golden.trim_end().replace("VERSION", version).replace(MAC, "MAC");
         assert_eq!(normal(&printed, &container), golden);
         let link = container.ip("-d link show eth0");

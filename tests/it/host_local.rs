@@ -11,8 +11,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
 
 /// A network with these `ipam` keys. Its namespace need not exist.
 fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
@@ -122,12 +122,12 @@ fn del_of_a_network_that_never_was_makes_no_directory() {
         let node = Node::new();
         let net = net(&node, version, &json!({"subnet": "10.1.2.0/24"}));
         del(&net, "c1");
-        assert!(!crate::node::exists(node.path("leases")));
+        assert!(!crate::support::node::exists(node.path("leases")));
         let keys = json!({"cni.dev/valid-attachments": []});
         if version == "1.1.0" {
             net.with(&keys).call("GC", "").ok();
             net.call("STATUS", "").ok();
-            assert!(!crate::node::exists(node.path("leases")));
+            assert!(!crate::support::node::exists(node.path("leases")));
         }
     }
 }

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, no_veth_remains, wire};
-use crate::node::{Container, Node, eventually};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, no_veth_remains, wire};
+use crate::support::node::{Container, Node, eventually};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 const NAMESAKE: &str = "ip link set eth0 down && ip link set eth0 name kept";
 

@@ -5,8 +5,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::Net;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// Makes what this program created look as the reference leaves it: no labels, no notes, no records.
 fn as_by_the_reference(node: &Node) {

@@ -16,8 +16,8 @@ use cnibox::testing::APPLETS;
 use cnibox::testing::AppletKind;
 use serde_json::Value;
 
-use crate::compare;
-use crate::node::{Call, Node, Outcome, executable, exists};
+use crate::support::compare;
+use crate::support::node::{Call, Node, Outcome, executable, exists};
 
 /// The executable under test and a plugin directory, `plugins`.
 struct Installer<'n> {

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
 
 /// The network `name`, with addresses that no other test assigns to an interface.
 fn conf(node: &Node, name: &str) -> Value {
@@ -150,7 +150,7 @@ fn free_takes_back_an_address_or_a_container() {
             "{line}: {outcome:?}"
         );
     }
-    assert!(!crate::node::exists(node.path("leases/none")));
+    assert!(!crate::support::node::exists(node.path("leases/none")));
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, addresses, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, addresses, dual_ipam, merged, settles, unplug, wire};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "ipvlan",

@@ -5,8 +5,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
 
 /// A node with a network of two attachments: one that lives, one whose container is dead.
 struct Ground {

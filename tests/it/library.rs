@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Deserializer, Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
 
 /// A node with the network `pods` in `net.d`, and its own cache at libcni's path.
 fn node() -> Node {

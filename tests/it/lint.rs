@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use cnibox_tests::root;
 use serde_json::{Value, json};
 
-use crate::net::{merged, wire};
-use crate::node::{Call, Node, Outcome, assert_unchanged, executable};
+use crate::support::net::{merged, wire};
+use crate::support::node::{Call, Node, Outcome, assert_unchanged, executable};
 
 /// A call of `cnibox` with these arguments and this node's plugins.
 fn cnibox(node: &Node, args: &[&str]) -> Call {
@@ -454,11 +454,11 @@ fn cnitool_validates_by_it_and_install_refuses() {
     let outcome = install(&bad);
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("in \"mtu\""), "{outcome:?}");
-    assert!(!crate::node::exists(node.path("root/plugins")), "nothing is installed");
+    assert!(!crate::support::node::exists(node.path("root/plugins")), "nothing is installed");
     let outcome = install(&odd);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("unknown key \"mut\""), "{outcome:?}");
-    assert!(crate::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
+    assert!(crate::support::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
 }
 
 /// The paths in the first column of the tables on a plugin's page.

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, addresses, normal};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::{Net, addresses, normal};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn golden(version: &str) -> String {
-    let text = crate::lifecycle::golden!("loopback")(version);
+    let text = crate::support::lifecycle::golden!("loopback")(version);
     text.trim_end().replace("VERSION", version)
 }
 

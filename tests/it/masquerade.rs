@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, exists};
-use crate::traffic::Place;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, exists};
+use crate::support::traffic::Place;
 
 /// The addresses of the host on the external network, and of the external machine.
 const HOST: [&str; 2] = ["192.0.2.1", "2001:db8:ff::1"];

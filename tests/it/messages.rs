@@ -8,8 +8,8 @@ use std::os::unix::fs::symlink;
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Container, Node, Outcome, executable};
+use crate::support::net::merged;
+use crate::support::node::{Container, Node, Outcome, executable};
 
 /// Prepended to each command, in its own mount namespace.
 pub(crate) const PRELUDE: &str = "\

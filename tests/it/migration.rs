@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::compare::peer;
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
-use crate::traffic::{self, Place};
+use crate::support::compare::peer;
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::traffic::{self, Place};
 
 /// Sufficient even for a slow machine.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, wire};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Container, Node};
 
 fn is_that_of_the_default_routes_link(plugin: &'static str, keys: &Value) {
     let node = Node::new();

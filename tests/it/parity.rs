@@ -7,10 +7,10 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::compare::{self, assert_same, normal};
 use crate::lane::{self, needs};
-use crate::net::{merged, no_veth_remains, wire};
-use crate::node::{Call, Container, Node};
+use crate::support::compare::{self, assert_same, normal};
+use crate::support::net::{merged, no_veth_remains, wire};
+use crate::support::node::{Call, Container, Node};
 
 /// The intended differences: (prefix, infix, text): lines of the state that start with `prefix` and
 /// contain `infix` are compared without `text`.
@@ -378,7 +378,7 @@ fn delete_across(peer: &Path, case: &Case) {
         if !(stays && matches!(deletes, Side::Reference(_))) {
             no_veth_remains(&bench.node);
         }
-        crate::node::assert_unchanged(&before, &bench.container.snapshot(&bench.node));
+        crate::support::node::assert_unchanged(&before, &bench.container.snapshot(&bench.node));
         bench.call(adds, "DEL").ok();
     }
 }

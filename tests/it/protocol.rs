@@ -9,9 +9,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::net::merged;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -68,7 +68,7 @@ fn missing_and_invalid_variables() {
     let node = Node::new();
     let conf = json!({"name": "n", "cniVersion": "1.0.0"});
     let add = node.call("bridge", "ADD").conf(&conf).netns("/x");
-    let brief = |call: crate::node::Call| {
+    let brief = |call: crate::support::node::Call| {
         let error = call.error();
         (error.code, error.msg)
     };
@@ -132,7 +132,7 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         assert_eq!(outcome.status, Some(0), "{plugin} {outcome:?}");
         let warning = "is this plugin's own namespace: that of the container is gone";
         assert!(outcome.stderr.contains(warning), "{outcome:?}");
-        crate::node::assert_unchanged(&before, &node.snapshot());
+        crate::support::node::assert_unchanged(&before, &node.snapshot());
     }
     // `CNI_NETNS_OVERRIDE` permits it.
     let conf = json!({"name": "n", "cniVersion": "1.1.0"});
@@ -156,14 +156,16 @@ fn keys_in_any_case_and_null() {
 #[test]
 fn unknown_names_get_a_clear_word() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("brigde")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("brigde"))
+        .unwrap();
     let error = node.call("brigde", "ADD").error();
     assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
     assert_eq!(error.details, "did you mean \"bridge\"?");
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("frobnicate")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate"))
+        .unwrap();
     assert!(
         node.call("frobnicate", "ADD")
             .error()
@@ -284,7 +286,7 @@ fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
         (output.status.code(), error["msg"].as_str().unwrap_or_default().to_owned(), said)
     };
     let install = |mode: u32| {
-        fs::copy(crate::node::executable(), &copy).unwrap();
+        fs::copy(crate::support::node::executable(), &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(mode)).unwrap();
     };
     let refusal = "set-user-id, set-group-id or with file capabilities: refused";

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::doctor::Ward;
 use crate::lane::{self, needs};
-use crate::node::{Running, eventually};
+use crate::support::node::{Running, eventually};
 
 const ONE_SECOND: Duration = Duration::from_secs(1);
 
@@ -18,7 +18,7 @@ fn ward(keys: &Value, pods: usize) -> Ward {
         "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}});
     let portmap =
         json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}});
-    attached(&json!([crate::net::merged(&base, keys), portmap]), pods)
+    attached(&json!([crate::support::net::merged(&base, keys), portmap]), pods)
 }
 
 fn attached(plugins: &Value, pods: usize) -> Ward {
@@ -267,7 +267,7 @@ fn watch_goes_on_as_the_executable_that_replaced_its_own() {
     let ward = ward(&json!({}), 1);
     let bin = ward.node.bin().display().to_string();
     let replace = || {
-        let own = crate::node::executable();
+        let own = crate::support::node::executable();
         ward.node.sh(&format!("cp {} {bin}/new && mv {bin}/new {bin}/cnibox", own.display()));
     };
     replace();

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
 
-use crate::net::{Net, dual_ipam};
-use crate::node::{Container, Node, executable};
-use crate::traffic::Place;
+use crate::support::net::{Net, dual_ipam};
+use crate::support::node::{Container, Node, executable};
+use crate::support::traffic::Place;
 
 /// Runs a plugin with read-only kernel parameters.
 const READ_ONLY: &str = "mount -o bind,ro /proc/sys /proc/sys && exec \"$0\"";

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use self::mutants::Mutant;
 use crate::lane::{self, needs};
-use crate::node::executable;
+use crate::support::node::executable;
 
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {

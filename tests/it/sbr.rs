@@ -8,9 +8,9 @@ mod traffic;
 
 use serde_json::{Value, json};
 
-use crate::chained::Subject;
-use crate::net;
-use crate::node::{Container, Node};
+use crate::support::chained::Subject;
+use crate::support::net;
+use crate::support::node::{Container, Node};
 
 const SUBJECT: Subject = Subject { plugin: "sbr", ..Subject::BEHIND_BRIDGE };
 
@@ -57,7 +57,7 @@ impl Pod {
         net::merged(&net::merged(&conf, &json!({"prevResult": self.prev})), keys)
     }
 
-    pub(super) fn call(&self, verb: &str, keys: &Value) -> crate::node::Call {
+    pub(super) fn call(&self, verb: &str, keys: &Value) -> crate::support::node::Call {
         let call = self.node.call("sbr", verb).conf(&self.conf(keys));
         call.ifname("net1").netns(&self.container.path())
     }
@@ -112,7 +112,7 @@ fn a_default_route_comes_back_where_the_result_tells_it() {
     attached.call("ADD").result();
     prev["routes"].as_array_mut().unwrap().push(json!({"dst": "0.0.0.0/0"}));
     attached.call_with("DEL", &json!({"prevResult": prev})).ok();
-    crate::node::assert_unchanged(&before, &attached.container.snapshot(&attached.node));
+    crate::support::node::assert_unchanged(&before, &attached.container.snapshot(&attached.node));
 }
 
 #[test]
@@ -147,10 +147,10 @@ fn a_namespace_that_is_none_leaves_no_lock_file() {
     let pod = Pod::new();
     let path = pod.node.path("gone").display().to_string();
     pod.call("DEL", &json!({})).netns(&path).ok();
-    assert!(!crate::node::exists(&path));
+    assert!(!crate::support::node::exists(&path));
     let error = pod.call("ADD", &json!({})).netns(&path).error();
     assert_eq!(error.code, 8);
-    assert!(!crate::node::exists(&path));
+    assert!(!crate::support::node::exists(&path));
 }
 
 /// Regression test: the lock of each container's namespace once stayed on the host for ever.

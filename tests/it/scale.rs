@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::conflist::{Attached, Conflist};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, Node, executable, exists};
-use crate::strace::{self, Cost};
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, Node, executable, exists};
+use crate::support::parallel::at_once;
+use crate::support::strace::{self, Cost};
 
 /// The numbers of attachments, or of other things, at which a call is examined.
 const SIZES: [usize; 3] = [1, 20, 200];

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::chain;
-use crate::net::{merged, settles};
-use crate::node::{Call, Container, Node};
-use crate::traffic::{Place, tcp_through};
+use crate::support::net::{merged, settles};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::{Place, tcp_through};
 
 /// The plugins in the order of ADD.
 const PLUGINS: [&str; 7] =

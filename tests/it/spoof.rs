@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{Net, merged, settles};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 const GATEWAYS: [&str; 2] = ["10.1.2.1", "2001:db8:1::1"];
 

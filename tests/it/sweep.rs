@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::faults::{changes, has_effect, quick};
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, Snapshot, eventually};
-use crate::strace::{self, Syscall};
+use crate::support::faults::{changes, has_effect, quick};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, Snapshot, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// The number of runs per chain in `make test`.
 const SAMPLE: usize = 6;

@@ -12,10 +12,10 @@ use std::thread;
 use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
-use crate::compare;
 use crate::lane::{self, KernelFeature, needs};
-use crate::net::{merged, no_veth_remains, settles, wire};
-use crate::node::{Call, Container, Node, Snapshot};
+use crate::support::compare;
+use crate::support::net::{merged, no_veth_remains, settles, wire};
+use crate::support::node::{Call, Container, Node, Snapshot};
 
 /// Which implementation is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@ mod frames;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{FIRST, Net, addresses, dual_ipam, merged, settles};
-use crate::node::{Container, Node};
+use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{FIRST, Net, addresses, dual_ipam, merged, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
 
 const SUBJECT: Subject = Subject {
     plugin: "tap",
@@ -337,7 +337,7 @@ fn check_finds_what_is_wrong() {
 #[test]
 fn a_label_needs_selinux_or_is_ignored() {
     let (node, container) = (Node::new(), Container::new());
-    if crate::node::exists("/sys/fs/selinux/enforce") {
+    if crate::support::node::exists("/sys/fs/selinux/enforce") {
         println!("SKIP: this kernel has SELinux, and which labels are possible is its policy's");
         return;
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, exists};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, exists};
 
 /// A volume of a pod: a directory of uid 0 that nobody else can write to.
 fn volume(node: &Node) -> PathBuf {
@@ -59,8 +59,8 @@ fn host_device_believes_no_record_of_a_volume() {
     let before = (node.snapshot(), victim.snapshot(&node));
     net.call("DEL", "c1").ok();
     gc(&net).call("GC", "").ok();
-    crate::net::settles(&before.0, || node.snapshot());
-    crate::net::settles(&before.1, || victim.snapshot(&node));
+    crate::support::net::settles(&before.0, || node.snapshot());
+    crate::support::net::settles(&before.1, || victim.snapshot(&node));
     assert!(exists(file));
 }
 
@@ -79,7 +79,7 @@ fn host_device_enters_no_later_namespace_at_the_path() {
     later.sh("ip link set eth0 alias hd0");
     let before = later.snapshot(&node);
     net.call("DEL", "c1").ok();
-    crate::node::assert_unchanged(&before, &later.snapshot(&node));
+    crate::support::node::assert_unchanged(&before, &later.snapshot(&node));
     node.sh(&format!("umount {path}"));
 }
 
@@ -211,7 +211,7 @@ fn no_call_waits_for_or_swallows_what_is_no_file() {
         let place = |path: &str| {
             node.sh(&format!("mkdir -p $(dirname '{path}'); rm -f '{path}'; {make} '{path}'"));
         };
-        let within = |call: crate::node::Call| {
+        let within = |call: crate::support::node::Call| {
             let outcome = call.under(&["timeout", "20", "prlimit", "--as=1000000000"]).run();
             assert!(matches!(outcome.status, Some(0 | 1)), "{make}: {outcome:?}");
             outcome
@@ -243,12 +243,12 @@ fn no_call_waits_for_or_swallows_what_is_no_file() {
         place(&format!("{net_d}/10-net.conflist"));
         place(&format!("{cache}/results/net-c1-eth0"));
         let tool = |args: &[&str]| {
-            within(node.tool("cnibox", args).program(crate::node::executable()));
+            within(node.tool("cnibox", args).program(crate::support::node::executable()));
         };
         tool(&["gc", "--dry-run", "--cache-dir", &cache]);
         tool(&["repair", "--dry-run", "--cache-dir", &cache]);
         let lint = node.tool("cnibox", &["lint", "--offline", &net_d]);
-        let lint = lint.program(crate::node::executable()).under(&["timeout", "20"]).run();
+        let lint = lint.program(crate::support::node::executable()).under(&["timeout", "20"]).run();
         assert!(lint.stdout.contains("not a regular file") || lint.stdout.contains("larger than"));
     }
 }

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, executable};
-use crate::strace;
+use crate::support::node::{Call, Container, Node, Outcome, executable};
+use crate::support::strace;
 
 const TRACES: &str = "/run/cnibox/traces.jsonl";
 const FAILED: &str = "/run/cnibox/failed.jsonl";

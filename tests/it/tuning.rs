@@ -7,9 +7,9 @@ mod reference;
 
 use serde_json::{Value, json};
 
-use crate::chained::{Pod, Subject};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, VERSIONS};
+use crate::support::chained::{Pod, Subject};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, VERSIONS};
 
 const MAC: &str = "02:00:00:00:00:2a";
 

@@ -26,8 +26,8 @@ use self::plan::{
     Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
 };
 use self::side::{PORTMAP_CHECK, Plugins, Seen, Side, Task};
-use crate::compare::peer;
-use crate::conflist::Failed;
+use crate::support::compare::peer;
+use crate::support::conflist::Failed;
 
 /// The number of random steps of a sequence, before the DELs at its end.
 const LENGTH: usize = 7;

@@ -5,12 +5,12 @@ mod masters;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, MILESTONES, Node, eventually};
-use crate::traffic::{Place, tcp, udp};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
+use crate::support::node::{Container, MILESTONES, Node, eventually};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{Place, tcp, udp};
 
 const SUBJECT: Subject = Subject {
     plugin: "vlan",

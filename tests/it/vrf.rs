@@ -7,11 +7,11 @@ mod steps;
 
 use serde_json::{Value, json};
 
-use crate::chained::Subject;
 use crate::lane::{self, needs};
-use crate::net::{self, settles};
-use crate::node::{Call, Container, Node};
-use crate::traffic::Place;
+use crate::support::chained::Subject;
+use crate::support::net::{self, settles};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "vrf",

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{IP, PORT, World};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 /// The kinds whose link on the host shows the end.
 const SHOWN: [&str; 4] = ["bridge", "masquerading", "ptp", "foreign"];

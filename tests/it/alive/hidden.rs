@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{IP, KINDS, PORT, World};
 use crate::host_local::heal::Background;
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 /// A way to hide the container.
 struct Hiding {

@@ -4,8 +4,8 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use super::{IP, PORT, World};
-use crate::node::{Call, Container, eventually};
-use crate::strace;
+use crate::support::node::{Call, Container, eventually};
+use crate::support::strace;
 
 /// Runs `call` with a pause before its first system call of this name, and `meanwhile` in the pause.
 fn paused(world: &World, call: &Call, name: &str, meanwhile: impl FnOnce()) {

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use super::SUBJECT;
-use crate::chained::Pod;
-use crate::net::Net;
-use crate::node::Container;
+use crate::support::chained::Pod;
+use crate::support::net::Net;
+use crate::support::node::Container;
 
 /// Rate limit in bit/s, for both directions.
 const RATE: f64 = 20e6;

@@ -4,12 +4,12 @@
 use serde_json::{Value, json};
 
 use super::{IFB, SUBJECT, bucket, end, redirects};
-use crate::concurrency::at_once;
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
 
 /// Creates a second interface of the same container and network; returns `ptp`'s result for it.
-fn second(pod: &crate::chained::Pod<'_>) -> Value {
+fn second(pod: &crate::support::chained::Pod<'_>) -> Value {
     let ipam = pod.node.host_local(&["10.1.3.0/24"]);
     let ptp = Net::new(&pod.node, "ptp", "1.1.0", &json!({"name": "other", "ipam": ipam}));
     ptp.on("ADD", &pod.container).ifname("eth1").result()
@@ -177,7 +177,8 @@ fn sixteen_at_once() {
         (0..COUNT).map(|i| ptp.call("ADD", &id(i)).netns(&pods[i].path()).result()).collect();
     let before = node.snapshot();
     let net = |i: usize| {
-        let keys = crate::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
+        let keys =
+            crate::support::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
         Net::new(&node, "bandwidth", "1.1.0", &keys)
     };
     let results = at_once(COUNT, |i| net(i).call("ADD", &id(i)).netns(&pods[i].path()).result());
@@ -188,7 +189,7 @@ fn sixteen_at_once() {
         checked.call("CHECK", &id(i)).netns(&pods[i].path()).ok();
     });
     at_once(COUNT, |i| net(i).call("DEL", &id(i)).netns(&pods[i].path()).ok());
-    crate::node::assert_unchanged(&before, &node.snapshot());
+    crate::support::node::assert_unchanged(&before, &node.snapshot());
 }
 
 #[test]
@@ -198,9 +199,9 @@ fn del_of_a_container_that_is_gone_removes_the_device() {
     net.add(&pod.container);
     assert_ne!(bucket(&pod, IFB), Value::Null);
     let path = pod.container.path();
-    let crate::chained::Pod { container, node, .. } = pod;
+    let crate::support::chained::Pod { container, node, .. } = pod;
     drop(container);
-    crate::net::no_veth_remains(&node);
+    crate::support::net::no_veth_remains(&node);
     let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth"});
     node.call("bandwidth", "DEL").id("c1").netns(&path).conf(&conf).ok();
     assert_eq!(node.ip("link show type ifb"), json!([]));

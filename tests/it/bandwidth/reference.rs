@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{IFB, SUBJECT, end, tc};
-use crate::chained::Pod;
-use crate::compare::peer;
-use crate::net::{Net, normal_json};
-use crate::node::Call;
+use crate::support::chained::Pod;
+use crate::support::compare::peer;
+use crate::support::net::{Net, normal_json};
+use crate::support::node::Call;
 
 fn call(net: &Net<'_>, pod: &Pod<'_>, verb: &str, ours: bool) -> Call {
     let call = net.on(verb, &pod.container);

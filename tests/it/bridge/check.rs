@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{dual, simple};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
 
 /// ADD with gateway, default routes and one more route; returns the network and the result.
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {

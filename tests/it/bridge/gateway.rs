@@ -4,9 +4,9 @@
 use serde_json::{Value, json};
 
 use super::{dual, simple};
-use crate::net::{FIRST, Net, addresses, merged, no_veth_remains, settles};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged, eventually};
-use crate::traffic::Place;
+use crate::support::net::{FIRST, Net, addresses, merged, no_veth_remains, settles};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged, eventually};
+use crate::support::traffic::Place;
 
 fn on_bridge(node: &Node) -> Vec<String> {
     addresses(&node.ip("addr show br0"))

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::simple;
-use crate::net::{Net, no_veth_remains, settles};
-use crate::node::{Container, Node, Refusal};
+use crate::support::net::{Net, no_veth_remains, settles};
+use crate::support::node::{Container, Node, Refusal};
 
 /// A network with an IPAM plugin that runs the shell command `add` on ADD and logs its calls to the
 /// file `calls`.

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{layer2, simple};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn keys_of_the_wrong_type_are_named() {

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::Subject;
-use crate::net::{GATEWAYS, Net, addresses, merged, no_veth_remains, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::lifecycle::Subject;
+use crate::support::net::{GATEWAYS, Net, addresses, merged, no_veth_remains, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::Place;
 
 const WITH_VLAN: Subject = Subject {
     keys: |node| merged(&(SUBJECT.keys)(node), &json!({"vlan": 100})),
@@ -338,7 +338,7 @@ fn a_bridge_name_that_leaves_no_room_for_the_vlan_is_refused() {
     let before = node.snapshot();
     let error = net.on("ADD", &container).error();
     assert!(error.code == 7 && error.msg.starts_with("VLAN gateway \"a-bridge-of-13.100\": "));
-    crate::node::assert_unchanged(&before, &node.snapshot());
+    crate::support::node::assert_unchanged(&before, &node.snapshot());
     net.del(&container);
 }
 

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::world::{Process, World, addresses};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 #[test]
 fn a_killed_daemon_is_followed_by_one_that_knows_all_leases() {

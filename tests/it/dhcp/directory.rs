@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::daemon::Started;
 use super::world::World;
-use crate::node::eventually;
+use crate::support::node::eventually;
 
 /// The user id of `nobody`.
 const NOBODY: u32 = 65534;

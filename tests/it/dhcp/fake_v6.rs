@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::net::if_::if_nametoindex;
 
-use crate::node::eventually;
+use crate::support::node::eventually;
 
 pub(super) const SOLICIT: u8 = 1;
 pub(super) const ADVERTISE: u8 = 2;

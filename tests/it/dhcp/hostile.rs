@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use super::fake::{ACK, DISCOVER, Fake, OFFER, REQUEST};
 use super::world::{World, addresses};
-use crate::node::Container;
+use crate::support::node::Container;
 
 const FIVE: [u8; 4] = [192, 168, 1, 5];
 

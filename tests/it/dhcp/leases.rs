@@ -5,8 +5,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::world::{World, addresses};
-use crate::net::{Net, no_veth_remains, normal_json, settles};
-use crate::node::{Container, MILESTONES, Node, VERSIONS, eventually};
+use crate::support::net::{Net, no_veth_remains, normal_json, settles};
+use crate::support::node::{Container, MILESTONES, Node, VERSIONS, eventually};
 
 /// The number of containers of `many_at_once`, unless `DHCP_CONTAINERS` is set.
 const MANY: u8 = 50;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::fake::{ACK, DISCOVER, Fake, NAK, OFFER, RELEASE, REQUEST, Seen};
 use super::world::{World, addresses};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 const FIVE: [u8; 4] = [192, 168, 1, 5];
 const SIX: [u8; 4] = [192, 168, 1, 6];

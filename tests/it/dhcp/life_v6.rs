@@ -12,7 +12,7 @@ use super::fake_v6::{
     option, status,
 };
 use super::world::{World, addresses_v6};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 const FIVE: &str = "fd00:1::5";
 const SIX: &str = "fd00:1::6";

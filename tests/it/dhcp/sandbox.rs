@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{Process, World, addresses};
-use crate::node::{Container, assert_unchanged, eventually};
+use crate::support::node::{Container, assert_unchanged, eventually};
 
 /// The number of network namespaces that a process has open.
 fn open_namespaces(process: &Process) -> usize {

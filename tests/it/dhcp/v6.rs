@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{World, addresses, addresses_v6};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, eventually};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, eventually};
 
 /// The first address that dnsmasq assigns in sequential mode.
 const FIRST: &str = "fd00:1::6";

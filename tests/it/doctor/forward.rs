@@ -4,9 +4,9 @@
 use serde_json::json;
 
 use super::Ward;
-use crate::node::Container;
 use crate::portmap::tcp;
-use crate::traffic::Place;
+use crate::support::node::Container;
+use crate::support::traffic::Place;
 
 /// The addresses of the host and of a machine outside.
 const HOST: &str = "198.51.100.1";

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Ward;
-use crate::node::{Outcome, assert_unchanged};
+use crate::support::node::{Outcome, assert_unchanged};
 
 /// The files of an archive by their paths below its top directory.
 fn files(tar: &[u8]) -> BTreeMap<String, String> {

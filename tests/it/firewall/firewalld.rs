@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::json;
 
 use super::{VERSIONS, assert_same, net, prev, rules};
-use crate::net::Net;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// Keeps sources in memory and logs each change and query to a file.
 const SERVICE: &str = r#"

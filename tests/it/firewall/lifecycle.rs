@@ -5,9 +5,9 @@ use std::thread;
 use serde_json::json;
 
 use super::{BACKENDS, IPS, OTHER, VERSIONS, assert_same, net, prev, rules};
-use crate::net::Net;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 #[test]
 fn add_check_del_del_in_every_version() {

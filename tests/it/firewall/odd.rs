@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::{net, rules};
 use crate::masquerade::flavoured;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 /// Creates a wrapper script of a program; returns a `PATH` that finds it first.
 fn wrapper(node: &Node, name: &str, script: &str) -> String {

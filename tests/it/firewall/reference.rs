@@ -7,8 +7,8 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::{IPS, net, prev, rules};
-use crate::compare::peer;
-use crate::node::{Call, Container, Node};
+use crate::support::compare::peer;
+use crate::support::node::{Call, Container, Node};
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 
@@ -62,7 +62,7 @@ fn rules_are_the_same_and_each_deletes_the_others() {
     }
     for flavour in FLAVOURS {
         for keys in [json!({}), json!({"iptablesAdminChainName": "CNI-foobar"})] {
-            let keys = crate::net::merged(&json!({"backend": "iptables"}), &keys);
+            let keys = crate::support::net::merged(&json!({"backend": "iptables"}), &keys);
             let node = Node::new();
             let call = calls(&node, flavour, &keys);
             call("ADD", true).result();

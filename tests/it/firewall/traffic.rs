@@ -10,9 +10,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::BACKENDS;
 use crate::hostile::send_frame;
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
-use crate::traffic::{PATIENCE, Place, tcp};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::{PATIENCE, Place, tcp};
 
 /// A container attached by `bridge` and `firewall`.
 pub(super) struct Pod {

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{net, rules};
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 /// Terminates the rule's line and its transaction.
 const INJECTED: &str = "X\n-I INPUT -s 192.0.2.6/32 -j ACCEPT\nCOMMIT\n*filter\n-N Y";

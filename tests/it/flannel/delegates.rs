@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 
 use super::{kept, simple};
-use crate::compare::{assert_same, normal};
-use crate::node::{Container, Node, executable};
-use crate::strace;
+use crate::support::compare::{assert_same, normal};
+use crate::support::node::{Container, Node, executable};
+use crate::support::strace;
 
 /// Output and state of a series of calls, with bridge as a link to this executable or a copy.
 fn transcript(version: &'static str, copied: bool) -> String {
@@ -21,7 +21,8 @@ fn transcript(version: &'static str, copied: bool) -> String {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
-    let net = crate::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
+    let net =
+        crate::support::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
     let container = Container::new();
     let mut out = String::new();
     let mut run = |verb: &str, keys: &Value| {
@@ -51,7 +52,7 @@ fn transcript(version: &'static str, copied: bool) -> String {
 
 #[test]
 fn in_process_and_as_processes_are_the_same() {
-    for version in crate::node::VERSIONS {
+    for version in crate::support::node::VERSIONS {
         let [linked, copied] = [false, true].map(|copied| transcript(version, copied));
         assert_same(&format!("{version}: in process, exec"), &linked, &copied);
         assert!(linked.contains("10.1.2.2"), "{linked}");
@@ -218,7 +219,7 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
             let again = net.on("DEL", &container).run();
             assert_eq!(again.status, Some(0), "{why}, then {again:?}");
         }
-        crate::node::eventually(&why, || {
+        crate::support::node::eventually(&why, || {
             node.ip("link show type veth").as_array().unwrap().len() == 1
         });
         // Later writers remove the temporary files of a killed one.

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{ENV, ENV_V4, kept, keys, simple};
-use crate::net::Net;
-use crate::node::{Container, Node, exists};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node, exists};
 
 fn record(node: &Node, name: &str) -> Value {
     serde_json::from_slice(&fs::read(node.state("flannel").join(name)).unwrap()).unwrap()

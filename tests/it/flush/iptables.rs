@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::{Row, bridge};
 use crate::masquerade::{outside, seen};
-use crate::net::Net;
-use crate::node::{Container, Node};
 use crate::portmap::tcp;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 /// Ways to lose a table's rules; the last one is what a reload of firewalld with its iptables back
 /// end does.

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{Row, bridge, firewall};
-use crate::net::Net;
-use crate::node::{Container, Node, Running, eventually};
 use crate::portmap::tcp;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node, Running, eventually};
 
 #[test]
 fn what_is_missing_is_restored_and_named() {

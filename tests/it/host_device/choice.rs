@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{MAC, is_back, plug, simple};
-use crate::node::{Call, Container, Node};
+use crate::support::node::{Call, Container, Node};
 
 #[test]
 fn by_an_alternative_name_and_by_address() {
@@ -158,7 +158,7 @@ fn a_function_with_a_userspace_driver_has_a_name_only() {
         "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";
     for version in ["0.3.0", "1.0.0"] {
         let keys = json!({"pciBusID": "0000:3d:00.1"});
-        let net = crate::net::Net::new(&node, "host-device", version, &keys);
+        let net = crate::support::net::Net::new(&node, "host-device", version, &keys);
         let result = with_sysfs(&net.on("ADD", &container), tree).result();
         let entry: Value = json!([{"name": "eth0", "sandbox": container.path()}]);
         assert_eq!(result["interfaces"], entry);

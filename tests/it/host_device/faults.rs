@@ -3,12 +3,12 @@
 use serde_json::json;
 
 use super::plug;
-use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
+use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
 
 /// The neighbour has its own device. The records of devices count as leases, which must be as
 /// before.
 fn scene() -> Scene {
-    let prepare = |node: &crate::node::Node| {
+    let prepare = |node: &crate::support::node::Node| {
         plug(node);
         node.sh("ip link add hd1 type veth peer name far1");
         json!({"device": "hd0"})

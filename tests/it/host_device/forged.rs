@@ -4,8 +4,8 @@
 use serde_json::json;
 
 use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
-use crate::net::{Net, settles};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, settles};
+use crate::support::node::{Container, Node};
 
 /// Hides the device and replaces it by a veth with the same name, alias, MAC and peer index.
 fn forge(node: &Node, container: &Container, far: Option<&Container>) {

@@ -4,8 +4,8 @@
 use serde_json::json;
 
 use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
-use crate::net::settles;
-use crate::node::{Container, Node};
+use crate::support::net::settles;
+use crate::support::node::{Container, Node};
 
 #[test]
 fn a_device_that_was_changed_in_the_container() {

@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::merged;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// The VM's initial network namespace.
 const HOST: &str = "--net=/proc/1/ns/net";

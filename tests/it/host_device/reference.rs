@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{MAC, fall_back, layer2, plug, records, simple};
-use crate::compare::{assert_same, peer};
-use crate::net::{Net, normal_json};
-use crate::node::{Call, Container, Node};
+use crate::support::compare::{assert_same, peer};
+use crate::support::net::{Net, normal_json};
+use crate::support::node::{Call, Container, Node};
 
 /// Replaces the program of the call by the reference's plugin, if given.
 fn by(call: Call, peer: Option<&Path>) -> Call {
@@ -77,7 +77,7 @@ fn each_brings_back_what_the_other_took() {
             // Debian's release keeps the alias on the host; later releases and cnibox remove it.
             assert!(deletes.is_some() || link[0]["ifalias"].is_null(), "{link}");
             assert_eq!(net.leases(), [""; 0]);
-            crate::net::settles(&inside, || container.snapshot(&node));
+            crate::support::net::settles(&inside, || container.snapshot(&node));
             // The next DEL of cnibox removes the record.
             net.del(&container);
             assert_eq!(records(&node), "");

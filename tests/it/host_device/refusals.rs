@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{MAC, dual, is_back, layer2, plug, simple};
-use crate::net::{Net, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::net::{Net, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn bad_configurations_change_nothing() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
-    let without = |keys: Value| crate::net::merged(&json!({"device": null}), &keys);
+    let without = |keys: Value| crate::support::net::merged(&json!({"device": null}), &keys);
     let path = "kernel device path \"/sys/class\" must be absolute and begin with /sys/devices/";
     for (keys, code, msg) in [
         (json!({}), 999, "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\""),

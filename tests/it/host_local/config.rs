@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{add, del, net, one_set, refused};
-use crate::node::{Node, VERSIONS};
+use crate::support::node::{Node, VERSIONS};
 
 #[test]
 fn ranges_that_make_no_sense_are_named_with_their_index() {
@@ -71,7 +71,7 @@ fn ranges_that_make_no_sense_are_named_with_their_index() {
     }
     let missing = net(&node, "1.1.0", &json!({})).with(&json!({"ipam": null}));
     refused(&missing, "c1", 7, "IPAM config missing 'ipam' key");
-    assert!(!crate::node::exists(node.path("leases")));
+    assert!(!crate::support::node::exists(node.path("leases")));
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn texts_that_are_no_addresses_are_quoted() {
         let net = net(&node, "1.1.0", &ipam);
         let error = net.call("ADD", "c1").netns("/x").error();
         assert!(error.code != 0 && format!("{error:?}").contains(word), "{ipam}: {error:?}");
-        assert!(!crate::node::exists(node.path("leases")));
+        assert!(!crate::support::node::exists(node.path("leases")));
     }
 }
 

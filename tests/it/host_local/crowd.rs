@@ -8,8 +8,8 @@ use std::sync::Barrier;
 use serde_json::json;
 
 use super::{del, net, one_set};
-use crate::node::Node;
-use crate::strace;
+use crate::support::node::Node;
+use crate::support::strace;
 
 /// Runs `work` for 0..32 in as many threads at the same time. The threads, and so their child
 /// processes, inherit the caller's namespaces.

@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::{add, del, net, one_set};
-use crate::compare;
-use crate::net::Net;
-use crate::node::{Call, Container, Node, Outcome, eventually};
-use crate::strace;
+use crate::support::compare;
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::strace;
 
 const FIVE: &str = "198.51.100.0/29";
 const FULL: &str = "failed to allocate for range 0: no IP addresses available in range set: 198.51.100.1-198.51.100.6";

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{heal, net};
-use crate::net::{Net, merged};
-use crate::node::{Call, Node, eventually};
-use crate::strace::{self, Syscall};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Node, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// 13 allocatable addresses, without the gateway's; no other test assigns them to an interface.
 const POOL: (&str, usize) = ("198.51.100.128/28", 13);

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{add, net, one_set};
-use crate::net::Net;
-use crate::node::{Node, VERSIONS, assert_unchanged};
+use crate::support::net::Net;
+use crate::support::node::{Node, VERSIONS, assert_unchanged};
 
 fn two_sets(node: &Node) -> Net<'_> {
     let ranges = json!([[{"subnet": "10.1.2.0/24"}, {"subnet": "10.2.2.0/29"}],

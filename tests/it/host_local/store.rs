@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use serde_json::json;
 
 use super::{add, del, file, net, one_set, refused};
-use crate::net::Net;
-use crate::node::Node;
+use crate::support::net::Net;
+use crate::support::node::Node;
 
 fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
     let valid: Vec<_> =

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{Installer, like_the_reference};
-use crate::node::Node;
-use crate::strace::{self, Syscall};
+use crate::support::node::Node;
+use crate::support::strace::{self, Syscall};
 
 /// Few names suffice. No plugin is started, because strace would follow the child processes.
 const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];

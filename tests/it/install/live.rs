@@ -9,8 +9,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::Installer;
-use crate::compare;
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::compare;
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -205,7 +205,7 @@ fn installers_at_once_agree() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", &super::like_the_reference("1.5.1"));
-    let outcomes = crate::concurrency::at_once(8, |i| {
+    let outcomes = crate::support::parallel::at_once(8, |i| {
         at.call("install", &["--mode", ["symlink", "copy"][i % 2]]).run()
     });
     assert!(outcomes.iter().all(|outcome| outcome.status == Some(0)), "{outcomes:?}");

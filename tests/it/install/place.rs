@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use super::Installer;
-use crate::node::{Call, Node, executable};
+use crate::support::node::{Call, Node, executable};
 
 /// The call as `$0 "$@"` of a shell script that mounts a file system first.
 fn after_mount(call: &Call, script: &str) -> Call {

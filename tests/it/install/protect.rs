@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Installer, as_release};
-use crate::node::{Node, Running, eventually, executable, exists};
+use crate::support::node::{Node, Running, eventually, executable, exists};
 
 /// A directory on its own file system.
 fn on_tmpfs(node: &Node) -> Installer<'_> {

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Installer;
-use crate::node::{Node, Running, eventually, executable, exists};
+use crate::support::node::{Node, Running, eventually, executable, exists};
 
 #[test]
 fn drift_is_repaired_until_the_signal() {

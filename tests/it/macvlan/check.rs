@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::net::{Net, wire};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, wire};
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "macvlan", "1.1.0", &(SUBJECT.keys)(node));

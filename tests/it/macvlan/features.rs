@@ -5,10 +5,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::net::{Net, addresses, routes, settles, wire};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, addresses, routes, settles, wire};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 #[test]
 fn the_container_has_exactly_what_was_asked_for() {
@@ -84,7 +84,7 @@ fn a_master_without_a_signal_makes_nobody_wait() {
     net.check(&container, &result).ok();
     assert!(container.sh("ip -6 -o addr show eth0").contains("tentative"));
     node.sh("ip link set wire1 up; ip addr add 2001:db8:1::1/64 dev wire1 nodad");
-    crate::node::eventually("the address was never checked", || {
+    crate::support::node::eventually("the address was never checked", || {
         !container.sh("ip -6 -o addr show eth0").contains("tentative")
     });
     assert!(container.reaches("2001:db8:1::1"));
@@ -110,7 +110,7 @@ fn neighbours_learn_that_an_address_has_moved() {
     let ipam = same_again(&node);
     let second = mac(&net.with(&json!({"ipam": ipam})).add(&two));
     assert_ne!(first, second);
-    crate::node::eventually("the neighbour was not told", || known() == second);
+    crate::support::node::eventually("the neighbour was not told", || known() == second);
 }
 
 /// A host-local configuration that leases the same address again instead of the next one.

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{layer2, simple};
-use crate::net::{Net, wire};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{Net, wire};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 /// The index of the master of the container's `eth0`.
 fn lower(container: &Container) -> u64 {

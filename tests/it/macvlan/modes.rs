@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{layer2, simple};
-use crate::net::wire;
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::wire;
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 const ONE: &str = "10.1.2.2";
 const TWO: &str = "10.1.2.3";

@@ -10,7 +10,7 @@ use cnibox::testing::netfilter::{
 use serde_json::{Value, json};
 
 use super::{BACKENDS, HOST, Masq, OUTSIDE, each_back_end, lines_of, outside, rules, seen};
-use crate::node::{Container, Node, eventually};
+use crate::support::node::{Container, Node, eventually};
 
 /// The addresses of both attachments.
 const SHARED: [&str; 2] = ["10.1.2.2/24", "2001:db8:1::2/64"];

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{ALL, Ports, Rules, mapping};
-use crate::node::{MILESTONES, VERSIONS};
-use crate::strace;
+use crate::support::node::{MILESTONES, VERSIONS};
+use crate::support::strace;
 
 fn two() -> Value {
     json!([mapping(8080, 80, "tcp"), {"HostPort": 5353, "ContainerPort": 53, "Protocol": "UDP",

@@ -7,9 +7,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
-use crate::net::Net;
-use crate::node::Container;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::Container;
+use crate::support::traffic::Place;
 
 impl Ports {
     /// An attachment whose replies to its neighbours pass the host.

@@ -9,10 +9,10 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
-use crate::net::Net;
-use crate::node::{Call, eventually};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Call, eventually};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 #[test]
 fn a_port_of_another_container_is_refused_by_its_name() {

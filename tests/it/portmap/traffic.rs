@@ -5,10 +5,10 @@ use std::net::UdpSocket;
 use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, asks, mapping, patiently, tcp, udp};
-use crate::net::Net;
-use crate::node::{Container, eventually, exists};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Container, eventually, exists};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 fn web() -> Value {
     json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")])

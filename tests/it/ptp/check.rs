@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::SUBJECT;
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "ptp", "1.1.0", &(SUBJECT.keys)(node));

@@ -5,9 +5,9 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{SUBJECT, simple};
-use crate::net::{FIRST, Net, addresses, no_veth_remains, routes, settles};
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::{FIRST, Net, addresses, no_veth_remains, routes, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn host_end(result: &Value) -> &str {
     result["interfaces"][0]["name"].as_str().unwrap()

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Pod, SUBJECT};
-use crate::node::assert_unchanged;
+use crate::support::node::assert_unchanged;
 
 #[test]
 fn check_finds_every_kind_of_damage() {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::concurrency::at_once;
-use crate::node::{Call, Container, Node, Snapshot, assert_unchanged};
-use crate::strace;
+use crate::support::node::{Call, Container, Node, Snapshot, assert_unchanged};
+use crate::support::parallel::at_once;
+use crate::support::strace;
 
 const LINKS: usize = 24;
 

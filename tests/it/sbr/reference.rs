@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::compare::{self, assert_same};
+use crate::support::compare::{self, assert_same};
 
 /// Rules and routes of one family. IPv6 is only partly comparable: the reference copies generic
 /// IPv6 routes to the tables of IPv4 and drops the link-local routes.
@@ -17,7 +17,12 @@ fn state(pod: &Pod, family: &str) -> String {
     lines.join("\n")
 }
 
-fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) -> crate::node::Call {
+fn on(
+    pod: &Pod,
+    program: Option<&std::path::Path>,
+    verb: &str,
+    keys: &Value,
+) -> crate::support::node::Call {
     let mut prev = pod.prev.clone();
     prev["cniVersion"] = json!("1.0.0");
     let mut keys = keys.clone();

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use crate::node::{Call, Container, Node};
-use crate::traffic::{Place, tcp};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::{Place, tcp};
 
 /// A pod with two uplinks, each to its own router, and a server behind both routers.
 struct TwoUplinks {

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{Chain, SAMPLE, sweep};
-use crate::net::{merged, wire};
-use crate::node::Node;
+use crate::support::net::{merged, wire};
+use crate::support::node::Node;
 
 fn nothing(_: &Node) {}
 

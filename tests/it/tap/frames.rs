@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
 use super::simple;
-use crate::node::{Container, Node, eventually};
+use crate::support::node::{Container, Node, eventually};
 
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
 

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{MAC, SUBJECT, attribute, bare};
-use crate::net::Net;
+use crate::support::net::Net;
 
 #[test]
 fn a_second_add_does_not_lose_what_was_there() {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, bare};
-use crate::node::Call;
+use crate::support::node::Call;
 
 const TTL: &str = "net/ipv4/ip_default_ttl";
 

@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{ATTRIBUTES, MAC, SUBJECT};
-use crate::chained::Pod;
-use crate::compare::peer;
-use crate::net::{Net, normal_json};
-use crate::node::Call;
+use crate::support::chained::Pod;
+use crate::support::compare::peer;
+use crate::support::net::{Net, normal_json};
+use crate::support::node::Call;
 
 /// Debian's reference supports neither 1.1.0, nor `txQLen`, nor `IFNAME`.
 fn keys() -> Value {
@@ -51,7 +51,7 @@ fn backups_are_those_of_the_reference_both_ways() {
             // The other implementation restores.
             call(&net, &pod, "DEL", !ours).ok();
             let after = pod.state();
-            crate::node::assert_unchanged(&before.inside, &after.inside);
+            crate::support::node::assert_unchanged(&before.inside, &after.inside);
             assert_eq!(after.files, before.files, "{version}");
             let mut result = normal_json(&result, &pod.container);
             // Later releases of the reference omit empty objects.

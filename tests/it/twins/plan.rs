@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::support::node::Node;
 
 /// The host's address towards the other host, and that host's.
 pub(super) const HOST: &str = "192.0.2.1";

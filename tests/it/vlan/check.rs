@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::{SUBJECT, quick};
 use crate::lane::{self, needs};
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "vlan", "1.1.0", &(SUBJECT.keys)(node));

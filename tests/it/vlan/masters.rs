@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::{quick, simple, tagged_wire};
 use crate::lane::{self, needs};
-use crate::net::{GATEWAYS, settles};
-use crate::node::Node;
-use crate::traffic::Place;
+use crate::support::net::{GATEWAYS, settles};
+use crate::support::node::Node;
+use crate::support::traffic::Place;
 
 #[test]
 fn ids_and_mtus_at_the_ends_of_their_ranges() {

@@ -3,11 +3,11 @@
 use serde_json::json;
 
 use super::Pod;
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::net::{addresses, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{addresses, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::Place;
 
 /// Assigns an address of each family to both interfaces.
 fn address(pod: &Pod, addrs: [[&str; 2]; 2]) {

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 pub(crate) use cnibox_tests::cnibox as executable;
 
-pub(crate) use crate::snapshot::{Snapshot, assert_unchanged};
+pub(crate) use crate::support::snapshot::{Snapshot, assert_unchanged};
 
 /// Every version of the specification.
 pub(crate) const VERSIONS: [&str; 7] =

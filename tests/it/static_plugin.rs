@@ -5,10 +5,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::compare;
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, VERSIONS, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::compare;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, VERSIONS, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
     let own = json!({"type": "static"});
