@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_thing_is_told_once_and_a_failure_ends_nothing() {
+    fn findings_are_unique_and_failures_do_not_stop_repairs() {
         let mut repairs = RepairFindings::new(false);
         for _ in 0..2 {
             repairs.restore_missing("bridge \"cni0\"", || Ok(()));

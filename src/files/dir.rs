@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_the_owner_s_alone() {
+    fn new_files_and_directories_are_private() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b/c");
         assert!(!require_own_directory(&dir).unwrap());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn links_files_and_directories_others_can_write_to_are_refused() {
+    fn links_and_directories_writable_by_others_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         for (name, mode) in [("group", 0o770), ("all", 0o1777)] {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_published_without_hard_links_as_well() {
+    fn publishing_works_without_hard_links() {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         let meta = |name| dir.read_file(name, 9).unwrap().1;
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn overwriting_leaves_nothing_of_a_longer_text() {
+    fn overwriting_truncates_a_longer_file() {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {

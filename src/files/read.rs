@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_opened() {
+    fn only_regular_files_are_opened() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         mkfifo(&path("fifo"), Mode::S_IRUSR).unwrap();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn undoes_in_reverse_order_after_panics_and_errors() {
+    fn rollback_runs_in_reverse_order_after_panics_and_errors() {
         let log = RefCell::new(Vec::new());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut undo = Rollback::new();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_is_the_last_whenever_it_was_registered() {
+    fn the_final_step_runs_last() {
         let log = RefCell::new(Vec::new());
         let step = |name: &'static str| {
             let log = &log;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_all_reported() {
+    fn all_failures_of_a_rollback_are_reported() {
         let mut failures = Failures::new();
         assert_eq!(failures.keep_error(Ok(1)), Some(1));
         assert_eq!(failures.keep_error::<()>(Err(Error::config("a"))), None);

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn gateways_come_first() {
+    fn routes_to_gateways_come_first() {
         let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("2001:db8::2/64", "2001:db8::1")];
         assert_eq!(
             destinations(&hops),

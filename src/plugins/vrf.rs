@@ -408,7 +408,7 @@ mod tests {
     use crate::cni::ResultRoute;
 
     #[test]
-    fn the_name_is_one_that_the_kernel_takes() {
+    fn invalid_vrf_names_are_refused() {
         let name = |text: &str| {
             VrfConfig { vrfname: text.to_owned(), table: 0 }.vrf_name().map(str::to_owned)
         };
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_looked_for_in_the_vrf() {
+    fn routes_of_the_interface_are_searched_in_the_vrf() {
         let mut prev = CniResult::new();
         for table in [None, Some(0), Some(254), Some(7)] {
             prev.routes.push(ResultRoute {

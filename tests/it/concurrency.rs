@@ -6,15 +6,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use fs2::FileExt;
 use serde_json::{Value, json};
 
 use crate::support::compare;
 use crate::support::node::{Call, Container, Node};
-use crate::support::parallel::at_once;
+use crate::support::parallel::{WORKERS, at_once};
 
 fn bridge_conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);

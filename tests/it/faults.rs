@@ -3,7 +3,7 @@
 //!
 //! The calls with effects of a node's first ADD are tried as well ([`first_add`]); the next ADD must succeed.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
 use crate::support::faults::{

@@ -57,11 +57,11 @@ const EFFECTS: [&str; 10] = [
 /// A node with an attached container (the neighbour) and the container under test.
 pub(crate) struct Scene {
     pub(crate) node: Node,
-    conf: Value,
-    plugin: &'static str,
-    container: Container,
+    pub(crate) conf: Value,
+    pub(crate) plugin: &'static str,
+    pub(crate) container: Container,
     _neighbour: Container,
-    before: (Snapshot, Snapshot),
+    pub(crate) before: (Snapshot, Snapshot),
 }
 
 impl Scene {

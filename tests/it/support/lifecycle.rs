@@ -25,10 +25,10 @@ pub(crate) struct Subject {
 macro_rules! golden {
     ($directory:literal) => {
         |version: &str| match version {
-            "0.1.0" | "0.2.0" => include_str!(concat!("../golden/", $directory, "/0.1.json")),
-            "1.0.0" => include_str!(concat!("../golden/", $directory, "/1.0.json")),
-            "1.1.0" => include_str!(concat!("../golden/", $directory, "/1.1.json")),
-            _ => include_str!(concat!("../golden/", $directory, "/0.3.json")),
+            "0.1.0" | "0.2.0" => include_str!(concat!("golden/", $directory, "/0.1.json")),
+            "1.0.0" => include_str!(concat!("golden/", $directory, "/1.0.json")),
+            "1.1.0" => include_str!(concat!("golden/", $directory, "/1.1.json")),
+            _ => include_str!(concat!("golden/", $directory, "/0.3.json")),
         }
     };
 }

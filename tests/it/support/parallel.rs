@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// The maximum number of concurrent calls.
-const WORKERS: usize = 16;
+pub(crate) const WORKERS: usize = 16;
 
 /// Runs `work` for 0..count in [`WORKERS`] threads. The threads, and so their child processes,
 /// inherit the caller's namespaces.

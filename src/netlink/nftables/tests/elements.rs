@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::*;
 
 #[test]
-fn elements_are_read_back_as_they_were_written() {
+fn elements_round_trip() {
     let nft = sandbox();
     commit_base(&nft);
     let marks = T.value_map("marks", &[ValueType::Mark], &[ValueType::IfName]);
