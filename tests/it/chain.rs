@@ -68,7 +68,7 @@ fn elements(node: &Node, (table, set): (&str, &str)) -> Vec<String> {
 }
 
 #[test]
-fn sixty_four_containers_at_once() {
+fn a_chain_attaches_64_containers_concurrently() {
     let node = Node::new();
     let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
     let call = |verb: &str, plugin: &str, i: usize, prev: &Value| {

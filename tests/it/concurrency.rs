@@ -29,7 +29,7 @@ fn ids(prefix: &str, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_hundred_containers_on_one_bridge() {
+fn a_hundred_containers_join_one_bridge_concurrently() {
     const COUNT: usize = 100;
     let node = Node::new();
     let conf = bridge_conf(&node);
@@ -101,7 +101,7 @@ fn sixteen_first_adds_make_one_bridge() {
 }
 
 #[test]
-fn gc_beside_adds_removes_only_what_is_not_listed() {
+fn gc_during_adds_removes_unlisted_attachments_only() {
     const COUNT: usize = 48;
     let node = Node::new();
     let conf =
@@ -237,7 +237,7 @@ fn leases_are_shared_with_the_references_host_local() {
 }
 
 #[test]
-fn a_lease_added_by_one_and_removed_by_the_other_in_turn() {
+fn leases_are_added_and_removed_alternately() {
     let Some(peer) = compare::peer("alternation with the reference's host-local") else { return };
     let node = Node::new();
     let own = node.bin().join("host-local");

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::node::{Node, executable};
 
 #[test]
-fn lint_has_no_false_alarm_about_configurations_of_others() {
+fn lint_accepts_configurations_of_other_projects() {
     let node = Node::new();
     let manifest: Vec<Value> =
         serde_json::from_str(include_str!("conflists/manifest.json")).unwrap();

@@ -121,7 +121,7 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
 }
 
 #[test]
-fn host_local_in_process_and_as_a_process_are_the_same() {
+fn host_local_answers_the_same_in_and_out_of_process() {
     for (plugin, versions) in [("bridge", &["1.1.0"][..]), ("ptp", &MILESTONES)] {
         for version in versions {
             let [linked, copied] = [false, true].map(|copied| transcript(plugin, version, copied));
@@ -161,7 +161,7 @@ fn a_copy_is_executed_and_a_link_is_not() {
 }
 
 #[test]
-fn a_foreign_plugin_earlier_in_the_path_wins() {
+fn a_foreign_plugin_earlier_in_cni_path_is_used() {
     let scene = Recorded::new(ONE_ADDRESS);
     let first = scene.node.path("first");
     fs::create_dir(&first).unwrap();
@@ -231,7 +231,7 @@ fn a_failed_delegate_add_is_deleted_and_passed_on() {
 }
 
 #[test]
-fn every_verbs_refusal_passes_unchanged() {
+fn errors_of_delegates_are_returned_unchanged() {
     for plugin in ["bridge", "ptp"] {
         for verb in ["DEL", "CHECK", "GC", "STATUS"] {
             let scene = Recorded::new(ONE_ADDRESS);
@@ -252,7 +252,7 @@ fn every_verbs_refusal_passes_unchanged() {
 }
 
 #[test]
-fn del_removes_the_link_also_when_the_foreign_del_fails() {
+fn del_deletes_the_link_if_the_delegates_del_fails() {
     for plugin in ["bridge", "ptp"] {
         let scene = Recorded::new(ONE_ADDRESS);
         scene.call(plugin, "ADD").result();
@@ -325,7 +325,7 @@ fn addresses_of_other_kinds_are_released_after_the_link() {
 
 /// The address of a link that cannot be deleted stays in use.
 #[test]
-fn no_address_is_released_while_the_link_cannot_be_deleted() {
+fn the_address_is_kept_if_the_link_cannot_be_deleted() {
     let node = Node::new();
     wire(&node);
     let ipam = node.host_local(&["10.1.2.0/24"]);
@@ -378,7 +378,7 @@ fn results_in_older_versions_are_converted() {
 }
 
 #[test]
-fn delegates_without_a_sensible_answer() {
+fn invalid_answers_of_delegates_are_errors() {
     for (script, code, msg) in [
         // Code 0: the delegate returned no error object.
         ("exit 3", 0, "netplugin failed: \"recorder ADD"),
@@ -401,7 +401,7 @@ fn delegates_without_a_sensible_answer() {
 
 /// An interface plugin as IPAM plugin could delegate to itself without end.
 #[test]
-fn no_interface_plugin_is_ever_asked_for_addresses() {
+fn an_interface_plugin_is_never_executed_as_ipam_plugin() {
     for plugin in ["bridge", "ptp"] {
         for (ipam, kind) in [("ptp", "interface"), ("flannel", "interface"), ("sbr", "chained")] {
             let (node, container) = (Node::new(), Container::new());

@@ -220,7 +220,7 @@ fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
 }
 
 #[test]
-fn rules_that_were_flushed() {
+fn flushed_rules_are_reported_and_restored() {
     assert_cured(&[
         ("nft flush ruleset", "missing: table inet cnibox_portmap is gone"),
         (
@@ -243,7 +243,7 @@ fn rules_that_were_flushed() {
 }
 
 #[test]
-fn links_of_the_host() {
+fn damaged_host_links_are_reported_with_a_remedy() {
     assert_cured(&[
         ("ip link set cni0 down", "interface \"cni0\" is down; ip link set cni0 up"),
         ("ip link del cni0", "Interface name cni0 not found"),
@@ -272,7 +272,7 @@ fn links_of_the_host() {
 
 /// The end of a pair is the end of the attachment, whether or not the container still runs.
 #[test]
-fn links_that_were_deleted() {
+fn deleted_links_are_reported() {
     for defect in ["ip link del $P", "$N ip link del eth0"] {
         let ward = Ward::new();
         ward.node.sh(&filled(&ward, defect));
@@ -288,7 +288,7 @@ fn links_that_were_deleted() {
 }
 
 #[test]
-fn interfaces_of_containers() {
+fn damaged_container_interfaces_are_reported() {
     assert_cured(&[
         ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
         (
@@ -316,7 +316,7 @@ fn interfaces_of_containers() {
 }
 
 #[test]
-fn the_node() {
+fn wrong_kernel_parameters_are_reported_with_a_remedy() {
     assert_cured(&[
         ("sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward is 0"),
         ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
@@ -335,7 +335,7 @@ fn the_node() {
 }
 
 #[test]
-fn what_others_drop() {
+fn foreign_rules_that_drop_traffic_are_reported() {
     assert_each_cured(
         &[
             (
@@ -359,7 +359,7 @@ fn what_others_drop() {
 
 /// kube-proxy's chain exists, and bridged packets bypass iptables.
 #[test]
-fn services_that_bridges_bypass() {
+fn bridged_traffic_that_bypasses_iptables_is_reported() {
     let ward = Ward::new();
     for [make, delete] in [
         ["iptables -t nat -N KUBE-SERVICES", "iptables -t nat -X KUBE-SERVICES"],
@@ -385,7 +385,7 @@ fn services_that_bridges_bypass() {
 }
 
 #[test]
-fn packets_larger_than_the_way_out() {
+fn an_mtu_larger_than_the_uplinks_is_reported() {
     let network = |mtu: u32| {
         json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "mtu": mtu,
                 "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}])
@@ -414,7 +414,7 @@ fn packets_larger_than_the_way_out() {
 
 /// Two interfaces with default routes: replies of the second leave by the first.
 #[test]
-fn a_strict_filter_of_reverse_paths() {
+fn strict_reverse_path_filtering_is_reported() {
     let ward = Ward::sized(
         &json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
                  "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}]),
@@ -448,7 +448,7 @@ fn a_strict_filter_of_reverse_paths() {
 }
 
 #[test]
-fn what_others_accept_or_keep_for_themselves() {
+fn foreign_rules_that_accept_traffic_are_not_reported() {
     let ward = Ward::new();
     ward.node.sh("nft 'table ip theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'");
     assert!(ward.doctor().1.contains("warning: chain ip theirs forward: drops forwarded packets"));
@@ -487,7 +487,7 @@ fn what_others_accept_or_keep_for_themselves() {
 
 /// Defects without an automatic remedy are reported with a manual one.
 #[test]
-fn configurations_and_plugins() {
+fn defects_of_configurations_and_plugins_are_reported() {
     for (defect, named) in [
         ("rm $D/net.d/*", "net.d: no network configuration"),
         (
@@ -531,7 +531,7 @@ fn configurations_and_plugins() {
 }
 
 #[test]
-fn an_address_that_two_networks_gave() {
+fn an_address_leased_by_two_networks_is_reported() {
     let ward = Ward::new();
     let other = ward.node.path("leases/other");
     fs::create_dir(&other).unwrap();
@@ -544,7 +544,7 @@ fn an_address_that_two_networks_gave() {
 
 /// A container ended without DEL, and the path of its namespace is that of another one now.
 #[test]
-fn the_path_of_a_dead_container_may_belong_to_another() {
+fn a_reused_namespace_path_is_reported_as_another_container() {
     let mut ward = Ward::sized(&json!([]), 2);
     for (n, name) in ["old", "new"].iter().enumerate() {
         let ipam =
@@ -588,7 +588,7 @@ fn the_path_of_a_dead_container_may_belong_to_another() {
 
 /// What nothing proves is left, shown with the reason, and collected when a person names it.
 #[test]
-fn what_is_in_doubt_is_collected_by_name() {
+fn uncertain_attachments_are_collected_by_name_only() {
     let ward = Ward::sized(
         &json!([{"type": "ptp", "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"}}]),
         1,
@@ -617,7 +617,7 @@ fn what_is_in_doubt_is_collected_by_name() {
 }
 
 #[test]
-fn what_dead_containers_left_is_collected() {
+fn state_of_dead_containers_is_collected() {
     let mut ward = Ward::empty();
     ward.attach(0);
     let state = |ward: &Ward| {

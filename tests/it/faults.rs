@@ -107,7 +107,7 @@ fn without_setns(call: &Call, nth: usize) -> Outcome {
 }
 
 /// A process that cannot return to the host's namespace would apply host changes to the container.
-fn whoever_cannot_return_to_the_host_says_so(scene: &Scene) {
+fn a_failure_to_return_to_the_host_is_reported(scene: &Scene) {
     let (_, calls) = strace::record(&scene.node, &scene.call("ADD"));
     scene.call("DEL").ok();
     let count = calls.iter().filter(|call| call.name == "setns").count();
@@ -134,22 +134,22 @@ fn whoever_cannot_return_to_the_host_says_so(scene: &Scene) {
 }
 
 #[test]
-fn a_bridge_add_or_del_that_cannot_return_to_the_host_says_so() {
-    whoever_cannot_return_to_the_host_says_so(&Scene::bridge());
+fn bridge_reports_a_failure_to_return_to_the_host() {
+    a_failure_to_return_to_the_host_is_reported(&Scene::bridge());
 }
 
 #[test]
-fn a_ptp_add_or_del_that_cannot_return_to_the_host_says_so() {
-    whoever_cannot_return_to_the_host_says_so(&Scene::ptp());
+fn ptp_reports_a_failure_to_return_to_the_host() {
+    a_failure_to_return_to_the_host_is_reported(&Scene::ptp());
 }
 
 #[test]
-fn after_a_first_add_that_fails_anywhere_the_next_one_works() {
+fn add_works_after_a_first_add_that_failed_at_any_step() {
     first_add(None);
 }
 
 #[test]
-fn after_a_first_add_killed_anywhere_the_next_works() {
+fn add_works_after_a_first_add_killed_at_any_step() {
     first_add(Some("signal=KILL"));
 }
 

@@ -144,7 +144,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_host_port_leads_to_a_container_of_flannel() {
+fn a_host_port_reaches_a_container_of_flannel() {
     let node = Node::new();
     let conf = |plugin: &str, keys: &Value, prev: &Value| {
         let common = json!({"cniVersion": "1.0.0", "name": "cbr0", "type": plugin});

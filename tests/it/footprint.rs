@@ -196,7 +196,7 @@ fn a_chain_opens_few_sockets_and_reads_few_records() {
 }
 
 #[test]
-fn add_to_what_is_not_as_expected_makes_it_so() {
+fn add_restores_unexpected_shared_state() {
     let node = Node::new();
     let host = Filtered::new(&node);
     // Rules shared by all containers.

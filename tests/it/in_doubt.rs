@@ -82,7 +82,7 @@ fn an_address_without_such_a_pair_is_released() {
 }
 
 #[test]
-fn a_record_of_flannel_stays_with_the_address() {
+fn a_record_of_flannel_is_kept_with_the_address() {
     let node = Node::new();
     let net = crate::flannel::simple(&node);
     let one = Container::new();

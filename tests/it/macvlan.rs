@@ -76,6 +76,6 @@ pub(crate) fn many_at_once(net: &dyn Fn(&Node) -> Net<'_>) {
 }
 
 #[test]
-fn fifty_containers_at_once_on_one_master() {
+fn fifty_containers_share_a_master_concurrently() {
     many_at_once(&|node| simple(node, &json!({})));
 }

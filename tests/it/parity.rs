@@ -395,7 +395,7 @@ fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
 }
 
 #[test]
-fn results_and_kernel_state_are_those_of_the_reference() {
+fn results_and_kernel_state_equal_the_references() {
     let Some(peer) = compare::peer("parity of results") else { return };
     each_case(&cases(), |case| compare(&peer, case));
 }
@@ -407,7 +407,7 @@ fn each_deletes_what_the_other_added() {
 }
 
 #[test]
-fn vlans_are_those_of_the_reference() {
+fn bridge_vlans_equal_the_references() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     let Some(peer) = compare::peer("parity of VLANs") else { return };
     each_case(&cases_with_vlans(), |case| {
@@ -417,7 +417,7 @@ fn vlans_are_those_of_the_reference() {
 }
 
 #[test]
-fn an_ipvlan_is_that_of_the_reference() {
+fn ipvlan_state_equals_the_references() {
     needs!(lane::IPVLAN);
     let Some(peer) = compare::peer("parity of ipvlan") else { return };
     each_case(&ipvlan_cases(), |case| {
@@ -427,7 +427,7 @@ fn an_ipvlan_is_that_of_the_reference() {
 }
 
 #[test]
-fn loopback_is_set_up_as_by_the_reference() {
+fn loopback_state_equals_the_references() {
     let Some(peer) = compare::peer("parity of loopback") else { return };
     let case = Case {
         name: "loopback",

@@ -99,7 +99,7 @@ fn every_verb_works_in_every_version_with_hints() {
 }
 
 #[test]
-fn a_default_route_comes_back_where_the_result_tells_it() {
+fn del_restores_the_default_route_of_the_result() {
     let attached = SUBJECT.pod_with("1.0.0", &json!({}));
     attached.container.sh("ip route add default via 10.1.2.1");
     let before = attached.container.snapshot(&attached.node);
@@ -143,7 +143,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_namespace_that_is_none_leaves_no_lock_file() {
+fn an_invalid_namespace_leaves_no_lock_file() {
     let pod = Pod::new();
     let path = pod.node.path("gone").display().to_string();
     pod.call("DEL", &json!({})).netns(&path).ok();
@@ -155,7 +155,7 @@ fn a_namespace_that_is_none_leaves_no_lock_file() {
 
 /// Regression test: the lock of each container's namespace once stayed on the host for ever.
 #[test]
-fn no_lock_is_left_of_any_container() {
+fn lock_files_are_removed() {
     let pod = Pod::new();
     let locks = || pod.node.sh("find /run/cni/cnibox -name 'netns-*' 2>/dev/null || true");
     for _ in 0..20 {

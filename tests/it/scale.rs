@@ -382,7 +382,7 @@ soak! {
 
 /// `cnitool` keeps a result of each attachment, which `doctor` checks.
 #[test]
-fn two_hundred_cached_attachments() {
+fn gc_handles_200_cached_attachments() {
     let node = Node::new();
     let directory = node.path("net.d");
     fs::create_dir(&directory).unwrap();

@@ -297,31 +297,31 @@ fn each_checks_and_deletes_what_the_other_added() {
 }
 
 #[test]
-fn each_takes_over_the_dummy_of_the_other() {
+fn each_checks_and_deletes_the_dummy_of_the_other() {
     needs!(lane::DUMMY);
     each(&cases_of(lane::DUMMY));
 }
 
 #[test]
-fn each_takes_over_the_ipvlan_of_the_other() {
+fn each_checks_and_deletes_the_ipvlan_of_the_other() {
     needs!(lane::IPVLAN);
     each(&cases_of(lane::IPVLAN));
 }
 
 #[test]
-fn each_takes_over_the_vlan_of_the_other() {
+fn each_checks_and_deletes_the_vlan_of_the_other() {
     needs!(lane::VLAN);
     each(&cases_of(lane::VLAN));
 }
 
 #[test]
-fn each_takes_over_the_vrf_of_the_other() {
+fn each_checks_and_deletes_the_vrf_of_the_other() {
     needs!(lane::VRF);
     each(&cases_of(lane::VRF));
 }
 
 #[test]
-fn each_takes_over_the_bridge_vlan_of_the_other() {
+fn each_checks_and_deletes_the_bridge_vlan_of_the_other() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     each(&cases_of(lane::BRIDGE_VLAN));
 }

@@ -42,7 +42,7 @@ fn refusal(dir: &Path) -> String {
 }
 
 #[test]
-fn host_device_believes_no_record_of_a_volume() {
+fn host_device_ignores_records_in_a_volume() {
     let (node, victim) = (Node::new(), Container::new());
     node.sh("ip link add end0 type veth peer name tmp0; ip link set end0 up");
     node.sh(&format!("ip link set tmp0 netns {} name eth0", victim.path()));
@@ -66,7 +66,7 @@ fn host_device_believes_no_record_of_a_volume() {
 
 /// Regression test: DEL without a namespace entered whatever was at the recorded path by then.
 #[test]
-fn host_device_enters_no_later_namespace_at_the_path() {
+fn host_device_does_not_enter_a_replaced_namespace() {
     let (node, container, later) = (Node::new(), Container::new(), Container::new());
     let path = node.path("ns").display().to_string();
     fs::write(&path, "").unwrap();
@@ -84,7 +84,7 @@ fn host_device_enters_no_later_namespace_at_the_path() {
 }
 
 #[test]
-fn tuning_has_no_backups_in_a_volume() {
+fn tuning_ignores_backups_in_a_volume() {
     let node = Node::new();
     let dir = volume(&node);
     let (container, prev) = pod(&node);
@@ -105,7 +105,7 @@ fn tuning_has_no_backups_in_a_volume() {
 }
 
 #[test]
-fn flannel_executes_nothing_that_a_volume_says() {
+fn flannel_executes_no_plugin_named_in_a_volume() {
     let node = Node::new();
     own_lib(&node);
     let dir = volume(&node);
@@ -141,7 +141,7 @@ fn flannel_executes_nothing_that_a_volume_says() {
 }
 
 #[test]
-fn directories_of_others_are_refused_and_links_of_root_followed() {
+fn directories_of_other_users_are_refused() {
     let node = Node::new();
     let (container, prev) = pod(&node);
     let disk = node.path("disk");
@@ -203,7 +203,7 @@ fn host_local_takes_any_absolute_directory() {
 /// A FIFO, an endless device and a huge file in place of each file that a configuration or a directory of state leads
 /// to.
 #[test]
-fn no_call_waits_for_or_swallows_what_is_no_file() {
+fn special_and_huge_files_in_place_of_state_are_refused() {
     for make in ["mkfifo", "ln -sf /dev/zero", "truncate -s 3G"] {
         let node = Node::new();
         own_lib(&node);

@@ -46,7 +46,7 @@ fn keeps_all(kind: &str, call: impl Fn(&World) -> Call, pause_at: &str) {
 }
 
 #[test]
-fn a_container_that_is_started_again_keeps_what_it_has() {
+fn a_restarted_container_keeps_its_address_and_port() {
     for kind in ["bridge", "masquerading", "ptp", "foreign"] {
         for pause_at in ["flock", "socket"] {
             keeps_all(kind, |world| world.tool(&["gc"]), pause_at);

@@ -89,7 +89,7 @@ fn udp_keeps_to_the_limits_in_both_directions() {
 }
 
 #[test]
-fn the_container_beside_it_is_not_limited() {
+fn other_containers_are_not_limited() {
     let pod = limited();
     let neighbour = Container::new();
     let ipam = pod.node.host_local(&["10.1.2.0/24"]);

@@ -43,7 +43,7 @@ fn interfaces_of_one_container_have_devices_of_their_own() {
 }
 
 #[test]
-fn another_container_or_network_is_left_alone() {
+fn del_keeps_devices_of_other_containers_and_networks() {
     let pod = SUBJECT.pod("1.1.0");
     pod.plain().add(&pod.container);
     let before = pod.state();
@@ -55,7 +55,7 @@ fn another_container_or_network_is_left_alone() {
 }
 
 #[test]
-fn filters_of_others_on_the_hosts_end_stay() {
+fn foreign_filters_on_the_host_end_are_kept() {
     for hook in ["ingress", "clsact"] {
         let pod = SUBJECT.pod("1.1.0");
         let (net, end) = (pod.plain(), end(&pod));
@@ -77,7 +77,7 @@ fn filters_of_others_on_the_hosts_end_stay() {
 }
 
 #[test]
-fn a_redirect_into_nowhere_is_replaced() {
+fn a_redirect_to_a_deleted_device_is_replaced() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
     let net = pod.plain();
@@ -94,7 +94,7 @@ fn a_redirect_into_nowhere_is_replaced() {
 }
 
 #[test]
-fn something_else_of_that_name_is_not_touched() {
+fn a_foreign_link_with_the_devices_name_is_kept() {
     let pod = SUBJECT.pod("1.1.0");
     pod.node.sh(&format!("ip link add {IFB} type bridge"));
     let before = pod.state();
@@ -105,7 +105,7 @@ fn something_else_of_that_name_is_not_touched() {
 }
 
 #[test]
-fn gc_removes_what_is_stale_in_its_network() {
+fn gc_removes_stale_devices_of_its_network() {
     let pod = SUBJECT.pod("1.1.0");
     let net = pod.plain();
     let gc = |keys: Value| net.with(&keys).with(&json!({"prevResult": null})).call("GC", "");
@@ -142,7 +142,7 @@ fn gc_removes_what_is_stale_in_its_network() {
 }
 
 #[test]
-fn a_forged_pair_does_not_reach_another_container_s_limits() {
+fn a_forged_pair_does_not_change_other_containers_limits() {
     let pod = SUBJECT.pod("1.1.0");
     pod.plain().add(&pod.container);
     let (victim, attacker) = (Container::new(), Container::new());
@@ -166,7 +166,7 @@ fn a_forged_pair_does_not_reach_another_container_s_limits() {
 }
 
 #[test]
-fn sixteen_at_once() {
+fn sixteen_containers_are_limited_concurrently() {
     const COUNT: usize = 16;
     let node = Node::new();
     let ipam = node.host_local(&["10.1.2.0/24"]);
@@ -193,7 +193,7 @@ fn sixteen_at_once() {
 }
 
 #[test]
-fn del_of_a_container_that_is_gone_removes_the_device() {
+fn del_of_a_dead_container_removes_the_device() {
     let pod = SUBJECT.pod("1.1.0");
     let net = pod.plain();
     net.add(&pod.container);

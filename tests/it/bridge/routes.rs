@@ -102,7 +102,7 @@ fn duplicate_routes_are_added_once() {
 }
 
 #[test]
-fn an_unreachable_gateway_is_named_and_everything_taken_back() {
+fn add_names_an_unreachable_gateway_and_rolls_back() {
     let node = Node::new();
     let mut ipam = node.host_local(&["10.1.2.0/24"]);
     ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]);

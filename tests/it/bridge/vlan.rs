@@ -161,7 +161,7 @@ fn trunks_carry_tagged_frames_to_the_container() {
 }
 
 #[test]
-fn a_vlan_has_its_own_gateway_that_goes_with_its_last_port() {
+fn a_vlan_gateway_is_deleted_with_its_last_port() {
     needs!(lane::BRIDGE_VLAN);
     let (node, one, two, other) =
         (Node::new(), Container::new(), Container::new(), Container::new());
@@ -277,7 +277,7 @@ fn a_half_made_vlan_gateway_is_completed() {
 }
 
 #[test]
-fn an_add_that_fails_takes_the_vlans_gateway_back() {
+fn a_failed_add_deletes_the_vlans_gateway() {
     needs!(lane::BRIDGE_VLAN);
     let (node, container) = (Node::new(), Container::new());
     node.sh("ip link add br0 up type bridge vlan_filtering 1");
@@ -330,7 +330,7 @@ fn vlan_filtering_is_enabled_only_without_ports() {
 }
 
 #[test]
-fn a_bridge_name_that_leaves_no_room_for_the_vlan_is_refused() {
+fn a_bridge_name_too_long_for_the_vlan_is_refused() {
     needs!(lane::BRIDGE_VLAN);
     let (node, container) = (Node::new(), Container::new());
     let keys = json!({"bridge": "a-bridge-of-13", "vlan": 100, "isGateway": true});
@@ -343,7 +343,7 @@ fn a_bridge_name_that_leaves_no_room_for_the_vlan_is_refused() {
 }
 
 #[test]
-fn check_finds_vlans_that_were_changed() {
+fn check_reports_changed_vlans() {
     needs!(lane::BRIDGE_VLAN);
     let keys = json!({"vlan": 100, "isGateway": true, "vlanTrunk": [{"minID": 200, "maxID": 210}]});
     for (line, msg) in [

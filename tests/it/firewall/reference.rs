@@ -56,7 +56,7 @@ fn calls(node: &Node, flavour: &str, keys: &Value) -> impl Fn(&str, bool) -> Cal
 }
 
 #[test]
-fn rules_are_the_same_and_each_deletes_the_others() {
+fn rules_equal_the_references_and_each_deletes_them() {
     if peer("firewall reference").is_none() {
         return;
     }
@@ -98,7 +98,7 @@ fn lines(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_node_may_switch_its_back_end() {
+fn a_node_may_change_its_back_end() {
     let (node, container) = (Node::new(), Container::new());
     let of = |backend: &str| net(&node, "1.1.0", &json!({"backend": backend}));
     let legacy = path(&node, "legacy");

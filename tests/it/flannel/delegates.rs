@@ -51,7 +51,7 @@ fn transcript(version: &'static str, copied: bool) -> String {
 }
 
 #[test]
-fn in_process_and_as_processes_are_the_same() {
+fn delegates_answer_the_same_in_and_out_of_process() {
     for version in crate::support::node::VERSIONS {
         let [linked, copied] = [false, true].map(|copied| transcript(version, copied));
         assert_same(&format!("{version}: in process, exec"), &linked, &copied);
@@ -112,7 +112,7 @@ fn a_foreign_delegate_gets_the_derived_configuration() {
 }
 
 #[test]
-fn a_delegates_refusal_is_passed_on_by_every_verb() {
+fn errors_of_delegates_are_returned_by_every_verb() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -137,7 +137,7 @@ fn a_delegates_refusal_is_passed_on_by_every_verb() {
 }
 
 #[test]
-fn gc_hands_attachments_on_and_cleans_up_with_what_was_kept() {
+fn gc_forwards_attachments_and_deletes_recorded_ones() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -157,7 +157,7 @@ fn gc_hands_attachments_on_and_cleans_up_with_what_was_kept() {
 }
 
 #[test]
-fn an_older_delegate_need_not_know_check() {
+fn check_skips_a_delegate_before_0_4_0() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));

@@ -17,7 +17,7 @@ fn scene() -> Scene {
 }
 
 #[test]
-fn a_failing_add_gives_the_device_back_at_any_system_call() {
+fn add_failing_at_any_system_call_returns_the_device() {
     no_add_leaves_anything(&scene());
 }
 

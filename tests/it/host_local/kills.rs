@@ -167,17 +167,17 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
 }
 
 #[test]
-fn killed_at_any_system_call_the_store_is_sound() {
+fn the_store_survives_kills_at_any_system_call() {
     at_every_call(POOL, &json!({}));
 }
 
 #[test]
-fn killed_at_any_system_call_with_a_delay_the_store_is_sound() {
+fn the_store_survives_kills_after_delayed_system_calls() {
     at_every_call(LARGE_POOL, &json!({"reuseDelay": 1}));
 }
 
 #[test]
-fn killed_at_any_time_the_store_is_sound() {
+fn the_store_survives_kills_at_random_times() {
     let node = Node::new();
     let scene = Scene::new(&node, POOL, &json!({}));
     let count = rounds().map_or(600, |rounds| rounds * 1000);
@@ -208,7 +208,7 @@ fn killed_at_any_time_the_store_is_sound() {
 }
 
 #[test]
-fn killed_while_it_heals_it_heals_the_next_time() {
+fn reclaiming_is_completed_after_a_kill() {
     if !heal::has_machine_id("a kill while leases are reclaimed") {
         return;
     }

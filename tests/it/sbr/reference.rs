@@ -60,7 +60,7 @@ fn two_addresses() -> Pod {
 }
 
 #[test]
-fn rules_and_routes_of_ipv4_are_those_of_the_reference() {
+fn rules_and_routes_of_ipv4_equal_the_references() {
     let Some(peer) = compare::peer("parity of sbr") else { return };
     for (name, pod) in PODS {
         let run = |program| {
@@ -75,7 +75,7 @@ fn rules_and_routes_of_ipv4_are_those_of_the_reference() {
 }
 
 #[test]
-fn ipv6_differs_in_what_docs_parity_names_only() {
+fn ipv6_differs_only_as_documented_in_parity() {
     let Some(peer) = compare::peer("parity of sbr with IPv6") else { return };
     let run = |program| {
         let pod = Pod::dual();

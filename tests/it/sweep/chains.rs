@@ -121,13 +121,13 @@ macro_rules! chains {
                 Chain { name: stringify!($name), prepare: $prepare, plugins: $plugins };
 
             #[test]
-            fn a_kill_or_an_error_at_some_points_leaves_nothing() {
+            fn kills_and_errors_at_sampled_points_leave_nothing() {
                 sweep(&CHAIN, Some(SAMPLE));
             }
 
             #[test]
             #[ignore = "takes minutes: make soak"]
-            fn a_kill_or_an_error_at_any_point_leaves_nothing() {
+            fn kills_and_errors_at_every_point_leave_nothing() {
                 sweep(&CHAIN, None);
             }
         }

@@ -21,7 +21,7 @@ fn call(net: &Net<'_>, pod: &Pod<'_>, verb: &str, ours: bool) -> Call {
 }
 
 #[test]
-fn backups_are_those_of_the_reference_both_ways() {
+fn backups_work_with_the_reference_in_both_directions() {
     if peer("tuning").is_none() {
         return;
     }
@@ -63,7 +63,7 @@ fn backups_are_those_of_the_reference_both_ways() {
 }
 
 #[test]
-fn the_references_backup_survives_our_second_add() {
+fn a_backup_of_the_reference_survives_a_second_add() {
     let Some(dir) = peer("tuning") else { return };
     let pod = ATTRIBUTES.pod("1.0.0");
     let before = pod.state();

@@ -44,7 +44,7 @@ fn state(pod: &Pod, table: u64) -> String {
 }
 
 #[test]
-fn members_tables_and_routes_are_those_of_the_reference() {
+fn members_tables_and_routes_equal_the_references() {
     needs!(lane::VRF);
     let Some(peer) = compare::peer("parity of vrf") else { return };
     for table in [0, 1001] {
