@@ -152,8 +152,8 @@ fn advice(source: &str) -> Vec<String> {
     let places = [
         r"with_details\(",
         r"with_remedy\(",
-        r"(?:let|const) (?:mut )?(?:remedy|details|cure|[A-Z_]*REMEDY\w*|LACKING_MODULE|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
-        r"fn (?:\w*remedy\w*|correction|grammar|suggestion|in_quotes|in_list|under_another_name|beside_capabilities|label_of|accept_by_iptables)\b[^{;]*\{",
+        r"(?:let|const) (?:mut )?(?:remedy|details|[A-Z_]*REMEDY\w*|LACKING_MODULE|DEL_FIRST|DETACH|COLLECT|RECREATE|LIST|IN_NAME)\b[^=;]*=",
+        r"fn (?:\w*remedy\w*|\w*correction\w*|accept_by_iptables|accept_commands)\b[^{;]*\{",
     ];
     let mut ranges = Vec::new();
     for place in places {
@@ -164,7 +164,7 @@ fn advice(source: &str) -> Vec<String> {
         }
     }
     // The remedy is the last argument.
-    for call in Regex::new(r"(?:Finding::(?:error|warning|note)|mistake|report)\(")
+    for call in Regex::new(r"(?:Finding::new_(?:error|warning|note)|mistake_error|report_\w+|print_report)\(")
         .unwrap()
         .find_iter(&code)
     {
