@@ -164,9 +164,11 @@ fn advice(source: &str) -> Vec<String> {
         }
     }
     // The remedy is the last argument.
-    for call in Regex::new(r"(?:Finding::new_(?:error|warning|note)|mistake_error|report_\w+|print_report)\(")
-        .unwrap()
-        .find_iter(&code)
+    for call in Regex::new(
+        r"(?:Finding::new_(?:error|warning|note)|mistake_error|report_\w+|print_report)\(",
+    )
+    .unwrap()
+    .find_iter(&code)
     {
         let range = extent(&code, call.end() - 1);
         if let Some(last) = found.iter().rfind(|literal| range.contains(&literal.start)) {

@@ -1,6 +1,6 @@
 //! The lease store as a whole: both implementations' leases, garbage collection, many at once.
 
-mod heal;
+mod reclaim;
 mod trespass;
 mod trust;
 

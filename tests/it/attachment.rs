@@ -51,8 +51,6 @@ impl<'n> Chain<'n> {
             self.behind(plugin, "ADD", id, prev).netns(&container.path()).result();
         }
     }
-
-    /// ADD of all plugins.
     fn add(&self, id: &str, container: &Container) -> Value {
         let path = container.path();
         let prev = self.call("bridge", "ADD", id, &json!({})).netns(&path).result();

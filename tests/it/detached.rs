@@ -18,7 +18,6 @@ enum Caller {
     BelowInit,
     /// A child of a process 1 that has the default action for `SIGCHLD`.
     BelowOther,
-    /// Process 1.
     Init,
 }
 

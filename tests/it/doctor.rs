@@ -135,7 +135,7 @@ impl Ward {
     }
 
     /// Applies a remedy of the report.
-    fn cure(&self, subject: &str, cure: &str) {
+    fn apply_remedy(&self, subject: &str, remedy: &str) {
         let commands = [
             "nsenter ",
             "ip ",
@@ -148,15 +148,15 @@ impl Ward {
             "iptables-legacy ",
             "ip6tables-legacy ",
         ];
-        if cure.starts_with("delete the container") {
+        if remedy.starts_with("delete the container") {
             let pod = usize::from(subject.contains("pod1"));
             self.detach(pod);
             self.attach(pod);
             return;
         }
-        let command = cure.trim_start_matches('"').replace("cnibox repair\"", "cnibox repair #");
+        let command = remedy.trim_start_matches('"').replace("cnibox repair\"", "cnibox repair #");
         let start = commands.iter().filter_map(|word| command.find(word)).min();
-        let command = &command[start.unwrap_or_else(|| panic!("no command: {cure}"))..];
+        let command = &command[start.unwrap_or_else(|| panic!("no command: {remedy}"))..];
         if let Some(args) = command.strip_prefix("cnibox ") {
             let mut args: Vec<&str> =
                 args.split_whitespace().take_while(|word| *word != "#").collect();
@@ -196,12 +196,12 @@ const ROUNDS: usize = 5;
 
 /// Injects each defect into a healthy node: doctor reports it as an error, and the reported remedy
 /// removes it.
-fn assert_cured(defects: &[(&str, &str)]) {
-    assert_each_cured(defects, 1);
+fn assert_remedied(defects: &[(&str, &str)]) {
+    assert_remedied_with_status(defects, 1);
 }
 
 /// The same with `expected` as doctor's exit status.
-fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
+fn assert_remedied_with_status(defects: &[(&str, &str)], expected: i32) {
     for (defect, named) in defects {
         let ward = Ward::new();
         assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}");
@@ -210,9 +210,9 @@ fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
         assert!(status == Some(expected) && text.contains(named), "{defect}: {status:?} {text}");
         for _ in 0..ROUNDS {
             for diagnosis in ward.diagnoses() {
-                let [subject, cure] =
+                let [subject, remedy] =
                     ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-                ward.cure(subject, cure);
+                ward.apply_remedy(subject, remedy);
             }
         }
         assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}: {text}");
@@ -221,7 +221,7 @@ fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
 
 #[test]
 fn flushed_rules_are_reported_and_restored() {
-    assert_cured(&[
+    assert_remedied(&[
         ("nft flush ruleset", "missing: table inet cnibox_portmap is gone"),
         (
             "nft delete table inet cnibox_masquerade",
@@ -244,7 +244,7 @@ fn flushed_rules_are_reported_and_restored() {
 
 #[test]
 fn damaged_host_links_are_reported_with_a_remedy() {
-    assert_cured(&[
+    assert_remedied(&[
         ("ip link set cni0 down", "interface \"cni0\" is down; ip link set cni0 up"),
         ("ip link del cni0", "Interface name cni0 not found"),
         (
@@ -280,8 +280,9 @@ fn deleted_links_are_reported() {
         let why = "was not detached: its link on the host is gone";
         assert!(status == Some(1) && text.contains(why), "{defect}: {status:?} {text}");
         for diagnosis in ward.diagnoses() {
-            let [subject, cure] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-            ward.cure(subject, cure);
+            let [subject, remedy] =
+                ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+            ward.apply_remedy(subject, remedy);
         }
         assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()), "{defect}");
     }
@@ -289,7 +290,7 @@ fn deleted_links_are_reported() {
 
 #[test]
 fn damaged_container_interfaces_are_reported() {
-    assert_cured(&[
+    assert_remedied(&[
         ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
         (
             "$N ip link set eth0 down; $N ip link set eth0 name eth7",
@@ -317,7 +318,7 @@ fn damaged_container_interfaces_are_reported() {
 
 #[test]
 fn wrong_kernel_parameters_are_reported_with_a_remedy() {
-    assert_cured(&[
+    assert_remedied(&[
         ("sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward is 0"),
         ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
         (
@@ -336,7 +337,7 @@ fn wrong_kernel_parameters_are_reported_with_a_remedy() {
 
 #[test]
 fn foreign_rules_that_drop_traffic_are_reported() {
-    assert_each_cured(
+    assert_remedied_with_status(
         &[
             (
                 "nft 'table inet theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'",
@@ -441,8 +442,8 @@ fn strict_reverse_path_filtering_is_reported() {
         "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
     assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
     for diagnosis in ward.diagnoses() {
-        let [subject, cure] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-        ward.cure(subject, cure);
+        let [subject, remedy] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+        ward.apply_remedy(subject, remedy);
     }
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
 }

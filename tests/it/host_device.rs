@@ -21,8 +21,6 @@ use crate::support::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, no
 use crate::support::node::{Container, MILESTONES, Node, Snapshot, VERSIONS, eventually};
 use crate::support::parallel::at_once;
 use crate::support::traffic::{Place, tcp, udp};
-
-/// The MAC of the device.
 const MAC: &str = "02:00:00:00:00:d0";
 
 /// Creates the device `hd0`: up, with an alternative name, an address of each family, a route and
@@ -70,9 +68,8 @@ fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
 }
 
-/// Moves the container's device to the host, as the kernel does with physical devices when a namespace ends: a veth it
-/// deletes.
-/// `name` is its name there.
+/// Moves the container's device to the host under `name`, as the kernel does with physical devices when a namespace
+/// ends. (A veth would be deleted by the kernel.)
 fn fall_back(container: &Container, name: &str) {
     let host = File::open("/proc/thread-self/ns/net").unwrap();
     let home = format!("/proc/{}/fd/{}", process::id(), host.as_raw_fd());

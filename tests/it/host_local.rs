@@ -2,8 +2,8 @@
 
 mod config;
 mod crowd;
-pub(crate) mod heal;
 mod kills;
+pub(crate) mod reclaim;
 mod requested;
 mod store;
 

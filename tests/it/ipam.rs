@@ -180,7 +180,7 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
     });
     let dry = ends_with(1, &gc(&node, "--dry-run"));
-    // The default directory of leases, which is this machine's, is looked into as well.
+    // The default directory of leases, which is this machine's, is searched, too.
     let own = dry.stdout.lines().filter(|line| line.contains(" 203.0.113."));
     let own = own.collect::<Vec<_>>().join("\n") + "\n";
     assert_eq!(own, dry_line("more") + &dry_line("pods"));

@@ -31,8 +31,6 @@ const DIFFERENCES: [(&str, &str, &str); 9] = [
     ("container addr", "fd00", " nodad"),
     ("container addr", "fd00", " tentative"),
 ];
-
-/// The plugins to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side<'a> {
     Ours,

@@ -192,8 +192,6 @@ fn flannel(node: &Node, _: usize) -> Value {
             "delegate": {"bridge": "br0", "isDefaultGateway": true, "ipMasqBackend": "nftables"}}]),
     )
 }
-
-/// A feature on a node.
 struct Run<'n> {
     node: &'n Node,
     feature: &'static Feature,

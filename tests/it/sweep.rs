@@ -33,8 +33,6 @@ const SCRATCH: usize = 3;
 /// Prints the kernel parameters that plugins set.
 const SYSCTLS: &str =
     "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
-
-/// A chain of plugins.
 struct Chain {
     name: &'static str,
     /// Creates the host state that the chain needs; called again after a namespace has been
@@ -248,8 +246,6 @@ fn answers(point: &Syscall) -> bool {
 
 /// The state of the host and of the container, if it exists.
 type State = [Option<Snapshot>; 2];
-
-/// A world in use.
 struct Stage<'w> {
     world: &'w World,
     bystander: Pod<'w>,

@@ -31,8 +31,7 @@ struct Case {
     list: Vec<Value>,
     /// The keys that only some releases of the reference have, and with which they differ otherwise.
     is_new: bool,
-    /// What the reference leaves where it deletes, of its own containers as well; with the row of
-    /// docs/parity.md.
+    /// What a DEL of the reference leaves, even of a container that it added itself; a row of docs/parity.md.
     leaves: &'static str,
 }
 
@@ -141,8 +140,6 @@ struct Site<'c> {
     /// The plugins whose CHECK by the reference passes what the reference added.
     checks: Vec<bool>,
 }
-
-/// An attached container.
 struct Pod {
     container: Container,
     id: String,

@@ -200,8 +200,8 @@ fn host_local_takes_any_absolute_directory() {
     net(&anywhere).call("DEL", "c1").ok();
 }
 
-/// A FIFO, an endless device and a huge file in place of each file that a configuration or a directory of state leads
-/// to.
+/// Each file that a configuration names or that is in a state directory is replaced by a FIFO, an endless device and a
+/// huge file.
 #[test]
 fn special_and_huge_files_in_place_of_state_are_refused() {
     for make in ["mkfifo", "ln -sf /dev/zero", "truncate -s 3G"] {

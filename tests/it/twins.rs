@@ -4,7 +4,7 @@
 //! which are rows of docs/parity.md. At the end, nothing may be left on the node of cnibox.
 //!
 //! Release 0.2.0 differed in 53 of the 200 sequences: it took over host routes (seeds 26, 64, 66), deleted a second
-//! interface with the same MAC address (145, 184), ended masquerading of an address that another container had as well
+//! interface with the same MAC address (145, 184), ended masquerading of an address that another container also had
 //! (73, 125, 192), released valid leases at GC (62, 67, 79), refused at CHECK what the reference had added (21, 40, 54,
 //! 77, 87), and kept what tuning had changed under the former name of the network (110, 113).
 //!

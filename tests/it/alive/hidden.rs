@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 
 use super::{IP, KINDS, PORT, World};
-use crate::host_local::heal::Background;
+use crate::host_local::reclaim::Background;
 use crate::support::node::{Container, eventually};
 
 /// A way to hide the container.

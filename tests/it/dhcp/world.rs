@@ -209,8 +209,6 @@ impl World {
     pub(super) fn ipam(&self, keys: &Value) -> Value {
         merged(&json!({"type": "dhcp", "daemonSocketPath": self.socket()}), keys)
     }
-
-    /// A bridge network.
     pub(super) fn net(&self, version: &'static str) -> Net<'_> {
         let keys = json!({"bridge": "br0", "ipam": self.ipam(&json!({}))});
         Net::new(&self.node, "bridge", version, &keys)

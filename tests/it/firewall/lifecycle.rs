@@ -318,8 +318,8 @@ fn nftables_starts_no_program() {
     }
 }
 
-/// The link of a policy without a bridge goes with its container, and so does the policy: every packet passes the
-/// rules.
+/// The policy of a container without a bridge names its link on the host. Every packet passes these rules, so those of
+/// missing links are deleted.
 #[test]
 fn policies_of_missing_links_are_removed() {
     for backend in BACKENDS {

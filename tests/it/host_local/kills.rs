@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{heal, net};
+use super::{net, reclaim};
 use crate::support::net::{Net, merged};
 use crate::support::node::{Call, Node, eventually};
 use crate::support::strace::{self, Syscall};
@@ -209,7 +209,7 @@ fn the_store_survives_kills_at_random_times() {
 
 #[test]
 fn reclaiming_is_completed_after_a_kill() {
-    if !heal::has_machine_id("a kill while leases are reclaimed") {
+    if !reclaim::has_machine_id("a kill while leases are reclaimed") {
         return;
     }
     let node = Node::new();
@@ -218,7 +218,7 @@ fn reclaiming_is_completed_after_a_kill() {
     let add = |id: &str| net.call("ADD", id).netns("/no/such");
     let dead = |id: &str| {
         add(id).result();
-        heal::age(&net);
+        reclaim::age(&net);
     };
     dead("dead");
     let (outcome, calls) = strace::record(&node, &add("next"));

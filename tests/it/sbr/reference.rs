@@ -39,8 +39,6 @@ fn on(
 
 /// A name and the constructor of a pod.
 type Kind = (&'static str, fn() -> Pod);
-
-/// The pods to compare.
 const PODS: [Kind; 3] =
     [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
 

@@ -64,8 +64,6 @@ impl Node {
         node.sh("ip link set lo up");
         node
     }
-
-    /// The plugin directory.
     pub(crate) fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
     }
@@ -386,16 +384,12 @@ impl Call {
         }
     }
 }
-
-/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
-
-/// An error object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) code: u64,

@@ -7,8 +7,6 @@ use crate::support::net::{merged, wire};
 use crate::support::node::Node;
 
 fn nothing(_: &Node) {}
-
-/// Creates the master.
 fn uplink(node: &Node) {
     if !node.ip("link").to_string().contains("wire0") {
         wire(node);

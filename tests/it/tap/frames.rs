@@ -15,8 +15,6 @@ use super::simple;
 use crate::support::node::{Container, Node, eventually};
 
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
-
-/// `struct ifreq`.
 #[repr(C)]
 struct Request {
     name: [u8; 16],

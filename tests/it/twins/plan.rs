@@ -67,8 +67,6 @@ impl Network {
     pub(super) fn has(&self, extra: Extra) -> bool {
         self.extras.contains(&extra)
     }
-
-    /// The list of plugins.
     pub(super) fn conf(&self, node: &Node, rules: Rules) -> Value {
         let route = json!([{"dst": "0.0.0.0/0"}]);
         let pool = |subnet: &str| {

@@ -24,8 +24,6 @@ pub(super) enum Plugins {
     Cnibox,
     Reference,
 }
-
-/// What to do next.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
     Do(Step),

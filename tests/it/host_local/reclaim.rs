@@ -281,7 +281,7 @@ fn a_lease_of_an_uncertain_owner_is_kept() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
     let wanted = net.call("ADD", "c2").netns("/x");
-    // host-local is told of no link, whatever the path.
+    // Whatever the path: host-local knows no link of the container.
     let container = Container::new();
     for path in [container.path(), "/no/such".into(), "/proc/self/status".into()] {
         net.call("ADD", "c1").netns(&path).result();
