@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sorted_unique_and_described_in_a_line() {
+    fn applets_are_sorted_unique_and_have_a_one_line_description() {
         assert!(APPLETS.is_sorted_by(|a, b| a.name < b.name));
         for applet in APPLETS {
             assert!(applet.about.len() <= 60, "{}: {}", applet.name, applet.about.len());
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_plugin_that_its_name_ends_in() {
+    fn the_end_of_a_file_name_selects_the_plugin() {
         let name = |file| TABLE.find_by_file_name(file).map(|applet| applet.name);
         for (file, applet) in [
             ("bridge", Some("bridge")),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_exact() {
+    fn applets_are_found_by_exact_name_only() {
         assert!(
             TABLE.find_applet("bridge").is_some()
                 && TABLE.find_applet("bridg").is_none()

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn context_goes_in_front_and_details_stay() {
+    fn context_is_prepended_and_details_are_kept() {
         let error = Error::config("no such master").with_details("create it").context("macvlan");
         assert_eq!(error.to_string(), "macvlan: no such master; create it");
         assert_eq!(error.code(), ErrorCode::INVALID_CONFIG);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn errno_texts_are_those_runtimes_match_on() {
+    fn errno_texts_are_those_that_runtimes_match() {
         assert_eq!(errno_text(Errno::ENOENT), "no such file or directory");
         assert_eq!(errno_text(Errno::EIO), "I/O error");
         let error = io::Error::from_raw_os_error(libc_enoent());

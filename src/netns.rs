@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_no_namespaces() {
+    fn other_files_are_refused_as_namespaces() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (path, gone, text) in [
             ("/no/such", true, "failed to Statfs \"/no/such\": no such file or directory"),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn run_inside_returns_also_after_a_panic() {
+    fn run_returns_to_the_host_after_a_panic() {
         isolate_test_thread();
         let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
         assert!(!home.is_same_as(&other).unwrap());
@@ -427,8 +427,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_way_back_a_thread_enters_instead() {
-        const NAME: &str = "netns::tests::without_a_way_back_a_thread_enters_instead";
+    fn a_thread_enters_if_returning_is_impossible() {
+        const NAME: &str = "netns::tests::a_thread_enters_if_returning_is_impossible";
         const IN_CHILD: &str = "CNIBOX_TEST_IN_CHILD";
         if env::var_os(IN_CHILD).is_none() {
             isolate_test_thread();

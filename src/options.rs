@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_anywhere_before_two_dashes() {
+    fn options_may_stand_anywhere_before_two_dashes() {
         let given = line(&["a", "--mode", "x", "-n", "b", "--mode=y", "--", "--json"]);
         assert_eq!(given.words, ["a", "b", "--json"]);
         assert_eq!(given.all_values("--mode").collect::<Vec<_>>(), ["x", "y"]);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version() {
+    fn help_and_version_are_options() {
         for args in [["-h"], ["--help"], ["help"]] {
             assert_eq!(parsed(&args).unwrap(), ParsedCommandLine::Help);
         }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn wrong_options_are_named_with_a_suggestion() {
         for (args, message) in [
             (vec!["--mod=x"], "unknown option: --mod; did you mean --mode?"),
             (vec!["--colour"], "unknown option: --colour"),

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_unique_and_a_failure_does_not_stop_repair() {
+    fn findings_are_unique_and_failures_do_not_stop_repairs() {
         let mut repairs = RepairFindings::new(false);
         for _ in 0..2 {
             repairs.restore_missing("bridge \"cni0\"", || Ok(()));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn some_keys_can_only_be_written() {
+    fn write_only_keys_are_not_read() {
         isolate_test_thread();
         assert_eq!(read_if_readable("net/ipv4/route/flush"), Ok(None));
         assert_eq!(read_if_readable("net/ipv4/ip_forward"), Ok(Some("0".to_owned())));

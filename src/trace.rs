@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_of_trace_context() {
+    fn trace_context_headers_are_parsed() {
         let parent =
             TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
         assert_eq!(parent.trace, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_recording_no_attribute_is_evaluated() {
+    fn attributes_are_evaluated_only_while_recording() {
         let span = begin_span("netlink");
         span.add_text("key", || -> String { unreachable!("not recording") });
         assert_eq!((traceparent_value(), finish_recording(&str::to_owned)), (None, None));
     }
 
     #[test]
-    fn a_child_process_gets_the_span_that_is_open() {
+    fn a_child_process_inherits_the_open_span() {
         let parent = TraceParent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
         start_recording("bridge ADD".to_owned(), parent);
         let header = traceparent_value().unwrap();

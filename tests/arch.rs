@@ -498,13 +498,13 @@ fn imports_go_down_only() {
 }
 
 #[test]
-fn files_of_a_directory_import_each_other_in_one_direction() {
+fn files_of_a_directory_have_no_import_cycles() {
     fail_on("rings", &rings(&sources()));
     fail_on("rings of the suite", &rings(&sources_of(SUITE)));
 }
 
 #[test]
-fn rings_are_found_through_a_list_of_names() {
+fn import_cycles_are_found_through_a_list_of_names() {
     let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
     let all = [
         source("a/mod.rs", "mod b;\nmod c;\npub use self::b::{B, X};\n"),
@@ -517,7 +517,7 @@ fn rings_are_found_through_a_list_of_names() {
 }
 
 #[test]
-fn rings_are_found_through_an_item_of_the_directory() {
+fn import_cycles_are_found_through_an_item_of_mod_rs() {
     let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
     let mut all = [
         source(
@@ -549,12 +549,12 @@ fn the_conformance_suite_uses_nothing_of_the_library() {
 }
 
 #[test]
-fn plugins_do_not_know_each_other() {
+fn plugins_do_not_import_each_other() {
     fail_on("plugins that import plugins", &all_broken(sideways));
 }
 
 #[test]
-fn some_things_have_one_place() {
+fn restricted_words_are_used_in_one_place_only() {
     fail_on("words out of their place", &all_broken(misplaced));
 }
 
@@ -600,7 +600,28 @@ fn names_of_tests_are_short() {
 }
 
 #[test]
-fn paths_are_followed_from_the_crate_down() {
+fn the_map_of_integration_tests_lists_every_module() {
+    let read = |path: &str| fs::read_to_string(root().join("tests/it").join(path)).unwrap();
+    let (main, support) = (read("main.rs"), read("support.rs"));
+    let mapped: BTreeSet<String> = main
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | ")?.split(" | ").next())
+        .flat_map(|cell| cell.split(", "))
+        .filter_map(|name| Some(name.strip_prefix('`')?.strip_suffix('`')?.to_owned()))
+        .collect();
+    let modules = |text: &str, prefix: &str| {
+        let name = |line: &str| Some(line.split_once("mod ")?.1.strip_suffix(';')?.to_owned());
+        let code = text.lines().filter(|line| !line.starts_with("//")).filter_map(name);
+        code.map(|name| format!("{prefix}{name}")).collect::<BTreeSet<_>>()
+    };
+    let mut all = modules(&main, "");
+    assert!(all.remove("support"));
+    all.append(&mut modules(&support, "support::"));
+    assert_eq!(mapped, all);
+}
+
+#[test]
+fn imported_paths_are_resolved() {
     let imports = |path: &str, text: &str| {
         let imports = Source { path: path.to_owned(), text: text.to_owned() }.imports();
         imports.into_iter().map(|path| path.join("::")).collect::<Vec<_>>()
@@ -617,7 +638,7 @@ fn paths_are_followed_from_the_crate_down() {
 
 /// Regression test: the checks once missed code behind the tests' module, and paths with `super`.
 #[test]
-fn what_is_planted_is_found() {
+fn planted_violations_are_found() {
     for header in [
         "//! x\n#[cfg(test)]\nmod tests;\n",
         "//! x\n#[cfg(test)]\n#[path = \"y\"]\nmod tests;\n",

@@ -197,7 +197,7 @@ fn files_named_in_the_architecture_exist() {
 
 /// The table of the tools' options has each option in the row of its tools, and no other.
 #[test]
-fn operators_find_every_option_of_every_tool() {
+fn the_operator_guide_lists_every_option_of_every_tool() {
     let text = fs::read_to_string(root().join("docs/operator.md")).unwrap();
     let section = text.split("## Tools and their options").nth(1).unwrap();
     let section = section.split("\n## ").next().unwrap();
@@ -231,7 +231,7 @@ fn operators_find_every_option_of_every_tool() {
 }
 
 #[test]
-fn image_builders_find_every_plugin() {
+fn the_image_guide_lists_every_plugin() {
     let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();
     for name in plugins() {
         let row = format!("| `{name}` |");
@@ -286,7 +286,7 @@ fn unsaid<'t>(messages: impl Iterator<Item = &'t str>) -> Vec<(&'t str, &'t str)
 }
 
 #[test]
-fn operators_are_told_of_messages_that_exist() {
+fn the_operator_guide_quotes_existing_messages() {
     let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();
     let table = page.split("| message |").nth(1).unwrap();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -297,7 +297,7 @@ fn operators_are_told_of_messages_that_exist() {
 }
 
 #[test]
-fn errors_of_plugins_exist() {
+fn plugin_pages_quote_existing_errors() {
     let pages: String = plugins().chain(["README"]).map(page).collect();
     let sections = pages.split("\n## ").filter(|section| section.starts_with("Errors"));
     let items = sections.flat_map(|section| section.split("\n- ").skip(1));
@@ -306,7 +306,7 @@ fn errors_of_plugins_exist() {
 }
 
 #[test]
-fn releases_are_named_once() {
+fn every_file_names_the_version_of_the_manifest() {
     let version = env!("CARGO_PKG_VERSION");
     let places = [
         ("packaging/kubernetes/base/kustomization.yaml", format!("    newTag: {version}\n")),
@@ -369,7 +369,7 @@ fn anchors(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_are_valid() {
     let mut dead = Vec::new();
     for page in pages().into_iter().chain([root().join("crates/cni-sanity/README.md")]) {
         let text = fs::read_to_string(&page).unwrap();
@@ -441,7 +441,7 @@ fn pages_name_the_repository_of_the_manifest() {
 }
 
 #[test]
-fn the_keys_of_the_source_are_found() {
+fn keys_of_configuration_structs_are_found() {
     let text = "
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = \"camelCase\", default)]

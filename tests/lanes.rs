@@ -61,7 +61,7 @@ fn echo(text: &str) -> String {
 }
 
 #[test]
-fn a_test_that_passes_at_the_second_try_fails_only_make_soak() {
+fn a_test_that_passes_when_retried_fails_only_make_soak() {
     let (good, said) = run(&unit(PASSED), 0, "exit 1", true);
     assert!(good && said.contains("1 passed, 0 failed, "), "{said}");
     assert!(said.contains("second tries: 0;"), "{said}");
@@ -75,7 +75,7 @@ fn a_test_that_passes_at_the_second_try_fails_only_make_soak() {
 }
 
 #[test]
-fn a_second_try_that_runs_no_test_or_fails_fails_the_run() {
+fn a_failed_or_empty_retry_fails_the_run() {
     for alone in [echo(FAILED) + "; exit 101", echo(NONE), echo(PASSED) + "; exit 1"] {
         let (good, said) = run(&unit(FAILED), 101, &alone, false);
         assert!(!good && said.contains("second tries: 1;"), "{said}");
@@ -83,7 +83,7 @@ fn a_second_try_that_runs_no_test_or_fails_fails_the_run() {
 }
 
 #[test]
-fn some_failures_are_final() {
+fn doctests_and_many_failures_are_not_retried() {
     let four = FAILED.replace("test a::b ... FAILED\n", &"test a::b ... FAILED\n".repeat(4));
     let four = four.replace("1 failed", "4 failed");
     let document = FAILED.replace("a::b", "src/runtime/mod.rs - runtime (line 13)");

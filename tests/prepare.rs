@@ -83,7 +83,7 @@ fn nothing_is_installed_with_deps_no() {
 }
 
 #[test]
-fn deps_no_goes_on_without_what_is_not_needed() {
+fn deps_no_continues_without_optional_programs() {
     let machine =
         Machine::new().debian("").program("cc", CC).program("ip", "").program("unshare", "");
     let (enough, said) = machine.prepare("bench", &[("DEPS", "no"), ("PEER", "/nonexistent")]);
@@ -93,7 +93,7 @@ fn deps_no_goes_on_without_what_is_not_needed() {
 }
 
 #[test]
-fn root_on_debian_gets_a_compiler() {
+fn root_on_debian_may_install_a_compiler() {
     let compiler =
         "case $* in *install*) printf '#!/bin/sh\\necho /dev/null\\n' >cc; chmod +x cc ;; esac";
     let machine = Machine::new().debian(&compiler.replace("chmod", "/bin/chmod"));
@@ -105,7 +105,7 @@ fn root_on_debian_gets_a_compiler() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_what_root_does() {
+fn an_ordinary_user_gets_the_commands_for_root() {
     let machine = Machine::new().debian("").program("id", "echo 1000");
     let (enough, said) = machine.prepare("build", &[]);
     assert!(!enough && said.contains("As root: apt-get install gcc libc6-dev\n"), "{said}");
@@ -115,7 +115,7 @@ fn an_ordinary_user_is_told_what_root_does() {
 }
 
 #[test]
-fn other_systems_get_the_names_of_their_packages() {
+fn other_systems_get_their_package_names() {
     for (manager, command) in [
         ("dnf", "dnf install gcc glibc-static"),
         ("zypper", "zypper install gcc glibc-devel-static"),
@@ -131,7 +131,7 @@ fn other_systems_get_the_names_of_their_packages() {
 }
 
 #[test]
-fn an_old_rust_and_an_old_kernel_are_named() {
+fn outdated_rust_and_kernel_are_named() {
     let machine = Machine::new().program("cc", CC).program("rustc", "echo 'rustc 1.63.0'");
     let (enough, said) = machine.prepare("build", &[]);
     assert!(!enough && said.contains("found: rustc 1.63.0\n"), "{said}");
@@ -147,7 +147,7 @@ fn an_old_rust_and_an_old_kernel_are_named() {
 }
 
 #[test]
-fn a_demo_that_cannot_be_shown_is_not_built() {
+fn a_demo_is_not_built_without_privileges() {
     let machine =
         ["ip", "ping", "nsenter"].into_iter().fold(Machine::new(), |m, p| m.program(p, ""));
     let machine = machine.program("cc", CC).program("readlink", "echo /run").program("unshare", "");

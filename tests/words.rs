@@ -240,7 +240,7 @@ fn texts_in_the_source_have_no_words_of_the_program() {
 }
 
 #[test]
-fn the_inventory_of_advice_is_complete() {
+fn advice_is_followed_or_listed_in_words_txt() {
     let followed: Vec<Value> =
         messages().into_iter().filter(|message| !message["follow"].is_null()).collect();
     let is_followed =

@@ -127,7 +127,7 @@ fn workflows_call_targets_that_exist() {
 }
 
 #[test]
-fn the_oldest_rust_is_what_the_workflow_has() {
+fn the_minimum_rust_version_is_that_of_the_workflow() {
     let workflow = fs::read_to_string(root().join(".github/workflows/ci.yml")).unwrap();
     let workflow = parse(&workflow).unwrap();
     let steps = workflow["jobs"]["msrv"]["steps"].as_vec().unwrap();

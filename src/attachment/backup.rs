@@ -131,7 +131,7 @@ mod tests {
     const OWNER: AttachmentId<'_> = AttachmentId { network: "n", ifname: "eth0", id: "c1" };
 
     #[test]
-    fn written_listed_and_removed() {
+    fn backups_are_written_listed_and_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/tuning");
         assert_eq!(read_backups(&dir).unwrap(), []);

@@ -134,7 +134,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_earlier_boot_is_proved_by_three_facts() {
+    fn an_earlier_boot_needs_machine_boot_id_and_time() {
         const LONG_AGO: i64 = 1_000_000_000;
         const FUTURE: i64 = 1 << 40;
         for (then, now, created, made) in [
@@ -160,7 +160,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_machine_id() {
+    fn invalid_machine_ids_are_ignored() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         for text in ["", "uninitialized\n", "0123456789abcdef0123456789abcde"] {

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_labels_have_an_instance() {
+    fn instance_ids_are_read_from_own_labels_only() {
         let owner = AttachmentId { network: "n", ifname: "eth0", id: "c1" };
         let instance = owner.instance_id();
         assert_eq!(instance_in_label(&format!("{instance}, id: c1")), Some(instance.as_str()));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_plugins_own_keys_pass() {
+    fn args_keep_only_the_keys_of_the_plugin() {
         let args = parse("IP=10.0.0.5;GATEWAY=10.0.0.1").unwrap();
         assert_eq!(args.parse_value("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
         assert_eq!(args.parse_value("ip", text).unwrap(), None);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_pairs() {
+    fn malformed_args_are_refused() {
         for bad in [
             "none",
             "A",

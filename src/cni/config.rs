@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn common_keys() {
+    fn common_keys_are_read_in_any_case() {
         let conf = parse(r#"{"NAME":"n","cniversion":"1.0.0","ipam":{"type":"x"},"dns":{}}"#);
         assert_eq!((conf.name.as_str(), conf.cni_version.as_str()), ("n", "1.0.0"));
         assert_eq!(conf.ipam_type, "x");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn codes() {
+    fn invalid_configurations_have_the_right_error_code() {
         for (text, code) in [
             ("", ErrorCode::DECODE),
             ("[]", ErrorCode::DECODE),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn attachments_absent_empty_and_given() {
+    fn valid_attachments_may_be_absent_empty_or_given() {
         let valid = |text: &str| parse(text).valid_attachments().unwrap();
         assert_eq!(valid(r#"{"name":"n"}"#), None);
         assert_eq!(valid(r#"{"name":"n","cni.dev/valid-attachments":null}"#), Some(vec![]));

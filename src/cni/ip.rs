@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts() {
+    fn addresses_and_prefixes_are_parsed_as_the_reference_does() {
         assert_eq!(parse_ip("::ffff:10.1.2.3").unwrap().to_string(), "10.1.2.3");
         assert_eq!(parse_cidr("10.1.0.5/16").unwrap().to_string(), "10.1.0.5/16");
         assert_eq!(parse_cidr("::ffff:10.1.0.5/112").unwrap().to_string(), "10.1.0.5/16");

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers() {
+    fn invalid_identifiers_are_refused() {
         for good in ["a", "1", "a-b_c.d", "0123456789abcdef"] {
             assert!(ContainerId::parse(good).is_ok() && NetworkName::parse(good).is_ok(), "{good}");
         }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_names() {
+    fn invalid_interface_names_are_refused() {
         assert!(InterfaceName::parse("fifteen-bytes-x").is_ok());
         for (bad, msg) in [
             ("", "interface name is empty"),

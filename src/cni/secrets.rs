@@ -311,7 +311,7 @@ mod tests {
 
     /// The keys and values of real configurations, each with a secret that starts with `SECRET`.
     #[test]
-    fn nothing_of_unknown_keys_is_shown() {
+    fn values_of_unknown_keys_are_left_out() {
         for member in [
             r#""etcd_endpoints":"https://u1:SECRETA@h1:2379,https://u2:SECRETB@h2:2379""#,
             r#""pass":"SECRET""#,
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn known_keys_are_shown() {
+    fn values_of_known_keys_are_shown() {
         for document in [
             r#"{"type":"theirs","ipam":{"type":"x"},"authorized":true,"none":null}"#,
             r#"{"BRIDGE":"http://host/a","ranges":[[{"subnet":"10.0.0.0/24"}]]}"#,
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_in_texts_are_left_out() {
+    fn secrets_are_removed_from_texts() {
         for (text, expected) in [
             ("get https://u:p@h1:1/x: refused", "get https://(left out)@h1:1/x: refused"),
             ("a https://t@h,https://v:p/w@i b", "a https://(left out)@h,https://(left out)@i b"),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_of_a_configuration_are_left_out_of_errors() {
+    fn secrets_of_a_configuration_are_removed_from_errors() {
         let json = br#"{"name":"a net","login":["hunter2"],"pin":"007","tokens":{"a":"t0ken"}}"#;
         let values = find_values(&Json::parse(json).unwrap());
         assert_eq!(values, ["hunter2", "t0ken"]);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments() {
+    fn secrets_are_removed_from_cni_args() {
         let args = "IgnoreUnknown=1;K8S_POD_NAME=p;MYPASS=x;A=Bearer y;z;IP=https://u:p@h;";
         let expected = "IgnoreUnknown=1;K8S_POD_NAME=p;MYPASS=(left out);A=(left out);(left out);\
             IP=https://(left out)@h;";

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_agree() {
+    fn names_and_numbers_of_versions_agree() {
         for version in SpecVersion::ALL {
             assert_eq!(version.as_str().parse::<VersionNumber>().unwrap(), version.into());
             assert_eq!(SpecVersion::parse_exact(version.as_str()), Some(version));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_version() {
+    fn the_nearest_supported_version_is_suggested() {
         let old = [SpecVersion::V0_4_0, SpecVersion::V1_0_0];
         for (text, expected) in [
             ("1.1", "1.1.0"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_texts() {
+    fn incomplete_version_numbers_are_parsed() {
         assert_eq!("".parse::<VersionNumber>().unwrap(), SpecVersion::V0_1_0.into());
         assert_eq!("1".parse::<VersionNumber>().unwrap(), SpecVersion::V1_0_0.into());
         assert_eq!("+1.0".parse::<VersionNumber>().unwrap(), SpecVersion::V1_0_0.into());

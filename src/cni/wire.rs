@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
+    fn messages_round_trip() {
         let error = Error::from_other_plugin(ErrorCode(105), "no <address>", "try later");
         let text = error_text(&error, SpecVersion::V0_4_0);
         assert!(text.starts_with("{\n    \"cniVersion\": \"0.4.0\",\n    \"code\": 105,\n"));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_that_fail_without_an_error_object() {
+    fn failures_without_a_message_are_described() {
         assert_eq!(
             failure("", "").message(),
             "netplugin failed with no error message: exit status 1"

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_options() {
+    fn requested_options_extend_the_defaults() {
         assert_eq!(parameters("{}"), DEFAULTS);
         let two = r#"{"request":[{"option":"121"},{"option":"host-name"},{"option":"121"}]}"#;
         assert_eq!(parameters(two), [121, 12, 3, 1, 6, 15, 119, 26]);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn provided_options() {
+    fn provided_options_are_sent() {
         let conf = ipam(
             r#"{"provide":[{"option":"host-name","value":"a"},{"option":"12","fromArg":"K"},
                 {"option":"60","value":"v","fromArg":"NONE"},{"option":"77"},
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn families_and_their_options() {
+    fn only_options_of_the_requested_family_are_accepted() {
         for (text, families) in [
             ("{}", &[DhcpFamily::V4][..]),
             (r#"{"family":"ipv4"}"#, &[DhcpFamily::V4]),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_options_are_refused() {
         let refusal = |text: &str, args: &str| {
             let error = ipam(text).message_options(args).unwrap_err();
             (error.code(), error.message().to_owned())

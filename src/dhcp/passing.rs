@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_arrive_beside_the_line() {
+    fn descriptors_arrive_with_the_line() {
         let (one, two) = UnixStream::pair().unwrap();
         let file = File::open("/proc/self/status").unwrap();
         let line = vec![b'x'; 100_000];
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_are_no_links_of_procfs() {
+    fn paths_outside_of_procfs_are_not_links_of_procfs() {
         let dir = tempfile::tempdir().unwrap();
         symlink("loop", dir.path().join("loop")).unwrap();
         symlink("/etc/passwd", dir.path().join("file")).unwrap();

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_most_and_differ() {
+    fn waits_double_up_to_the_maximum_and_are_random() {
         let timing = ClientTiming {
             first: Duration::from_secs(4),
             most: Duration::from_secs(64),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_runs() {
+    fn the_clock_advances() {
         assert!(boot_time_now() > Duration::ZERO && boot_time_now() <= boot_time_now());
     }
 }

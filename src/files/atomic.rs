@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replaces_and_leaves_no_temporary() {
+    fn an_atomic_write_leaves_no_temporary_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let writer = AtomicWriter::with_unique_name(&path, Durability::Synced);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leftover_that_shares_its_inode_does_no_harm() {
+    fn a_temporary_file_with_a_hard_link_is_not_written_to() {
         let dir = tempfile::tempdir().unwrap();
         let (temp, old) = (dir.path().join("temp"), dir.path().join("old"));
         fs::write(&temp, "old").unwrap();

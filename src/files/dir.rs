@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn new_directories_are_for_the_owner_only() {
+    fn new_files_and_directories_are_private() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b/c");
         assert!(!require_own_directory(&dir).unwrap());
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn links_files_and_directories_others_can_write_to_are_refused() {
+    fn links_and_directories_writable_by_others_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         for (name, mode) in [("group", 0o770), ("all", 0o1777)] {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_published_also_without_hard_links() {
+    fn publishing_works_without_hard_links() {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         let meta = |name| dir.read_file(name, 9).unwrap().1;
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn overwriting_leaves_nothing_of_a_longer_text() {
+    fn overwriting_truncates_a_longer_file() {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {

@@ -290,7 +290,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn excludes_others_until_dropped() {
+    fn a_lock_excludes_others_until_it_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = FileLock::acquire_exclusive(&path).unwrap();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passing_lock_excludes_and_leaves_no_file() {
+    fn a_removed_lock_file_still_excludes_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns-1-2.lock");
         let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_lock_files_are_removed_unless_held() {
+    fn lock_files_of_killed_processes_are_removed_unless_held() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         for name in ["netns-1-2.lock", "netns-3-4.lock", "other.lock"] {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_list_of_locks() {
+    fn the_holder_is_read_from_proc_locks() {
         let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
         let dev = nix::sys::stat::makedev(8, 1);
         assert_eq!(holder_pid(locks, dev, 9), Some(14));

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_followed() {
+    fn symbolic_links_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (other, link) = (dir.path().join("other"), dir.path().join("link"));
         std::fs::write(&other, "").unwrap();

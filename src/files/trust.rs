@@ -130,7 +130,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn only_directories_of_state_are_named() {
+    fn only_state_directories_are_accepted() {
         for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
             require_data_dir_path(Path::new(path)).unwrap();
         }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_where_only_root_can_make_them() {
+    fn links_in_directories_of_root_are_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         directory(&path("disk"), 0o755);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_through_files_of_other_users_are_refused() {
+    fn paths_through_files_of_another_user_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         directory(&path("theirs"), 0o755);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_needs_a_way_to_it() {
+    fn a_gateway_must_be_reachable() {
         let conf = |kind: &str| {
             NetworkConfig::parse(format!(r#"{{"name":"n","type":"{kind}"}}"#).as_bytes())
         };

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_verb_requires() {
+    fn each_verb_requires_its_variables() {
         let none = |command: &str| CallEnvironment {
             command: command.into(),
             ..CallEnvironment::default()
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_value_hides_missing_ones() {
+    fn an_invalid_variable_is_reported_before_missing_ones() {
         let bad = CallEnvironment { container_id: "a%".into(), path: String::new(), ..env("ADD") };
         assert_eq!(missing(&bad), "invalid characters in containerID");
         let unused = CallEnvironment { container_id: "a/".into(), ..env("GC") };
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn override_values() {
+    fn the_override_of_the_namespace_check_is_a_boolean() {
         for (value, on) in [("1", true), ("TRUE", true), ("yes", false), ("0", false), ("", false)]
         {
             let env =

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_of_the_plugins_are_shown() {
+    fn recordings_show_all_keys_of_plugins() {
         for applet in TABLE.applets {
             let Some(plugin) = applet.as_plugin() else { continue };
             let conf = sample(&(plugin.keys)());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn recordings_of_other_releases_are_redacted() {
+    fn recordings_of_other_releases_lose_their_secrets() {
         let line = r#"{"spans":[{"attributes":[{"key":"cni.args","value":{"stringValue":"A=x1"}},{"key":"cni.config","value":{"stringValue":"{\"type\":\"theirs\",\"login\":\"x2\"}"}},{"key":"cni.path","value":{"stringValue":"/opt"}}],"status":{"code":2,"message":"get https://u:x3@h"}}]}"#;
         let text = without_secrets(&format!("{line}\nno JSON: x4\n"), &shown_keys(TABLE));
         assert!(!["x1", "x2", "x3", "x4"].iter().any(|secret| text.contains(secret)), "{text}");

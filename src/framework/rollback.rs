@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn undoes_in_reverse_order_after_panics_and_errors() {
+    fn rollback_runs_in_reverse_order_after_panics_and_errors() {
         let log = RefCell::new(Vec::new());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut undo = Rollback::new();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_step_runs_last_whenever_it_was_registered() {
+    fn the_final_step_runs_last() {
         let log = RefCell::new(Vec::new());
         let step = |name: &'static str| {
             let log = &log;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_all_reported() {
+    fn all_failures_of_a_rollback_are_reported() {
         let mut failures = Failures::new();
         assert_eq!(failures.keep_error(Ok(1)), Some(1));
         assert_eq!(failures.keep_error::<()>(Err(Error::config("a"))), None);

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_answer() {
+    fn version_lists_supported_versions() {
         assert_eq!(
             version_line(&SpecVersion::ALL[5..]),
             "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.0.0\",\"1.1.0\"]}\n"
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_carry_the_configurations_version() {
+    fn errors_have_the_version_of_the_configuration() {
         assert_eq!(requested_version(br#"{"cniVersion":"0.4.0"}"#), SpecVersion::V0_4_0);
         assert_eq!(requested_version(br#"{"cniVersion":"7"}"#), SpecVersion::NEWEST);
         assert_eq!(requested_version(b"{"), SpecVersion::NEWEST);

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_outside_of_all_subnets_is_on_the_link() {
+    fn a_route_to_a_gateway_outside_of_all_subnets_is_on_link() {
         let planned = |ip: &str, routes: &str| -> Vec<_> {
             let result = result(&format!(r#"{{"ips":[{ip}],"routes":[{routes}]}}"#));
             let routes = plan_routes(&result, 3);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn interface_indexes() {
+    fn addresses_are_selected_by_interface_index() {
         let mut result = result(r#"{"ips":[{"address":"10.0.0.2/24"}]}"#);
         assert_eq!(
             addresses_of_link(&result, "eth0").unwrap_err().message(),

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_auto_are_accepted() {
+    fn an_mtu_is_a_number_or_auto() {
         assert_eq!(read("1400"), Ok(MtuConfig::Bytes(1400)));
         assert_eq!(read("-1"), Ok(MtuConfig::Bytes(-1)));
         assert_eq!(read("\"auto\""), Ok(MtuConfig::Auto));
@@ -154,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn negative_and_too_large_are_refused() {
+    fn mtus_out_of_range_are_refused() {
         assert_eq!((bytes_from_config(0), bytes_from_config(9000)), (Ok(0), Ok(9000)));
         assert!(bytes_from_config(1 << 32).is_err() && bytes_from_config(-1).is_err());
         assert!(MtuConfig::Bytes(-1).require_ethernet().is_err());
     }
 
     #[test]
-    fn a_multipath_route_leaves_by_its_first_next_hop() {
+    fn auto_mtu_uses_the_first_next_hop_of_a_multipath_route() {
         let mut route = KernelRoute::new("0.0.0.0/0".parse().unwrap());
         assert_eq!(outgoing_link(&route), None);
         let hop = |oif| crate::netlink::MultipathHop { gw: None, oif, weight: 1 };

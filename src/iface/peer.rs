@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_with_the_same_indexes_in_the_container_is_told_apart() {
+    fn pairs_with_the_same_indexes_are_told_apart() {
         netns::isolate_test_thread();
         let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let inside = ContainerNetns::open_in(&container).unwrap();
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_third_namespace_is_the_same_from_both() {
+    fn a_peer_in_a_third_namespace_is_recognised() {
         netns::isolate_test_thread();
         let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let (inside, third) =

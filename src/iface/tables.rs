@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_free_table_is_taken_once() {
+    fn a_free_table_is_assigned_once() {
         let mut some = tables(&[1, 2, 3, 5]);
         assert_eq!(some.take_free(1), Ok(4));
         assert_eq!(some.take_free(1), Ok(6));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_with_a_meaning_are_never_taken() {
+    fn reserved_tables_are_never_assigned() {
         assert_eq!(tables(&[]).take_free(0), Ok(1));
         assert_eq!(tables(&[]).take_free(253), Ok(256));
         assert!(tables(&[u32::MAX]).take_free(u32::MAX).is_err());

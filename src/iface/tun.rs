@@ -182,7 +182,7 @@ mod tests {
         |ifname| NewTapDevice { ifname, multi_queue: false, owner: None, group: None, label: None };
 
     #[test]
-    fn kept_or_gone_with_the_descriptor() {
+    fn a_tap_is_deleted_with_its_descriptor_unless_persistent() {
         isolate_test_thread();
         let (netns, ifname) =
             (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_taken_is_refused_whoever_has_it() {
+    fn a_name_in_use_is_refused() {
         isolate_test_thread();
         let (netns, ifname) =
             (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_gets_what_the_kernel_would() {
+    fn ip_tuntap_gets_the_options_of_the_device() {
         let ifname = InterfaceName::parse("tap0").unwrap();
         let all =
             NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };

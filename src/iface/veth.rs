@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_and_variety() {
+    fn random_names_differ_and_match_the_pattern() {
         let names: std::collections::HashSet<_> =
             (0..100).map(|_| format!("veth{:08x}", random_number())).collect();
         assert_eq!(names.len(), 100);

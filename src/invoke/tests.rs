@@ -53,7 +53,7 @@ impl Write for Arrivals {
 }
 
 #[test]
-fn find_messages() {
+fn errors_of_the_plugin_search_equal_the_references() {
     let (a, b) = (dir(), dir());
     let dirs = [a.path().to_owned(), b.path().to_owned()];
     let msg =
@@ -88,7 +88,7 @@ fn the_first_executable_is_found_before_any_plain_file() {
 }
 
 #[test]
-fn paths_and_identity() {
+fn paths_are_split_and_the_own_executable_recognised() {
     assert_eq!(split_path(":/a::rel:"), [PathBuf::from("/a"), PathBuf::from("rel")]);
     assert!(split_path("").is_empty());
     let dir = dir();
@@ -110,7 +110,7 @@ fn environment_and_input_reach_the_plugin() {
 }
 
 #[test]
-fn failures_as_the_reference_words_them() {
+fn failures_have_the_references_texts() {
     let nothing = "netplugin failed with no error message: ";
     assert_eq!(failure("exit 3"), format!("{nothing}exit status 3"));
     assert_eq!(failure("kill -9 $$"), format!("{nothing}signal: killed"));
@@ -128,7 +128,7 @@ fn failures_as_the_reference_words_them() {
 }
 
 #[test]
-fn large_streams_in_every_order() {
+fn large_streams_do_not_deadlock_in_any_order() {
     let megabyte = vec![b'x'; 1 << 20];
     // Not read at all, read only after much was written, echoed while it arrives.
     assert_eq!(run("exit 0", &megabyte).unwrap(), b"");
@@ -170,7 +170,7 @@ fn stderr_of_a_failing_plugin_reaches_our_stderr() {
 }
 
 #[test]
-fn a_deadline_kills() {
+fn a_plugin_is_killed_at_the_deadline() {
     let dir = dir();
     // The sleeping grandchild keeps the pipes open beyond the plugin's death.
     for body in ["sleep 30", "exec sleep 30", "exec >&- 2>&-; sleep 30"] {
@@ -185,13 +185,13 @@ fn a_deadline_kills() {
 }
 
 #[test]
-fn output_of_a_background_child_counts() {
+fn output_of_a_background_child_is_read() {
     let said = run("(sleep 0.2; echo late) & echo early", b"").unwrap();
     assert_eq!(said, b"early\nlate\n");
 }
 
 #[test]
-fn a_busy_file_is_waited_for() {
+fn executing_a_busy_file_is_retried() {
     let dir = dir();
     // The kernel refuses a real executable; a script's interpreter would not be busy everywhere.
     let path = dir.path().join("p");
@@ -211,7 +211,7 @@ fn a_busy_file_is_waited_for() {
 }
 
 #[test]
-fn results() {
+fn results_are_parsed_and_invalid_ones_refused() {
     let read = |text: &str| read_result(text.as_bytes(), SpecVersion::V1_0_0);
     assert_eq!(read("{}").unwrap().version, SpecVersion::V1_0_0);
     assert_eq!(read("null").unwrap().version, SpecVersion::V1_0_0);
@@ -230,7 +230,7 @@ fn version_of(body: &str) -> Result<VersionInfo> {
 }
 
 #[test]
-fn version_answers() {
+fn version_replies_are_parsed() {
     let info = version_of(r#"echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}'"#);
     assert!(
         info.as_ref().unwrap().supports_version("0.4.0") && !info.unwrap().supports_version("0.4")

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_and_what_others_write() {
+    fn lease_files_of_all_writers_are_parsed() {
         let ip: IpAddr = "10.1.2.3".parse().unwrap();
         let parse =
             |content: &[u8]| AddressLease::parse_file(ip, content).map(|l| (l.id, l.ifname));

@@ -1,6 +1,6 @@
 //! The lease store as a whole: both implementations' leases, garbage collection, many at once.
 
-mod heal;
+mod reclaim;
 mod trespass;
 mod trust;
 
@@ -138,7 +138,7 @@ fn reads(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn old_leases_go_only_if_there_is_no_present_one() {
+fn leases_without_an_interface_are_released_last() {
     let scene = Scene::new();
     scene.write("10.0.0.2", "container1");
     scene.write("10.0.0.3", "container1\r\neth0\n");
@@ -177,7 +177,7 @@ fn a_reservation_by_hand_outlasts_boots() {
 }
 
 #[test]
-fn a_lease_that_a_power_cut_emptied_is_told_from_a_reservation() {
+fn an_empty_lease_file_is_no_reservation() {
     let scene = Scene::new();
     for n in 2..6 {
         scene.reserve(&format!("10.0.0.{n}"), owner(n));
@@ -196,7 +196,7 @@ fn a_lease_that_a_power_cut_emptied_is_told_from_a_reservation() {
 }
 
 #[test]
-fn the_leases_of_others_are_not_read() {
+fn leases_of_other_attachments_are_not_read() {
     let scene = Scene::new();
     for i in 0..2_000 {
         let ip = Ipv4Addr::from_bits(0x0a01_0000 + i);

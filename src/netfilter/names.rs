@@ -123,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn chain_names_are_the_references() {
+    fn chain_names_equal_the_references() {
         assert_eq!(chain("test", ""), "CNI-2bbe0c48b91a7d1b8a6753a8");
         assert_eq!(chain("testalongnamethatdoesnotmakesense", ""), "CNI-374f33fe84ab0ed84dcdebe3");
         assert_eq!(chain("test", "PREFIX-"), "CNI-PREFIX-2bbe0c48b91a7d1b8");
     }
 
     #[test]
-    fn comments_are_the_references() {
+    fn comments_equal_the_references() {
         let owner = AttachmentId { network: "unit-test", ifname: "eth0", id: "one" };
         assert_eq!(owner.instance_id(), "6fd94d501e58f0aa-287fc69eff0574a2");
         let comment = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one";
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_identify_the_attachment() {
+    fn labels_identify_attachments() {
         let id = "f".repeat(64);
         let network = "a-network-with-a-rather-long-name";
         let label = AttachmentId { network, ifname: "eth0", id: &id }.object_label();

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_read_back() {
+    fn attributes_round_trip() {
         let mut list = AttributeBuilder::new();
         list.put_text(1, "abc").put_nested(2, |inner| inner.put_u32_be(1, 7).put_u8(2, 9));
         let bytes = list.as_bytes();

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_closed_after_its_keeper() {
+    fn a_file_is_closed_after_its_owner() {
         let (mut reader, writer) = pipe().unwrap();
         let keeper = DeferredClose::register_file(&writer).expect("this kernel has io_uring");
         drop(writer);

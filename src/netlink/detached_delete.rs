@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reaps() {
+    fn process_1_reaps_if_it_ignores_or_blocks_sigchld() {
         let status = |blocked, ignored, caught| {
             format!("Name:\tinit\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n")
         };
@@ -215,7 +215,7 @@ mod tests {
 
     /// Prints the medians of the times until the link is gone, and until the request returns.
     #[test]
-    fn the_link_is_gone_from_both_namespaces_at_the_return() {
+    fn the_link_is_gone_on_return() {
         isolate_test_thread();
         let (host, container) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
         let inside = Netlink::open_in(&container).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_the_outcome() {
+    fn a_refusal_of_the_kernel_is_returned() {
         isolate_test_thread();
         let host = Netlink::open().unwrap();
         for (index, errno) in [(99, Errno::ENODEV), (1, Errno::EOPNOTSUPP)] {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn without_announcement_and_reply_the_end_of_the_child_decides() {
+    fn the_end_of_the_child_replaces_a_lost_reply() {
         isolate_test_thread();
         let host = Netlink::open().unwrap();
         let peer = || LinkKind::Veth { peer: VethPeer::new("peer") };

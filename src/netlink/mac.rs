@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused() {
+    fn other_notations_are_refused() {
         for text in [
             "",
             "00",

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capability_wins_over_cni_args_and_those_over_the_key() {
+    fn mac_comes_from_the_capability_then_args_then_the_key() {
         let conf = |mac: &str, runtime: &str| MacvlanConfig {
             mac: mac.to_owned(),
             runtime_config: MacCapabilityConfig { mac: runtime.to_owned() },

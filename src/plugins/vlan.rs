@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_has_a_master_and_a_number() {
+    fn master_and_vlan_id_are_required() {
         assert_eq!(id(Some(0)).unwrap(), 0);
         assert_eq!(id(Some(4094)).unwrap(), 4094);
         for wrong in [-1, 4095, 65536, i64::MAX] {

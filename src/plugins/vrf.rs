@@ -406,7 +406,7 @@ mod tests {
     use crate::cni::ResultRoute;
 
     #[test]
-    fn the_name_must_be_valid_for_the_kernel() {
+    fn invalid_vrf_names_are_refused() {
         let name = |text: &str| {
             VrfConfig { vrfname: text.to_owned(), table: 0 }.vrf_name().map(str::to_owned)
         };
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_looked_for_in_the_vrf() {
+    fn routes_of_the_interface_are_searched_in_the_vrf() {
         let mut prev = CniResult::new();
         for table in [None, Some(0), Some(254), Some(7)] {
             prev.routes.push(ResultRoute {

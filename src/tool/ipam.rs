@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines() {
+    fn command_lines_are_parsed() {
         let net = || Some("net".to_owned());
         assert_eq!(parsed("ls"), Ok(IpamCommand::List { network: None }));
         assert_eq!(parsed("ls --json --network net"), Ok(IpamCommand::List { network: net() }));
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn ages() {
+    fn durations_are_printed_in_one_unit() {
         let texts = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 864_000].map(short_duration);
         assert_eq!(texts, ["0s", "59s", "1m", "59m", "1h", "23h", "1d", "10d"]);
     }

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn bash_completes() {
+    fn bash_completion_works() {
         let complete = |words: &str| {
             let script = completion_script("bash", APPLETS).unwrap();
             let count = words.split(' ').count() - 1;

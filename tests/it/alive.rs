@@ -11,8 +11,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Call, Node, Outcome, executable};
+use crate::support::net::merged;
+use crate::support::node::{Call, Node, Outcome, executable};
 
 /// The only address of the pool, and the host port.
 const IP: &str = "10.88.0.2";

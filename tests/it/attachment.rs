@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use cnibox::testing::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness};
 use serde_json::{Value, json};
 
-use crate::compare::peer;
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::compare::peer;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, eventually};
 
 const BACK_ENDS: [&str; 2] = ["nftables", "iptables"];
 const PORT: u16 = 18_081;
@@ -51,8 +51,6 @@ impl<'n> Chain<'n> {
             self.behind(plugin, "ADD", id, prev).netns(&container.path()).result();
         }
     }
-
-    /// ADD of all plugins.
     fn add(&self, id: &str, container: &Container) -> Value {
         let path = container.path();
         let prev = self.call("bridge", "ADD", id, &json!({})).netns(&path).result();
@@ -73,7 +71,7 @@ impl<'n> Chain<'n> {
 }
 
 #[test]
-fn a_reclaimed_address_has_nothing_of_the_dead_container() {
+fn a_reclaimed_address_has_no_state_of_the_dead_container() {
     for backend in BACK_ENDS {
         let node = Node::new();
         let chain = Chain::new(&node, backend);
@@ -91,7 +89,7 @@ fn a_reclaimed_address_has_nothing_of_the_dead_container() {
 }
 
 #[test]
-fn a_lease_stays_while_its_containers_rules_cannot_go() {
+fn a_lease_is_kept_if_deleting_the_rules_fails() {
     let node = Node::new();
     let chain = Chain::new(&node, "iptables");
     let (dead, next) = (Container::new(), Container::new());
@@ -127,7 +125,7 @@ fn with_static<'n>(node: &'n Node, backend: &'static str) -> Chain<'n> {
 }
 
 #[test]
-fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
+fn addresses_of_the_dead_are_free_with_any_ipam_plugin() {
     for backend in BACK_ENDS {
         let node = Node::new();
         let chain = with_static(&node, backend);
@@ -152,7 +150,7 @@ fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
 }
 
 #[test]
-fn the_tool_removes_what_the_dead_left_without_a_lease() {
+fn cnibox_gc_removes_state_of_the_dead_without_a_lease() {
     let node = Node::new();
     let chain = with_static(&node, "nftables");
     let (dead, alive) = (Container::new(), Container::new());
@@ -176,7 +174,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
 
 /// The reference deletes the rules of an address, and leaves our note of its owner.
 #[test]
-fn a_note_that_the_reference_left_keeps_no_rules() {
+fn a_stale_label_of_the_reference_keeps_no_rules() {
     let Some(dir) = peer("bridge and firewall") else { return };
     let node = Node::new();
     let mut chain = Chain::new(&node, "iptables");
@@ -203,7 +201,7 @@ fn a_note_that_the_reference_left_keeps_no_rules() {
 }
 
 #[test]
-fn a_note_that_the_reference_left_is_not_believed() {
+fn a_stale_label_of_the_reference_is_not_trusted() {
     let Some(dir) = peer("bridge and firewall") else { return };
     for late_del in [false, true] {
         let node = Node::new();
@@ -241,7 +239,7 @@ fn a_note_that_the_reference_left_is_not_believed() {
 }
 
 #[test]
-fn an_address_that_gc_releases_is_on_no_interface_any_more() {
+fn gc_deletes_the_interface_before_releasing_its_address() {
     let node = Node::new();
     let chain = Chain::new(&node, "nftables");
     let (stale, next) = (Container::new(), Container::new());
@@ -264,7 +262,7 @@ fn an_address_that_gc_releases_is_on_no_interface_any_more() {
 }
 
 #[test]
-fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
+fn leftovers_of_a_container_id_do_not_block_its_next_port() {
     let node = Node::new();
     let chain = Chain::new(&node, "nftables");
     let (first, next) = (Container::new(), Container::new());
@@ -287,7 +285,7 @@ fn lives() -> Vec<Liveness> {
 }
 
 #[test]
-fn gc_removes_the_record_that_a_kill_cut_off() {
+fn gc_removes_a_truncated_record() {
     let node = Node::new();
     let chain = Chain::new(&node, "nftables");
     let container = Container::new();

@@ -7,8 +7,8 @@ mod reference;
 
 use serde_json::{Value, json};
 
-use crate::chained::{Pod, Subject};
-use crate::net::merged;
+use crate::support::chained::{Pod, Subject};
+use crate::support::net::merged;
 
 /// The supported CNI versions.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -65,7 +65,7 @@ fn add_lists_the_device_check_agrees_and_del_leaves_nothing() {
 }
 
 #[test]
-fn what_the_kernel_gets_is_what_was_asked_for() {
+fn the_kernel_gets_the_configured_limits() {
     let pod = SUBJECT.pod("1.1.0");
     let (net, end) = (pod.plain(), end(&pod));
     net.add(&pod.container);
@@ -88,7 +88,7 @@ fn what_the_kernel_gets_is_what_was_asked_for() {
 }
 
 #[test]
-fn each_direction_by_itself_from_either_source() {
+fn each_direction_may_be_limited_alone() {
     for (direction, source) in [("ingress", "own"), ("ingress", "runtime"), ("egress", "own")] {
         let pod = SUBJECT.pod("1.0.0");
         let before = pod.state();
@@ -115,7 +115,7 @@ fn each_direction_by_itself_from_either_source() {
 }
 
 #[test]
-fn without_limits_nothing_is_done() {
+fn add_without_limits_changes_nothing() {
     for version in ["0.3.0", "0.4.0", "1.1.0"] {
         let pod = SUBJECT.pod(version);
         let before = pod.state();
@@ -131,10 +131,10 @@ fn without_limits_nothing_is_done() {
 }
 
 #[test]
-fn del_finds_the_hosts_end_by_whatever_is_left() {
+fn del_removes_limits_without_prev_result_or_namespace() {
     SUBJECT.del_without(|pod, before, what| {
         if what == "namespace" {
-            crate::node::assert_unchanged(&before.host, &pod.node.snapshot());
+            crate::support::node::assert_unchanged(&before.host, &pod.node.snapshot());
         }
         assert_eq!(pod.node.ip("link show type ifb"), json!([]), "{what}");
         assert_eq!(redirects(pod), [""; 0], "{what}: the container is cut off");
@@ -143,7 +143,7 @@ fn del_finds_the_hosts_end_by_whatever_is_left() {
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn check_reports_changed_limits() {
     let pod = SUBJECT.pod("1.1.0");
     let (net, end) = (pod.plain(), end(&pod));
     let prev = net.add(&pod.container);
@@ -233,7 +233,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_burst_smaller_than_a_packet_is_told() {
+fn add_warns_of_a_burst_smaller_than_a_packet() {
     let pod = SUBJECT.pod("1.0.0");
     let outcome = pod.net(&json!({"ingressBurst": 8000})).on("ADD", &pod.container).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -241,7 +241,7 @@ fn a_burst_smaller_than_a_packet_is_told() {
 }
 
 #[test]
-fn subnets_are_ignored_aloud() {
+fn add_warns_of_ignored_subnets() {
     let pod = SUBJECT.pod("1.0.0");
     let outcome =
         pod.net(&json!({"unshapedSubnets": ["10.0.0.0/8"]})).on("ADD", &pod.container).run();
@@ -250,7 +250,7 @@ fn subnets_are_ignored_aloud() {
 }
 
 #[test]
-fn status_tries_out_what_the_kernel_can() {
+fn status_reports_missing_kernel_features() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
     pod.plain().call("STATUS", "").without("CNI_CONTAINERID").ok();
@@ -272,7 +272,7 @@ fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
 }
 
 #[test]
-fn an_add_whose_result_nobody_gets_is_taken_back() {
+fn add_rolls_back_if_its_result_cannot_be_written() {
     let pod = SUBJECT.pod("1.0.0");
     let before = pod.state();
     let call = pod.plain().on("ADD", &pod.container).in_script("exec \"$0\" >/dev/full");

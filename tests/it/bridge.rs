@@ -10,9 +10,9 @@ mod vlan;
 
 use serde_json::{Value, json};
 
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, merged};
-use crate::node::Node;
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, merged};
+use crate::support::node::Node;
 
 const SUBJECT: Subject = Subject {
     plugin: "bridge",

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
 
 /// The plugins of its image.
 const NAMES: [&str; 4] = ["bridge", "loopback", "host-local", "firewall"];
@@ -47,7 +47,7 @@ impl BuildKit {
 }
 
 #[test]
-fn its_names_are_those_plugins() {
+fn buildkit_names_select_the_right_plugins() {
     let kit = BuildKit::new();
     for name in NAMES {
         let program = kit.node.path("image").join(format!("buildkit-cni-{name}"));
@@ -66,7 +66,7 @@ fn its_names_are_those_plugins() {
 }
 
 #[test]
-fn many_steps_one_after_another_leave_nothing() {
+fn many_build_steps_leave_nothing() {
     let kit = BuildKit::new();
     // The bridge and the tables of the packet filter stay.
     let first = Container::new();

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::net::no_veth_remains;
-use crate::node::{Container, Node};
-use crate::traffic::{self, Place};
+use crate::support::net::no_veth_remains;
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{self, Place};
 
 const COUNT: usize = 64;
 
@@ -68,7 +68,7 @@ fn elements(node: &Node, (table, set): (&str, &str)) -> Vec<String> {
 }
 
 #[test]
-fn sixty_four_containers_at_once() {
+fn a_chain_attaches_64_containers_concurrently() {
     let node = Node::new();
     let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
     let call = |verb: &str, plugin: &str, i: usize, prev: &Value| {

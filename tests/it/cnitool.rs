@@ -7,7 +7,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
 
 const MYPTP: &str = r#"{
     "cniVersion": "0.4.0",
@@ -37,7 +37,7 @@ fn configure(node: &Node, file: &str, text: &str) {
 }
 
 #[test]
-fn the_walk_through() {
+fn the_documented_walk_through_works() {
     let node = Node::new();
     configure(&node, "10-myptp.conf", MYPTP);
     let (before, container) = (node.snapshot(), Container::new());
@@ -78,7 +78,7 @@ fn the_walk_through() {
 }
 
 #[test]
-fn the_walk_through_with_masquerading() {
+fn the_walk_through_works_with_masquerading() {
     let node = Node::new();
     let keys = "\"type\": \"ptp\", \"ipMasq\": true,";
     configure(&node, "10-myptp.conf", &MYPTP.replace("\"type\": \"ptp\",", keys));
@@ -127,7 +127,7 @@ fn chain(node: &Node) -> Value {
 }
 
 #[test]
-fn foreign_plugins_in_a_chain_and_capabilities() {
+fn foreign_plugins_in_a_chain_get_their_capabilities() {
     let node = Node::new();
     configure(&node, "10-chain.conflist", &chain(&node).to_string());
     let container = Container::new();
@@ -158,7 +158,7 @@ fn foreign_plugins_in_a_chain_and_capabilities() {
 }
 
 #[test]
-fn status_and_gc_of_a_list() {
+fn status_and_gc_of_a_list_work() {
     let node = Node::new();
     let conf = json!({
         "cniVersion": "1.1.0",
@@ -196,7 +196,7 @@ fn a_second_add_leaves_the_first_alone() {
 }
 
 #[test]
-fn help_and_mistakes() {
+fn help_is_printed_and_mistakes_are_explained() {
     let node = Node::new();
     let outcome = tool(&node, &["--help"]).run();
     assert_eq!(outcome.status, Some(0));
@@ -212,9 +212,10 @@ fn help_and_mistakes() {
 }
 
 #[test]
-fn the_executable_under_its_own_name() {
+fn cnibox_lists_and_runs_applets() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("cnibox")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("cnibox"))
+        .unwrap();
     let list = node.tool("cnibox", &["list"]).run();
     let names: Vec<_> = list.stdout.lines().filter_map(|l| l.split(' ').next()).collect();
     let applets: Vec<_> = cnibox::testing::APPLETS.iter().map(|applet| applet.name).collect();

@@ -6,39 +6,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use fs2::FileExt;
 use serde_json::{Value, json};
 
-use crate::compare;
-use crate::node::{Call, Container, Node};
-
-/// The maximum number of concurrent calls.
-const WORKERS: usize = 16;
-
-/// Runs `work` for 0..count in [`WORKERS`] threads. The threads, and so their child processes,
-/// inherit the caller's namespaces.
-pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let next = AtomicUsize::new(0);
-    let worker = || -> Vec<(usize, T)> {
-        let mut done = Vec::new();
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                return done;
-            }
-            done.push((i, work(i)));
-        }
-    };
-    let mut done: Vec<(usize, T)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|w| w.join().unwrap()).collect()
-    });
-    done.sort_by_key(|(i, _)| *i);
-    done.into_iter().map(|(_, value)| value).collect()
-}
+use crate::support::compare;
+use crate::support::node::{Call, Container, Node};
+use crate::support::parallel::{WORKERS, at_once};
 
 fn bridge_conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);
@@ -55,7 +29,7 @@ fn ids(prefix: &str, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_hundred_containers_on_one_bridge() {
+fn a_hundred_containers_join_one_bridge_concurrently() {
     const COUNT: usize = 100;
     let node = Node::new();
     let conf = bridge_conf(&node);
@@ -127,7 +101,7 @@ fn sixteen_first_adds_make_one_bridge() {
 }
 
 #[test]
-fn gc_beside_adds_removes_only_what_is_not_listed() {
+fn gc_during_adds_removes_unlisted_attachments_only() {
     const COUNT: usize = 48;
     let node = Node::new();
     let conf =
@@ -263,7 +237,7 @@ fn leases_are_shared_with_the_references_host_local() {
 }
 
 #[test]
-fn a_lease_added_by_one_and_removed_by_the_other_in_turn() {
+fn leases_are_added_and_removed_alternately() {
     let Some(peer) = compare::peer("alternation with the reference's host-local") else { return };
     let node = Node::new();
     let own = node.bin().join("host-local");

@@ -1,15 +1,15 @@
 //! Configurations of other projects: `cnibox lint` reports real mistakes, and nothing else.
 //!
 //! `conflists/manifest.json` has the origin of each file, and the findings that are right: keys that no plugin reads, and
-//! firewall before version 0.4.0, which the reference refuses as well.
+//! firewall before version 0.4.0, which the reference also refuses.
 
 use cnibox_tests::root;
 use serde_json::Value;
 
-use crate::node::{Node, executable};
+use crate::support::node::{Node, executable};
 
 #[test]
-fn lint_has_no_false_alarm_about_configurations_of_others() {
+fn lint_accepts_configurations_of_other_projects() {
     let node = Node::new();
     let manifest: Vec<Value> =
         serde_json::from_str(include_str!("conflists/manifest.json")).unwrap();

@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
-use crate::compare::{assert_same, normal};
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, wire};
-use crate::node::{Call, Container, MILESTONES, Node, assert_unchanged, executable};
+use crate::support::compare::{assert_same, normal};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Call, Container, MILESTONES, Node, assert_unchanged, executable};
 
 /// Records environment and stdin, then sources the script `recorder.<verb>` if it exists.
 const RECORDER: &str = r#"
@@ -121,7 +121,7 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
 }
 
 #[test]
-fn host_local_in_process_and_as_a_process_are_the_same() {
+fn host_local_answers_the_same_in_and_out_of_process() {
     for (plugin, versions) in [("bridge", &["1.1.0"][..]), ("ptp", &MILESTONES)] {
         for version in versions {
             let [linked, copied] = [false, true].map(|copied| transcript(plugin, version, copied));
@@ -149,7 +149,7 @@ fn a_copy_is_executed_and_a_link_is_not() {
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let call = node.call("ptp", "ADD").conf(&conf).netns(&container.path());
     let programs = |call: &Call| {
-        let (outcome, calls) = crate::strace::record(&node, call);
+        let (outcome, calls) = crate::support::strace::record(&node, call);
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         calls.iter().filter(|call| call.name == "execve").count()
     };
@@ -161,7 +161,7 @@ fn a_copy_is_executed_and_a_link_is_not() {
 }
 
 #[test]
-fn a_foreign_plugin_earlier_in_the_path_wins() {
+fn a_foreign_plugin_earlier_in_cni_path_is_used() {
     let scene = Recorded::new(ONE_ADDRESS);
     let first = scene.node.path("first");
     fs::create_dir(&first).unwrap();
@@ -231,7 +231,7 @@ fn a_failed_delegate_add_is_deleted_and_passed_on() {
 }
 
 #[test]
-fn every_verbs_refusal_passes_unchanged() {
+fn errors_of_delegates_are_returned_unchanged() {
     for plugin in ["bridge", "ptp"] {
         for verb in ["DEL", "CHECK", "GC", "STATUS"] {
             let scene = Recorded::new(ONE_ADDRESS);
@@ -252,7 +252,7 @@ fn every_verbs_refusal_passes_unchanged() {
 }
 
 #[test]
-fn del_removes_the_link_also_when_the_foreign_del_fails() {
+fn del_deletes_the_link_if_the_delegates_del_fails() {
     for plugin in ["bridge", "ptp"] {
         let scene = Recorded::new(ONE_ADDRESS);
         scene.call(plugin, "ADD").result();
@@ -325,7 +325,7 @@ fn addresses_of_other_kinds_are_released_after_the_link() {
 
 /// The address of a link that cannot be deleted stays in use.
 #[test]
-fn no_address_is_released_while_the_link_cannot_be_deleted() {
+fn the_address_is_kept_if_the_link_cannot_be_deleted() {
     let node = Node::new();
     wire(&node);
     let ipam = node.host_local(&["10.1.2.0/24"]);
@@ -378,7 +378,7 @@ fn results_in_older_versions_are_converted() {
 }
 
 #[test]
-fn delegates_without_a_sensible_answer() {
+fn invalid_answers_of_delegates_are_errors() {
     for (script, code, msg) in [
         // Code 0: the delegate returned no error object.
         ("exit 3", 0, "netplugin failed: \"recorder ADD"),
@@ -401,7 +401,7 @@ fn delegates_without_a_sensible_answer() {
 
 /// An interface plugin as IPAM plugin could delegate to itself without end.
 #[test]
-fn no_interface_plugin_is_ever_asked_for_addresses() {
+fn an_interface_plugin_is_never_executed_as_ipam_plugin() {
     for plugin in ["bridge", "ptp"] {
         for (ipam, kind) in [("ptp", "interface"), ("flannel", "interface"), ("sbr", "chained")] {
             let (node, container) = (Node::new(), Container::new());

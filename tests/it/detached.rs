@@ -6,10 +6,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::faults::{has_effect, quick};
-use crate::net::{Net, merged, wire};
-use crate::node::{Call, Container, Node, assert_unchanged};
-use crate::strace;
+use crate::support::faults::{has_effect, quick};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
+use crate::support::strace;
 
 /// The caller of a plugin in a PID namespace of its own.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,6 @@ enum Caller {
     BelowInit,
     /// A child of a process 1 that has the default action for `SIGCHLD`.
     BelowOther,
-    /// Process 1.
     Init,
 }
 
@@ -115,7 +114,7 @@ fn the_child_has_only_its_socket_and_is_reaped() {
 }
 
 #[test]
-fn no_child_is_left_to_a_process_that_may_not_reap() {
+fn no_child_is_left_to_a_process_that_does_not_reap() {
     let node = Node::new();
     let scene = bridge(&node);
     for caller in [Init, BelowOther, Init, BelowOther] {
@@ -131,7 +130,7 @@ fn no_child_is_left_to_a_process_that_may_not_reap() {
 }
 
 #[test]
-fn the_address_is_usable_at_the_return() {
+fn the_address_is_reusable_when_del_returns() {
     let node = Node::new();
     let scene = bridge(&node);
     let mut ipam = node.host_local(&["10.1.0.0/24"]);
@@ -190,19 +189,19 @@ fn survives_kill_of_the_parent(scene: &Scene<'_>) {
 }
 
 #[test]
-fn bridge_killed_at_any_step_of_del() {
+fn a_bridge_del_killed_at_any_step_can_be_repeated() {
     survives_kill_of_the_parent(&bridge(&Node::new()));
 }
 
 #[test]
-fn macvlan_killed_at_any_step_of_del() {
+fn a_macvlan_del_killed_at_any_step_can_be_repeated() {
     let node = Node::new();
     wire(&node);
     survives_kill_of_the_parent(&Scene::new(&node, "macvlan", &json!({"master": "wire0"})));
 }
 
 #[test]
-fn the_plugin_makes_the_request_if_the_child_does_not() {
+fn the_plugin_deletes_the_link_if_the_child_fails() {
     let node = Node::new();
     let scene = bridge(&node);
     let line = scene.caller(BelowInit);

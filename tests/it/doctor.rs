@@ -7,7 +7,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
+use crate::support::node::{
+    Call, Container, Node, Outcome, assert_unchanged, eventually, executable,
+};
 
 /// A node with a network `pods` and attached containers.
 pub(crate) struct Ward {
@@ -133,7 +135,7 @@ impl Ward {
     }
 
     /// Applies a remedy of the report.
-    fn cure(&self, subject: &str, cure: &str) {
+    fn apply_remedy(&self, subject: &str, remedy: &str) {
         let commands = [
             "nsenter ",
             "ip ",
@@ -146,15 +148,15 @@ impl Ward {
             "iptables-legacy ",
             "ip6tables-legacy ",
         ];
-        if cure.starts_with("delete the container") {
+        if remedy.starts_with("delete the container") {
             let pod = usize::from(subject.contains("pod1"));
             self.detach(pod);
             self.attach(pod);
             return;
         }
-        let command = cure.trim_start_matches('"').replace("cnibox repair\"", "cnibox repair #");
+        let command = remedy.trim_start_matches('"').replace("cnibox repair\"", "cnibox repair #");
         let start = commands.iter().filter_map(|word| command.find(word)).min();
-        let command = &command[start.unwrap_or_else(|| panic!("no command: {cure}"))..];
+        let command = &command[start.unwrap_or_else(|| panic!("no command: {remedy}"))..];
         if let Some(args) = command.strip_prefix("cnibox ") {
             let mut args: Vec<&str> =
                 args.split_whitespace().take_while(|word| *word != "#").collect();
@@ -194,12 +196,12 @@ const ROUNDS: usize = 5;
 
 /// Injects each defect into a healthy node: doctor reports it as an error, and the reported remedy
 /// removes it.
-fn assert_cured(defects: &[(&str, &str)]) {
-    assert_each_cured(defects, 1);
+fn assert_remedied(defects: &[(&str, &str)]) {
+    assert_remedied_with_status(defects, 1);
 }
 
 /// The same with `expected` as doctor's exit status.
-fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
+fn assert_remedied_with_status(defects: &[(&str, &str)], expected: i32) {
     for (defect, named) in defects {
         let ward = Ward::new();
         assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}");
@@ -208,9 +210,9 @@ fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
         assert!(status == Some(expected) && text.contains(named), "{defect}: {status:?} {text}");
         for _ in 0..ROUNDS {
             for diagnosis in ward.diagnoses() {
-                let [subject, cure] =
+                let [subject, remedy] =
                     ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-                ward.cure(subject, cure);
+                ward.apply_remedy(subject, remedy);
             }
         }
         assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}: {text}");
@@ -218,8 +220,8 @@ fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
 }
 
 #[test]
-fn rules_that_were_flushed() {
-    assert_cured(&[
+fn flushed_rules_are_reported_and_restored() {
+    assert_remedied(&[
         ("nft flush ruleset", "missing: table inet cnibox_portmap is gone"),
         (
             "nft delete table inet cnibox_masquerade",
@@ -241,8 +243,8 @@ fn rules_that_were_flushed() {
 }
 
 #[test]
-fn links_of_the_host() {
-    assert_cured(&[
+fn damaged_host_links_are_reported_with_a_remedy() {
+    assert_remedied(&[
         ("ip link set cni0 down", "interface \"cni0\" is down; ip link set cni0 up"),
         ("ip link del cni0", "Interface name cni0 not found"),
         (
@@ -270,7 +272,7 @@ fn links_of_the_host() {
 
 /// The end of a pair is the end of the attachment, whether or not the container still runs.
 #[test]
-fn links_that_were_deleted() {
+fn deleted_links_are_reported() {
     for defect in ["ip link del $P", "$N ip link del eth0"] {
         let ward = Ward::new();
         ward.node.sh(&filled(&ward, defect));
@@ -278,16 +280,17 @@ fn links_that_were_deleted() {
         let why = "was not detached: its link on the host is gone";
         assert!(status == Some(1) && text.contains(why), "{defect}: {status:?} {text}");
         for diagnosis in ward.diagnoses() {
-            let [subject, cure] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-            ward.cure(subject, cure);
+            let [subject, remedy] =
+                ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+            ward.apply_remedy(subject, remedy);
         }
         assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()), "{defect}");
     }
 }
 
 #[test]
-fn interfaces_of_containers() {
-    assert_cured(&[
+fn damaged_container_interfaces_are_reported() {
+    assert_remedied(&[
         ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
         (
             "$N ip link set eth0 down; $N ip link set eth0 name eth7",
@@ -314,8 +317,8 @@ fn interfaces_of_containers() {
 }
 
 #[test]
-fn the_node() {
-    assert_cured(&[
+fn wrong_kernel_parameters_are_reported_with_a_remedy() {
+    assert_remedied(&[
         ("sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward is 0"),
         ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
         (
@@ -333,8 +336,8 @@ fn the_node() {
 }
 
 #[test]
-fn what_others_drop() {
-    assert_each_cured(
+fn foreign_rules_that_drop_traffic_are_reported() {
+    assert_remedied_with_status(
         &[
             (
                 "nft 'table inet theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'",
@@ -357,7 +360,7 @@ fn what_others_drop() {
 
 /// kube-proxy's chain exists, and bridged packets bypass iptables.
 #[test]
-fn services_that_bridges_bypass() {
+fn bridged_traffic_that_bypasses_iptables_is_reported() {
     let ward = Ward::new();
     for [make, delete] in [
         ["iptables -t nat -N KUBE-SERVICES", "iptables -t nat -X KUBE-SERVICES"],
@@ -383,7 +386,7 @@ fn services_that_bridges_bypass() {
 }
 
 #[test]
-fn packets_larger_than_the_way_out() {
+fn an_mtu_larger_than_the_uplinks_is_reported() {
     let network = |mtu: u32| {
         json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "mtu": mtu,
                 "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}])
@@ -412,7 +415,7 @@ fn packets_larger_than_the_way_out() {
 
 /// Two interfaces with default routes: replies of the second leave by the first.
 #[test]
-fn a_strict_filter_of_reverse_paths() {
+fn strict_reverse_path_filtering_is_reported() {
     let ward = Ward::sized(
         &json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
                  "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}]),
@@ -439,14 +442,14 @@ fn a_strict_filter_of_reverse_paths() {
         "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
     assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
     for diagnosis in ward.diagnoses() {
-        let [subject, cure] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
-        ward.cure(subject, cure);
+        let [subject, remedy] = ["object", "remedy"].map(|key| diagnosis[key].as_str().unwrap());
+        ward.apply_remedy(subject, remedy);
     }
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
 }
 
 #[test]
-fn what_others_accept_or_keep_for_themselves() {
+fn foreign_rules_that_accept_traffic_are_not_reported() {
     let ward = Ward::new();
     ward.node.sh("nft 'table ip theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'");
     assert!(ward.doctor().1.contains("warning: chain ip theirs forward: drops forwarded packets"));
@@ -485,7 +488,7 @@ fn what_others_accept_or_keep_for_themselves() {
 
 /// Defects without an automatic remedy are reported with a manual one.
 #[test]
-fn configurations_and_plugins() {
+fn defects_of_configurations_and_plugins_are_reported() {
     for (defect, named) in [
         ("rm $D/net.d/*", "net.d: no network configuration"),
         (
@@ -529,7 +532,7 @@ fn configurations_and_plugins() {
 }
 
 #[test]
-fn an_address_that_two_networks_gave() {
+fn an_address_leased_by_two_networks_is_reported() {
     let ward = Ward::new();
     let other = ward.node.path("leases/other");
     fs::create_dir(&other).unwrap();
@@ -542,7 +545,7 @@ fn an_address_that_two_networks_gave() {
 
 /// A container ended without DEL, and the path of its namespace is that of another one now.
 #[test]
-fn the_path_of_a_dead_container_may_belong_to_another() {
+fn a_reused_namespace_path_is_reported_as_another_container() {
     let mut ward = Ward::sized(&json!([]), 2);
     for (n, name) in ["old", "new"].iter().enumerate() {
         let ipam =
@@ -586,7 +589,7 @@ fn the_path_of_a_dead_container_may_belong_to_another() {
 
 /// What nothing proves is left, shown with the reason, and collected when a person names it.
 #[test]
-fn what_is_in_doubt_is_collected_by_name() {
+fn uncertain_attachments_are_collected_by_name_only() {
     let ward = Ward::sized(
         &json!([{"type": "ptp", "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"}}]),
         1,
@@ -615,7 +618,7 @@ fn what_is_in_doubt_is_collected_by_name() {
 }
 
 #[test]
-fn what_dead_containers_left_is_collected() {
+fn state_of_dead_containers_is_collected() {
     let mut ward = Ward::empty();
     ward.attach(0);
     let state = |ward: &Ward| {

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, addresses, dual_ipam, merged, routes, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, addresses, dual_ipam, merged, routes, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::parallel::at_once;
 
 const SUBJECT: Subject = Subject {
     plugin: "dummy",
@@ -39,7 +39,7 @@ fn del_deletes_no_other_device_with_its_mac() {
 }
 
 #[test]
-fn exactly_these_addresses_and_routes_are_in_the_container() {
+fn the_container_has_exactly_these_addresses_and_routes() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());
     // A host interface of the same name does not matter.
@@ -74,7 +74,7 @@ fn exactly_these_addresses_and_routes_are_in_the_container() {
 }
 
 #[test]
-fn mtu_mac_and_dns_are_the_configurations() {
+fn mtu_mac_and_dns_come_from_the_configuration() {
     needs!(lane::DUMMY);
     let node = Node::new();
     let [key, capability] = ["c2:11:22:33:44:51", "c2:11:22:33:44:52"];
@@ -124,7 +124,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_taken_name_or_a_failing_part_takes_everything_back() {
+fn add_rolls_back_if_the_name_is_in_use_or_a_step_fails() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({}));
@@ -152,7 +152,7 @@ fn a_taken_name_or_a_failing_part_takes_everything_back() {
 }
 
 #[test]
-fn del_leaves_another_kind_of_link_alone() {
+fn del_keeps_a_link_of_another_kind() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());
     container.sh("ip link add eth0 type bridge");
@@ -164,7 +164,7 @@ fn del_leaves_another_kind_of_link_alone() {
 }
 
 #[test]
-fn check_finds_each_thing_that_was_broken() {
+fn check_reports_every_kind_of_damage() {
     needs!(lane::DUMMY);
     let broken = |line: &str, msg: &str| {
         let (node, container) = (Node::new(), Container::new());

@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
-use crate::conflist::{Attached, Conflist};
-use crate::net::{merged, wire};
-use crate::node::{Container, Node, Snapshot, assert_unchanged};
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::{merged, wire};
+use crate::support::node::{Container, Node, Snapshot, assert_unchanged};
 
 /// The state of the host, with the leases in the default directory.
 fn state(node: &Node) -> Snapshot {
@@ -102,7 +102,7 @@ fn filtered(node: &Node, plugin: &str, backend: &str) -> Value {
 }
 
 #[test]
-fn bridge_portmap_and_firewall_with_nftables() {
+fn edited_bridge_portmap_firewall_with_nftables_is_deleted() {
     let node = Node::new();
     let mut plugins = filtered(&node, "bridge", "nftables");
     let keys =
@@ -112,7 +112,7 @@ fn bridge_portmap_and_firewall_with_nftables() {
 }
 
 #[test]
-fn ptp_portmap_and_firewall_with_iptables() {
+fn edited_ptp_portmap_firewall_with_iptables_is_deleted() {
     let node = Node::new();
     let mut plugins = filtered(&node, "ptp", "iptables");
     plugins[2].as_object_mut().unwrap().remove("ingressPolicy");
@@ -120,7 +120,7 @@ fn ptp_portmap_and_firewall_with_iptables() {
 }
 
 #[test]
-fn ptp_bandwidth_tuning_and_sbr() {
+fn edited_ptp_bandwidth_tuning_sbr_is_deleted() {
     let node = Node::new();
     let ipam = default_directory(&node);
     let limits = json!({"ingressRate": 1_000_000, "ingressBurst": 1_000_000});
@@ -138,7 +138,7 @@ fn ptp_bandwidth_tuning_and_sbr() {
 }
 
 #[test]
-fn macvlan_and_tap() {
+fn edited_macvlan_and_tap_are_deleted() {
     let node = Node::new();
     wire(&node);
     let ipam = default_directory(&node);
@@ -147,7 +147,7 @@ fn macvlan_and_tap() {
 }
 
 #[test]
-fn flannel() {
+fn edited_flannel_is_deleted() {
     let node = Node::new();
     let env = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
     std::fs::write(node.path("subnet.env"), env).unwrap();
@@ -160,7 +160,7 @@ fn flannel() {
 }
 
 #[test]
-fn the_leases_of_another_ipam_type_go_as_well() {
+fn del_releases_leases_of_the_former_ipam_type() {
     let (node, container) = (Node::new(), Container::new());
     default_directory(&node);
     let ipam = |kind: &str| json!({"type": kind, "subnet": "10.1.0.0/24"});
@@ -181,7 +181,7 @@ fn the_leases_of_another_ipam_type_go_as_well() {
 }
 
 #[test]
-fn a_delegate_whose_link_is_gone_still_deletes() {
+fn del_needs_no_file_of_the_ipam_plugin() {
     let (node, container) = (Node::new(), Container::new());
     let ipam = node.host_local(&["10.1.0.0/24"]);
     let conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "ptp", "ipam": ipam});
@@ -192,7 +192,7 @@ fn a_delegate_whose_link_is_gone_still_deletes() {
 }
 
 #[test]
-fn a_namespace_that_cannot_exist_is_gone() {
+fn del_treats_an_impossible_namespace_path_as_gone() {
     let node = Node::new();
     let conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "ptp",
                       "ipam": node.host_local(&["10.1.0.0/24"])});

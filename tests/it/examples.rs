@@ -14,8 +14,8 @@ use cnibox::testing::{APPLETS, AppletKind};
 use serde_json::{Deserializer, Value};
 
 use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
-use crate::net::settles;
-use crate::node::{Node, Snapshot, executable};
+use crate::support::net::settles;
+use crate::support::node::{Node, Snapshot, executable};
 
 macro_rules! page {
     ($name:literal) => {
@@ -148,7 +148,7 @@ pub(crate) fn works(node: &Node, page: &str) {
 }
 
 #[test]
-fn what_is_printed_is_compared() {
+fn output_of_examples_is_compared() {
     assert!(alike("eth0@...  UP   10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 "));
     assert!(!alike("eth0@... UP 10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 fe80::1/64"));
     assert!(!alike("eth0@... UP", "eth1@if3 UP"));
@@ -158,7 +158,7 @@ fn what_is_printed_is_compared() {
 }
 
 #[test]
-fn every_page_is_followed() {
+fn every_plugin_page_has_a_tested_example() {
     let tests = concat!(include_str!("examples.rs"), include_str!("dhcp/daemon.rs"));
     for applet in APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool) {
         let call = format!("page!(\"{}\")", applet.name);

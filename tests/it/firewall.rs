@@ -11,8 +11,8 @@ mod words;
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::Node;
+use crate::support::net::{Net, merged};
+use crate::support::node::Node;
 
 /// The supported CNI versions.
 const VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
@@ -70,5 +70,5 @@ fn rules(node: &Node) -> String {
 /// Asserts that two states of the rules are equal.
 #[track_caller]
 fn assert_same(before: &str, after: &str) {
-    crate::compare::assert_same("the rules differ", before, after);
+    crate::support::compare::assert_same("the rules differ", before, after);
 }

@@ -8,9 +8,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 /// The flannel daemon's subnet file, with the subnets of the lifecycle suite.
 pub(super) const ENV: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
@@ -79,7 +79,7 @@ fn del_without_a_namespace_releases_addresses() {
             }
         }
         assert_eq!((net.leases(), kept(&node)), (vec![], vec![]), "{path}");
-        crate::net::no_veth_remains(&node);
+        crate::support::net::no_veth_remains(&node);
     }
 }
 
@@ -144,14 +144,14 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_host_port_leads_to_a_container_of_flannel() {
+fn a_host_port_reaches_a_container_of_flannel() {
     let node = Node::new();
     let conf = |plugin: &str, keys: &Value, prev: &Value| {
         let common = json!({"cniVersion": "1.0.0", "name": "cbr0", "type": plugin});
-        let own = crate::net::merged(&common, keys);
-        crate::net::merged(&own, &json!({"prevResult": prev}))
+        let own = crate::support::net::merged(&common, keys);
+        crate::support::net::merged(&own, &json!({"prevResult": prev}))
     };
-    let flannel = crate::net::merged(
+    let flannel = crate::support::net::merged(
         &keys(&node, ENV_V4),
         &json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}),
     );
@@ -169,7 +169,7 @@ fn a_host_port_leads_to_a_container_of_flannel() {
     let prev = call("flannel", "ADD", &flannel, &Value::Null).result();
     let last = call("portmap", "ADD", &portmap, &prev).result();
     assert_eq!(last["ips"][0]["address"], "10.1.2.2/24");
-    crate::traffic::tcp_through(&client, &pod, "192.0.2.1:8080", 80);
+    crate::support::traffic::tcp_through(&client, &pod, "192.0.2.1:8080", 80);
     call("flannel", "CHECK", &flannel, &last).ok();
     call("portmap", "CHECK", &portmap, &last).ok();
     call("portmap", "DEL", &portmap, &last).ok();

@@ -22,11 +22,11 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::masquerade::{outside, seen};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
 use crate::portmap::tcp;
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 /// A plugin list on a node with one attached container.
 struct Row<'n> {
@@ -136,7 +136,7 @@ fn bridge<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 /// STATUS, CHECK and repair report no loss with any family, back end or policy: a false STATUS
 /// error makes the node `NotReady`.
 #[test]
-fn nothing_is_missed_after_an_add() {
+fn an_intact_host_needs_no_restoration_after_add() {
     let node = Node::new();
     let subnets = [&["10.1.2.0/24"][..], &["2001:db8:1::/64"], &["10.1.2.0/24", "2001:db8:1::/64"]];
     for (subnets, backend) in subnets.iter().flat_map(|s| ["nftables", "iptables"].map(|b| (s, b)))
@@ -165,7 +165,7 @@ fn nothing_is_missed_after_an_add() {
 }
 
 #[test]
-fn masquerading_comes_back() {
+fn add_restores_masquerading() {
     let node = Node::new();
     let outside = outside(&node);
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
@@ -182,7 +182,7 @@ fn masquerading_comes_back() {
 }
 
 #[test]
-fn the_check_of_source_macs_comes_back() {
+fn add_restores_the_source_mac_check() {
     let node = Node::new();
     let row = Row::new(&node, vec![bridge(&node, &json!({"macspoofchk": true}))]);
     let damages = damages(&node);
@@ -206,7 +206,7 @@ fn firewall<'n>(node: &'n Node, policy: &str) -> Net<'n> {
 }
 
 #[test]
-fn isolated_neighbours_stay_silent() {
+fn add_restores_isolation() {
     let node = Node::new();
     let row = Row::new(&node, vec![bridge(&node, &json!({})), firewall(&node, "isolated")]);
     let damages = damages(&node);
@@ -219,7 +219,7 @@ fn isolated_neighbours_stay_silent() {
 }
 
 #[test]
-fn what_the_firewall_accepts_passes_again() {
+fn add_restores_accepted_traffic() {
     let node = Node::new();
     let outside = outside(&node);
     outside.sh("ip route add 10.1.2.0/24 via 192.0.2.1");
@@ -238,7 +238,7 @@ fn what_the_firewall_accepts_passes_again() {
 }
 
 #[test]
-fn host_ports_come_back() {
+fn add_restores_host_ports() {
     let node = Node::new();
     let portmap = |keys: &Value| {
         let net = Net::new(&node, "portmap", "1.1.0", &json!({"backend": "nftables"}));
@@ -318,7 +318,7 @@ fn del_and_gc_work_when_one_of_two_tables_is_gone() {
 }
 
 #[test]
-fn what_is_odd_in_another_table_is_in_nobodys_way() {
+fn damage_in_another_table_does_not_block_add() {
     let node = Node::new();
     let outside = outside(&node);
     node.sh("nft 'add table inet cnibox_firewall; add set inet cnibox_firewall pods4 { type ether_addr; }'");
@@ -329,7 +329,7 @@ fn what_is_odd_in_another_table_is_in_nobodys_way() {
 }
 
 #[test]
-fn an_add_that_finds_all_whole_looks_once() {
+fn add_reads_intact_tables_once() {
     let node = Node::new();
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
     let [one, two] = [Container::new(), Container::new()];
@@ -361,7 +361,7 @@ fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, CheckedPort)> {
 }
 
 #[test]
-fn one_add_heals_500_containers() {
+fn one_add_restores_500_containers() {
     let node = Node::new();
     let (filter, home) = (PacketFilter::new(), Container::new());
     for (id, addr, port) in crowd(500) {
@@ -403,7 +403,7 @@ fn one_add_heals_500_containers() {
 }
 
 #[test]
-fn nothing_comes_back_for_who_was_deleted_meanwhile() {
+fn rules_of_deleted_containers_are_not_restored() {
     let node = Node::new();
     let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
     let each = |act: &dyn Fn(&PacketFilter, AttachmentId<'_>, &[IpNet])| {

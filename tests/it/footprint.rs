@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, eventually};
-use crate::strace::{self, Syscall};
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// Limit of an ADD's peak resident memory (`VmHWM`) in kB, mostly shared pages of the executable. The
 /// executable's state in the page cache changes it by 200 kB.
@@ -196,7 +196,7 @@ fn a_chain_opens_few_sockets_and_reads_few_records() {
 }
 
 #[test]
-fn add_to_what_is_not_as_expected_makes_it_so() {
+fn add_restores_unexpected_shared_state() {
     let node = Node::new();
     let host = Filtered::new(&node);
     // Rules shared by all containers.

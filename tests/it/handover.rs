@@ -4,10 +4,10 @@
 use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
-use crate::compare::peer;
-use crate::net::merged;
-use crate::node::{Call, Container, Node, executable};
-use crate::traffic::{self, Place};
+use crate::support::compare::peer;
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, executable};
+use crate::support::traffic::{self, Place};
 
 /// A timeout that suffices on a slow machine.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -106,7 +106,7 @@ impl Pod {
 }
 
 #[test]
-fn nftables_state_gets_the_references_layout() {
+fn nftables_state_is_converted_to_the_references_layout() {
     let mut pod = Pod::new("nftables");
     // A second network maps the same ports; the first mapping wins.
     let prev = pod.prev.clone();
@@ -183,7 +183,7 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
 }
 
 #[test]
-fn the_notes_of_owners_go_without_iptables() {
+fn owner_chains_of_release_0_2_0_are_removed() {
     let pod = Pod::new("iptables");
     // As of release 0.2.0.
     for chain in ["CNIBOX-FIREWALL", "CNIBOX-FW-cni0"] {

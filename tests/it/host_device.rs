@@ -17,12 +17,10 @@ use std::process;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, settles};
-use crate::node::{Container, MILESTONES, Node, Snapshot, VERSIONS, eventually};
-use crate::traffic::{Place, tcp, udp};
-
-/// The MAC of the device.
+use crate::support::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, settles};
+use crate::support::node::{Container, MILESTONES, Node, Snapshot, VERSIONS, eventually};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{Place, tcp, udp};
 const MAC: &str = "02:00:00:00:00:d0";
 
 /// Creates the device `hd0`: up, with an alternative name, an address of each family, a route and
@@ -70,9 +68,8 @@ fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
 }
 
-/// Moves the container's device to the host, as the kernel does with physical devices when a namespace ends: a veth it
-/// deletes.
-/// `name` is its name there.
+/// Moves the container's device to the host under `name`, as the kernel does with physical devices when a namespace
+/// ends. (A veth would be deleted by the kernel.)
 fn fall_back(container: &Container, name: &str) {
     let host = File::open("/proc/thread-self/ns/net").unwrap();
     let home = format!("/proc/{}/fd/{}", process::id(), host.as_raw_fd());
@@ -88,7 +85,7 @@ fn is_back(node: &Node, before: &Snapshot) {
 }
 
 #[test]
-fn add_check_and_del_give_the_device_back() {
+fn add_check_and_del_return_the_device() {
     for version in VERSIONS {
         let node = Node::new();
         plug(&node);
@@ -96,7 +93,7 @@ fn add_check_and_del_give_the_device_back() {
         let before = (node.snapshot(), container.snapshot(&node));
         let net = dual(&node, version);
         let printed = net.on("ADD", &container).printed();
-        let golden = crate::lifecycle::golden!("host-device")(version);
+        let golden = crate::support::lifecycle::golden!("host-device")(version);
         let golden = golden.trim_end().replace("VERSION", version).replace(MAC, "MAC");
         assert_eq!(normal(&printed, &container), golden);
         let link = container.ip("-d link show eth0");
@@ -131,7 +128,7 @@ fn add_check_and_del_give_the_device_back() {
 }
 
 #[test]
-fn without_ipam_the_device_only_moves() {
+fn add_without_ipam_only_moves_the_device() {
     for version in VERSIONS {
         let node = Node::new();
         plug(&node);
@@ -246,7 +243,7 @@ fn use_interface_network_moves_addresses_and_routes() {
 }
 
 #[test]
-fn del_without_a_namespace() {
+fn del_without_a_namespace_releases_addresses() {
     let node = Node::new();
     plug(&node);
     let before = node.snapshot();
@@ -270,7 +267,7 @@ fn del_without_a_namespace() {
 }
 
 #[test]
-fn del_of_nothing_touches_no_other_attachment() {
+fn del_of_an_unknown_container_changes_nothing() {
     let node = Node::new();
     plug(&node);
     let container = Container::new();
@@ -295,7 +292,7 @@ fn del_of_nothing_touches_no_other_attachment() {
 }
 
 #[test]
-fn gc_hands_back_what_no_valid_attachment_has() {
+fn gc_returns_devices_of_stale_attachments() {
     let node = Node::new();
     plug(&node);
     let before = node.snapshot();
@@ -320,7 +317,7 @@ fn gc_hands_back_what_no_valid_attachment_has() {
 }
 
 #[test]
-fn gc_leaves_a_device_to_the_container_that_has_it_now() {
+fn gc_keeps_a_device_with_its_new_container() {
     let node = Node::new();
     plug(&node);
     let container = Container::new();
@@ -340,7 +337,7 @@ fn gc_leaves_a_device_to_the_container_that_has_it_now() {
 }
 
 #[test]
-fn status_asks_for_what_must_be_there() {
+fn status_requires_the_device() {
     let node = Node::new();
     plug(&node);
     let net = simple(&node, &json!({}));
@@ -361,7 +358,7 @@ fn status_asks_for_what_must_be_there() {
 }
 
 #[test]
-fn the_error_names_who_has_the_device() {
+fn the_error_names_the_container_with_the_device() {
     let node = Node::new();
     plug(&node);
     let (one, two) = (Container::new(), Container::new());
@@ -384,7 +381,7 @@ fn the_error_names_who_has_the_device() {
 }
 
 #[test]
-fn fifty_containers_at_once_each_with_a_device() {
+fn fifty_containers_get_their_devices_concurrently() {
     const COUNT: usize = 50;
     let node = Node::new();
     let script: Vec<_> = (0..COUNT)
@@ -417,7 +414,7 @@ fn fifty_containers_at_once_each_with_a_device() {
 }
 
 #[test]
-fn of_many_containers_that_ask_for_one_device_one_gets_it() {
+fn only_one_of_many_containers_gets_a_device() {
     const COUNT: usize = 12;
     let node = Node::new();
     plug(&node);

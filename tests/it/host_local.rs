@@ -2,8 +2,8 @@
 
 mod config;
 mod crowd;
-pub(crate) mod heal;
 mod kills;
+pub(crate) mod reclaim;
 mod requested;
 mod store;
 
@@ -11,8 +11,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
 
 /// A network with these `ipam` keys. Its namespace need not exist.
 fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
@@ -117,23 +117,23 @@ fn add_prints_the_golden_result_and_keeps_the_references_files() {
 }
 
 #[test]
-fn del_of_a_network_that_never_was_makes_no_directory() {
+fn del_of_an_unknown_network_creates_no_directory() {
     for version in VERSIONS {
         let node = Node::new();
         let net = net(&node, version, &json!({"subnet": "10.1.2.0/24"}));
         del(&net, "c1");
-        assert!(!crate::node::exists(node.path("leases")));
+        assert!(!crate::support::node::exists(node.path("leases")));
         let keys = json!({"cni.dev/valid-attachments": []});
         if version == "1.1.0" {
             net.with(&keys).call("GC", "").ok();
             net.call("STATUS", "").ok();
-            assert!(!crate::node::exists(node.path("leases")));
+            assert!(!crate::support::node::exists(node.path("leases")));
         }
     }
 }
 
 #[test]
-fn gc_and_status_came_with_1_1_0() {
+fn gc_and_status_require_1_1_0() {
     let node = Node::new();
     for version in &VERSIONS[..6] {
         for verb in ["GC", "STATUS"] {
@@ -145,7 +145,7 @@ fn gc_and_status_came_with_1_1_0() {
 }
 
 #[test]
-fn check_finds_a_missing_lease_and_needs_no_prev_result() {
+fn check_reports_missing_lease_without_prev_result() {
     let node = Node::new();
     let net = one_set(&node, &["10.1.2.0/24"]);
     let check = |id| net.call("CHECK", id).netns("/no/such");
@@ -178,7 +178,7 @@ fn one_container_in_two_networks_has_two_leases() {
 }
 
 #[test]
-fn the_namespace_is_not_looked_at() {
+fn the_network_namespace_is_not_opened() {
     let node = Node::new();
     let net = one_set(&node, &["10.1.2.0/24"]);
     let plain = node.path("plain");

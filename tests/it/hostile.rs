@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, no_veth_remains, wire};
-use crate::node::{Container, Node, eventually};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, no_veth_remains, wire};
+use crate::support::node::{Container, Node, eventually};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 const NAMESAKE: &str = "ip link set eth0 down && ip link set eth0 name kept";
 
@@ -90,7 +90,7 @@ fn del_removes_an_interface_however_it_was_changed() {
 }
 
 #[test]
-fn no_container_keeps_its_network_after_gc() {
+fn gc_deletes_interfaces_whatever_the_container_changed() {
     let node = Node::new();
     for net in pairs(&node) {
         let (one, two, other) = (Container::new(), Container::new(), Container::new());
@@ -111,7 +111,7 @@ fn no_container_keeps_its_network_after_gc() {
 }
 
 #[test]
-fn a_foreign_link_of_the_same_name_is_left_alone() {
+fn a_foreign_link_with_the_same_name_is_kept() {
     let node = Node::new();
     for net in pairs(&node) {
         let container = Container::new();
@@ -132,7 +132,7 @@ fn a_foreign_link_of_the_same_name_is_left_alone() {
 }
 
 #[test]
-fn no_container_keeps_a_macvlan_that_it_renamed() {
+fn gc_deletes_a_renamed_macvlan() {
     let node = Node::new();
     wire(&node);
     let keys = json!({"master": "wire0", "ipam": node.host_local(&["10.1.2.0/24"])});
@@ -149,7 +149,7 @@ fn no_container_keeps_a_macvlan_that_it_renamed() {
 }
 
 #[test]
-fn check_is_not_told_by_indexes_that_the_container_chose() {
+fn check_does_not_trust_indexes_chosen_by_the_container() {
     let node = Node::new();
     for net in pairs(&node) {
         let (container, other) = (Container::new(), Container::new());
@@ -172,7 +172,7 @@ fn check_is_not_told_by_indexes_that_the_container_chose() {
 
 /// A port that is up always has complete protection: ADD is killed before each netlink request.
 #[test]
-fn a_port_is_never_up_without_its_protection() {
+fn a_port_is_never_up_before_its_isolation() {
     let keys = json!({"macspoofchk": true, "portIsolation": true});
     let protected = |node: &Node| {
         let text = node.sh("ip -o -d link show type veth");
@@ -235,7 +235,7 @@ fn a_port_is_never_up_in_a_vlan_of_others() {
 }
 
 #[test]
-fn a_bridge_that_others_made_takes_no_router_advertisements() {
+fn a_foreign_bridge_accepts_no_router_advertisements() {
     let node = Node::new();
     node.sh("ip link add br0 up type bridge");
     assert_eq!(host_parameter(&node, "br0", "accept_ra"), "1");
@@ -364,7 +364,7 @@ fn forwarding_keeps_the_advertised_default_route() {
 }
 
 #[test]
-fn gateways_have_ipv6_where_it_is_off_for_new_links() {
+fn gateways_have_ipv6_if_it_is_disabled_by_default() {
     for plugin in ["bridge", "ptp"] {
         let node = Node::new();
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
@@ -378,7 +378,7 @@ fn gateways_have_ipv6_where_it_is_off_for_new_links() {
 }
 
 #[test]
-fn an_address_that_is_given_out_again_is_reached_at_once() {
+fn a_reused_address_is_reachable_immediately() {
     let node = Node::new();
     let range = json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64",
         "rangeStart": "2001:db8:1::5", "rangeEnd": "2001:db8:1::5"}]]);
@@ -403,7 +403,7 @@ fn an_address_that_is_given_out_again_is_reached_at_once() {
 }
 
 #[test]
-fn the_hosts_end_has_an_address_that_udev_leaves_alone() {
+fn udev_does_not_change_the_mac_of_the_host_end() {
     let node = Node::new();
     for net in pairs(&node) {
         let container = Container::new();
@@ -416,7 +416,7 @@ fn the_hosts_end_has_an_address_that_udev_leaves_alone() {
 }
 
 #[test]
-fn a_lock_on_the_namespace_holds_nobody_up() {
+fn a_lock_on_the_namespace_blocks_nobody() {
     let node = Node::new();
     let container = Container::new();
     let [net, _] = pairs(&node);
@@ -433,7 +433,7 @@ fn a_lock_on_the_namespace_holds_nobody_up() {
 
 /// Root owns the xtables lock; a process that holds it indefinitely must not block DEL.
 #[test]
-fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
+fn a_held_iptables_lock_is_reported_and_del_succeeds() {
     let (node, container) = (Node::new(), Container::new());
     let prev = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.2/24"}]});
     let conf = json!({"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",

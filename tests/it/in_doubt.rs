@@ -5,8 +5,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::Net;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// Makes what this program created look as the reference leaves it: no labels, no notes, no records.
 fn as_by_the_reference(node: &Node) {
@@ -82,7 +82,7 @@ fn an_address_without_such_a_pair_is_released() {
 }
 
 #[test]
-fn a_record_of_flannel_stays_with_the_address() {
+fn a_record_of_flannel_is_kept_with_the_address() {
     let node = Node::new();
     let net = crate::flannel::simple(&node);
     let one = Container::new();

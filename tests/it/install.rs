@@ -16,8 +16,8 @@ use cnibox::testing::APPLETS;
 use cnibox::testing::AppletKind;
 use serde_json::Value;
 
-use crate::compare;
-use crate::node::{Call, Node, Outcome, executable, exists};
+use crate::support::compare;
+use crate::support::node::{Call, Node, Outcome, executable, exists};
 
 /// The executable under test and a plugin directory, `plugins`.
 struct Installer<'n> {
@@ -144,7 +144,7 @@ fn as_release(release: &str) -> Vec<u8> {
 }
 
 #[test]
-fn install_says_how_the_commands_are_reached() {
+fn install_prints_how_to_run_the_commands() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
@@ -194,7 +194,7 @@ fn every_applet_is_installed_in_every_mode() {
 }
 
 #[test]
-fn modes_follow_each_other() {
+fn install_changes_between_all_modes() {
     let node = Node::new();
     let at = Installer::new(&node);
     for mode in ["copy", "symlink", "hardlink", "copy", "hardlink", "symlink"] {
@@ -207,7 +207,7 @@ fn modes_follow_each_other() {
 }
 
 #[test]
-fn the_reference_is_replaced_and_returns() {
+fn the_reference_is_replaced_and_restored() {
     let Some(peer) = compare::peer("install over the reference") else { return };
     let node = Node::new();
     let at = Installer::new(&node);
@@ -234,7 +234,7 @@ fn the_reference_is_replaced_and_returns() {
 }
 
 #[test]
-fn foreign_files_stop_it_unless_it_is_told() {
+fn foreign_files_are_refused_without_an_option() {
     let node = Node::new();
     let at = Installer::new(&node);
     let script = b"#!/bin/sh\necho mine\n";
@@ -272,7 +272,7 @@ fn a_directory_in_a_plugins_place_is_never_replaced() {
 }
 
 #[test]
-fn policies_and_downgrades() {
+fn downgrades_are_refused_unless_forced() {
     let node = Node::new();
     let at = Installer::new(&node);
     let newer = as_release("9.9.9");
@@ -303,7 +303,7 @@ fn policies_and_downgrades() {
 }
 
 #[test]
-fn what_is_present_stays_and_never_means_never() {
+fn policies_never_and_if_not_present_keep_files() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", b"mine");
@@ -319,7 +319,7 @@ fn what_is_present_stays_and_never_means_never() {
 }
 
 #[test]
-fn a_dry_run_tells_and_changes_nothing_and_json_is_json() {
+fn a_dry_run_changes_nothing_and_prints_valid_json() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", &like_the_reference("1.5.1"));
@@ -342,7 +342,7 @@ fn a_dry_run_tells_and_changes_nothing_and_json_is_json() {
 }
 
 #[test]
-fn uninstall_leaves_what_changed_since() {
+fn uninstall_keeps_files_changed_since() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", &like_the_reference("1.5.1"));
@@ -359,7 +359,7 @@ fn uninstall_leaves_what_changed_since() {
 }
 
 #[test]
-fn an_applet_that_is_no_more_goes_with_the_next_release() {
+fn applets_of_the_former_release_are_removed() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -379,7 +379,7 @@ fn an_applet_that_is_no_more_goes_with_the_next_release() {
 }
 
 #[test]
-fn a_network_comes_last_and_only_with_its_plugins() {
+fn a_configuration_is_installed_after_its_plugins() {
     let node = Node::new();
     let at = Installer::new(&node);
     let conf_dir = node.path("net.d");

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
 
 /// The network `name`, with addresses that no other test assigns to an interface.
 fn conf(node: &Node, name: &str) -> Value {
@@ -53,7 +53,7 @@ fn listed(node: &Node, line: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_list_tells_who_is_alive() {
+fn the_list_shows_which_containers_live() {
     let node = Node::new();
     let (alive, dead, another) = (Container::new(), Container::new(), Container::new());
     attach(&node, "pods", "alive", &alive);
@@ -104,7 +104,7 @@ fn the_list_tells_who_is_alive() {
 }
 
 #[test]
-fn free_takes_back_an_address_or_a_container() {
+fn free_releases_an_address_or_all_of_a_container() {
     let node = Node::new();
     let alive = Container::new();
     attach(&node, "pods", "c1", &alive);
@@ -150,11 +150,11 @@ fn free_takes_back_an_address_or_a_container() {
             "{line}: {outcome:?}"
         );
     }
-    assert!(!crate::node::exists(node.path("leases/none")));
+    assert!(!crate::support::node::exists(node.path("leases/none")));
 }
 
 #[test]
-fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
+fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     let node = Node::new();
     let mut alive = Vec::new();
     for name in ["pods", "more"] {
@@ -180,7 +180,7 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
     });
     let dry = ends_with(1, &gc(&node, "--dry-run"));
-    // The default directory of leases, which is this machine's, is looked into as well.
+    // The default directory of leases, which is this machine's, is searched, too.
     let own = dry.stdout.lines().filter(|line| line.contains(" 203.0.113."));
     let own = own.collect::<Vec<_>>().join("\n") + "\n";
     assert_eq!(own, dry_line("more") + &dry_line("pods"));
@@ -193,7 +193,7 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
 
 /// Containers of networks with a `dataDir` of their own are found without an option.
 #[test]
-fn each_data_dir_of_this_node_is_looked_into() {
+fn every_data_dir_of_the_node_is_searched() {
     let node = Node::new();
     let below = |name: &str| node.path(name).display().to_string();
     let (net_d, cache, bin) = (below("net.d"), below("cache"), below("bin"));
@@ -279,7 +279,7 @@ fn reservations_are_freed_on_request_only() {
 }
 
 #[test]
-fn usage_and_places_that_do_not_work() {
+fn help_is_printed_and_wrong_arguments_are_refused() {
     let node = Node::new();
     let help = ends_with(0, &node.tool("ipam", &["--help"]));
     for word in [
@@ -333,7 +333,7 @@ fn usage_and_places_that_do_not_work() {
 }
 
 #[test]
-fn beside_plugins_that_work() {
+fn the_tool_works_during_calls_of_plugins() {
     let node = Node::new();
     std::thread::scope(|scope| {
         for n in 0..8 {

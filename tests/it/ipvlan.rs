@@ -5,10 +5,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, addresses, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, addresses, dual_ipam, merged, settles, unplug, wire};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "ipvlan",
@@ -151,7 +151,7 @@ fn prev_result_without_a_single_named_interface_is_refused() {
 }
 
 #[test]
-fn ipam_wins_over_the_addresses_of_prev_result() {
+fn addresses_of_ipam_replace_those_of_prev_result() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);
@@ -164,7 +164,7 @@ fn ipam_wins_over_the_addresses_of_prev_result() {
 }
 
 #[test]
-fn a_default_master_and_one_in_the_container() {
+fn the_master_is_the_default_route_or_in_the_container() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);
@@ -186,7 +186,7 @@ fn a_default_master_and_one_in_the_container() {
 }
 
 #[test]
-fn the_container_may_have_a_name_that_the_host_uses_too() {
+fn the_container_may_use_an_interface_name_of_the_host() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);
@@ -200,7 +200,7 @@ fn the_container_may_have_a_name_that_the_host_uses_too() {
 }
 
 #[test]
-fn what_add_refuses_changes_nothing() {
+fn a_refused_add_changes_nothing() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);
@@ -270,7 +270,7 @@ fn a_failing_add_releases_address_and_interface() {
 }
 
 #[test]
-fn check_finds_what_is_wrong() {
+fn check_reports_every_kind_of_damage() {
     needs!(lane::IPVLAN);
     for (inside, keys, msg) in [
         (
@@ -325,7 +325,7 @@ fn del_needs_no_master_and_no_good_prev_result() {
 }
 
 #[test]
-fn fifty_containers_at_once_on_one_master() {
+fn fifty_containers_share_a_master_concurrently() {
     needs!(lane::IPVLAN);
     crate::macvlan::many_at_once(&|node| simple(node, &json!({})));
 }

@@ -5,8 +5,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
 
 /// A node with a network of two attachments: one that lives, one whose container is dead.
 struct Ground {
@@ -65,7 +65,7 @@ impl Ground {
 }
 
 #[test]
-fn the_exit_status_says_whether_something_was_found() {
+fn the_exit_status_tells_whether_something_was_found() {
     let ground = Ground::new();
     let target = ground.node.path("target").display().to_string();
     // Found, or failed.
@@ -108,7 +108,7 @@ fn the_exit_status_says_whether_something_was_found() {
 }
 
 #[test]
-fn json_has_the_same_keys_everywhere() {
+fn json_of_all_tools_has_the_same_keys() {
     let ground = Ground::new();
     let file = ground.node.path("net.d/20-odd.conf");
     fs::write(&file, r#"{"cniVersion": "1.1.0", "name": "odd", "type": "bridge", "brigde": 1}"#)
@@ -137,7 +137,7 @@ fn json_has_the_same_keys_everywhere() {
 }
 
 #[test]
-fn repair_and_trace_have_json() {
+fn repair_and_trace_print_json() {
     let ground = Ground::new();
     let netns = Container::new();
     let [conf, cache, bin] =
@@ -218,7 +218,7 @@ fn the_old_option_for_configurations_works() {
 }
 
 #[test]
-fn the_old_place_of_a_network_works() {
+fn the_old_position_of_a_network_works() {
     let ground = Ground::new();
     let outcome = ground.ends("ipam ls pods", 0);
     is_deprecated(&outcome, "use --network pods");
@@ -251,7 +251,7 @@ fn the_old_keys_of_findings_are_there() {
 }
 
 #[test]
-fn each_help_tells_its_exit_status() {
+fn every_help_documents_the_exit_status() {
     let node = Node::new();
     for (command, _) in cnibox::testing::options::flags_by_tool() {
         let words: Vec<&str> = command.trim_start_matches("cnibox ").split(' ').collect();

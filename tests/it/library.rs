@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Deserializer, Value, json};
 
-use crate::node::{Call, Container, Node, assert_unchanged};
+use crate::support::node::{Call, Container, Node, assert_unchanged};
 
 /// A node with the network `pods` in `net.d`, and its own cache at libcni's path.
 fn node() -> Node {
@@ -34,7 +34,7 @@ fn example(node: &Node, name: &str, args: &[&str]) -> Call {
 }
 
 #[test]
-fn add_network_is_taken_back_by_cnitool() {
+fn cnitool_deletes_what_the_example_added() {
     let node = node();
     let (before, container) = (node.snapshot(), Container::new());
     let (dir, netns) = (node.path("net.d").display().to_string(), container.path());
@@ -56,7 +56,7 @@ fn add_network_is_taken_back_by_cnitool() {
 }
 
 #[test]
-fn runtime_attaches_runs_and_detaches() {
+fn the_example_runtime_attaches_runs_and_detaches() {
     let node = node();
     let (before, list) = (node.snapshot(), list_of(&node).display().to_string());
     let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && ip -j address show eth0; exit 7";

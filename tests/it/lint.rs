@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use cnibox_tests::root;
 use serde_json::{Value, json};
 
-use crate::net::{merged, wire};
-use crate::node::{Call, Node, Outcome, assert_unchanged, executable};
+use crate::support::net::{merged, wire};
+use crate::support::node::{Call, Node, Outcome, assert_unchanged, executable};
 
 /// A call of `cnibox` with these arguments and this node's plugins.
 fn cnibox(node: &Node, args: &[&str]) -> Call {
@@ -48,7 +48,7 @@ fn portmap() -> Value {
 }
 
 #[test]
-fn what_is_right_is_left_alone() {
+fn correct_configurations_have_no_findings() {
     let node = Node::new();
     wire(&node);
     let tuning = json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "1024"}, "capabilities": {"mac": true},
@@ -104,7 +104,7 @@ fn ranged(keys: &Value) -> Value {
 }
 
 #[test]
-fn unknown_keys_and_wrong_values_are_told() {
+fn unknown_keys_and_wrong_values_are_reported() {
     let node = Node::new();
     for (plugins, key, said) in [
         (
@@ -153,7 +153,7 @@ fn unknown_keys_and_wrong_values_are_told() {
 }
 
 #[test]
-fn missing_addresses_and_capabilities_are_told() {
+fn missing_addresses_and_capabilities_are_reported() {
     let node = Node::new();
     for (plugins, key, said) in [
         (
@@ -202,7 +202,7 @@ fn missing_addresses_and_capabilities_are_told() {
 }
 
 #[test]
-fn plugins_in_the_wrong_place_are_told() {
+fn plugins_in_the_wrong_position_are_reported() {
     let node = Node::new();
     for (plugins, key, said) in [
         (
@@ -231,7 +231,7 @@ fn plugins_in_the_wrong_place_are_told() {
 }
 
 #[test]
-fn forms_of_files() {
+fn wrong_forms_of_files_are_reported() {
     let node = Node::new();
     let plugin = bridge(&pool("10.88.0.0/16"));
     let single = merged(&json!({"cniVersion": "1.0.0", "name": "n"}), &plugin).to_string();
@@ -303,7 +303,7 @@ fn forms_of_files() {
 }
 
 #[test]
-fn networks_are_compared() {
+fn conflicts_between_networks_are_reported() {
     let node = Node::new();
     let networks = [
         ("10-a.conflist", "a", "10.88.0.0/16"),
@@ -347,7 +347,7 @@ fn networks_are_compared() {
 }
 
 #[test]
-fn the_node_is_asked_as_well() {
+fn conflicts_with_the_node_are_reported() {
     let node = Node::new();
     wire(&node);
     let before = node.snapshot();
@@ -370,7 +370,7 @@ fn the_node_is_asked_as_well() {
 }
 
 #[test]
-fn subnets_that_the_node_routes_elsewhere_are_told() {
+fn subnets_that_the_node_routes_elsewhere_are_reported() {
     let node = Node::new();
     node.sh("ip link add docker0 up type bridge && ip addr add 10.88.0.1/16 dev docker0 && \
              ip link add cni0 up type bridge && ip addr add 10.89.0.1/16 dev cni0 && \
@@ -397,7 +397,7 @@ fn subnets_that_the_node_routes_elsewhere_are_told() {
 
 /// `portmap::traffic::own_ports_need_hairpin_mode_with_br_netfilter` has the packets.
 #[test]
-fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
+fn missing_hairpin_mode_for_own_ports_is_reported() {
     let node = Node::new();
     let key = "/proc/sys/net/bridge/bridge-nf-call-iptables";
     if !Path::new(key).exists() {
@@ -422,7 +422,7 @@ fn own_ports_on_a_bridge_without_hairpin_mode_are_noted() {
 }
 
 #[test]
-fn cnitool_validates_by_it_and_install_refuses() {
+fn cnitool_validate_and_install_use_lint() {
     let node = Node::new();
     let directory = node.path("net.d").display().to_string();
     let bad = list("bad", &json!([merged(&bridge(&pool("10.88.0.0/16")), &json!({"mtu": "15"}))]));
@@ -454,11 +454,11 @@ fn cnitool_validates_by_it_and_install_refuses() {
     let outcome = install(&bad);
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("in \"mtu\""), "{outcome:?}");
-    assert!(!crate::node::exists(node.path("root/plugins")), "nothing is installed");
+    assert!(!crate::support::node::exists(node.path("root/plugins")), "nothing is installed");
     let outcome = install(&odd);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("unknown key \"mut\""), "{outcome:?}");
-    assert!(crate::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
+    assert!(crate::support::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
 }
 
 /// The paths in the first column of the tables on a plugin's page.
@@ -482,7 +482,7 @@ fn nested(path: &str) -> Value {
 }
 
 #[test]
-fn every_documented_key_is_known() {
+fn lint_knows_every_documented_key() {
     let node = Node::new();
     let mut seen = 0;
     for applet in
@@ -512,7 +512,7 @@ fn every_documented_key_is_known() {
 }
 
 #[test]
-fn keys_at_another_level_are_told_where_they_are_read() {
+fn misplaced_keys_are_reported_with_their_level() {
     let node = Node::new();
     for (plugins, key, said) in [
         (
@@ -556,7 +556,7 @@ fn keys_at_another_level_are_told_where_they_are_read() {
 }
 
 #[test]
-fn keys_of_the_list_that_nobody_reads_are_no_mistake() {
+fn unknown_keys_of_a_list_are_accepted() {
     let node = Node::new();
     let list = |keys: &Value| {
         let plugins =
@@ -576,7 +576,7 @@ fn keys_of_the_list_that_nobody_reads_are_no_mistake() {
 }
 
 #[test]
-fn values_that_nobody_can_use_are_told() {
+fn unusable_values_are_reported() {
     let node = Node::new();
     let routed =
         |dst: &str| bridge(&merged(&pool("10.88.0.0/16"), &json!({"routes": [{"dst": dst}]})));

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, addresses, normal};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::{Net, addresses, normal};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn golden(version: &str) -> String {
-    let text = crate::lifecycle::golden!("loopback")(version);
+    let text = crate::support::lifecycle::golden!("loopback")(version);
     text.trim_end().replace("VERSION", version)
 }
 
@@ -76,7 +76,7 @@ fn del_works_without_add_and_without_a_namespace() {
 }
 
 #[test]
-fn gc_and_status_have_nothing_to_do() {
+fn gc_and_status_succeed_and_change_nothing() {
     let node = Node::new();
     for version in VERSIONS {
         for verb in ["GC", "STATUS"] {
@@ -147,7 +147,7 @@ fn an_unreadable_prev_result_leaves_lo_down() {
 }
 
 #[test]
-fn a_foreign_address_on_lo_is_refused_and_lo_stays_as_it_is() {
+fn a_foreign_address_on_lo_is_refused() {
     for (address, ip) in [("10.0.0.9/8", "10.0.0.9"), ("2001:db8::9/64", "2001:db8::9")] {
         let node = Node::new();
         let (net, container) = (net(&node, "1.1.0"), Container::new());
@@ -166,7 +166,7 @@ fn a_foreign_address_on_lo_is_refused_and_lo_stays_as_it_is() {
 }
 
 #[test]
-fn check_finds_lo_down() {
+fn check_reports_lo_down() {
     let node = Node::new();
     let (net, container) = (net(&node, "1.1.0"), Container::new());
     let result = net.add(&container);

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, dual_ipam, merged, settles, unplug, wire};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "macvlan",
@@ -76,6 +76,6 @@ pub(crate) fn many_at_once(net: &dyn Fn(&Node) -> Net<'_>) {
 }
 
 #[test]
-fn fifty_containers_at_once_on_one_master() {
+fn fifty_containers_share_a_master_concurrently() {
     many_at_once(&|node| simple(node, &json!({})));
 }

@@ -1,70 +1,94 @@
 //! Integration tests of the plugins from a runtime's view: the real executable on the real kernel.
 //!
-//! Every test creates a private host namespace on its own thread ([`node::Node`]) and containers,
+//! Every test creates a private host namespace on its own thread ([`support::node::Node`]) and containers,
 //! which are namespaces held by a descriptor. Therefore tests run in parallel and need no explicit
 //! clean-up. Root or `unshare -rn` is required; iproute2 and ping verify independently.
 //!
 //! | module | |
 //! | --- | --- |
-//! | `node` | the private host, calls of plugins |
-//! | `snapshot` | all state that plugins may leave, compared |
-//! | `cnibox::lane` | kernel features that a test needs, and where tests run without them |
-//! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
-//! | `net` | a network of a node: its configuration, its calls, permitted remainders |
-//! | `traffic` | pings, TCP and UDP between host and containers |
-//! | `conflist` | the calls of a runtime for a list of plugins |
-//! | `conflists` | configurations of other projects, without false alarms of `cnibox lint` |
-//! | `lifecycle` | the verbs in the orders of runtimes, for every version |
-//! | `library` | the programs in examples/, which use `cnibox::runtime` |
-//! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
-//! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
-//! | `buildkit` | calls as `BuildKit` makes them: its names of the plugins, a namespace for each step |
+//! | **interface plugins** | |
+//! | `bridge` | ports, gateways, VLANs, routes, CHECK, refusals |
+//! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
+//! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
+//! | `loopback` | `lo` up and down |
+//! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
+//! | `mtu` | `"mtu": "auto"` in every plugin that supports it |
+//! | `ptp` | routes on both sides, CHECK, refusals |
+//! | `tap` | tap devices, and programs that read and write Ethernet frames |
+//! | **IPAM plugins** | |
+//! | `delegation` | IPAM plugins in the same process and in child processes |
+//! | `dhcp` | leases of dnsmasq, ISC's server and hostile servers; the daemon's lifecycle |
+//! | `host_local` | ranges, requested addresses, kills, the files of the store |
+//! | `static_plugin` | the plugin static |
+//! | **chained plugins** | |
+//! | `bandwidth` | limits: measured, in every version, compatibility |
+//! | `chain` | bridge, portmap and firewall for many containers at once |
+//! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
+//! | `flannel` | the derived configuration, records, delegates in this and in child processes |
+//! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, compatibility |
+//! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
+//! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, compatibility |
+//! | `seven` | one container through a chain of seven plugins |
+//! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
+//! | `vrf` | routing domains: membership, tables, overlapping addresses |
+//! | **all plugins** | |
+//! | `concurrency` | concurrent calls, mixed with the reference's host-local |
+//! | `detached` | DEL returns before the kernel's grace periods, and leaves no process |
+//! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
 //! | `examples` | the example on each plugin's page, run as a reader would |
-//! | `strace`, `compare` | system calls of a call; results without random parts |
-//! | `faults` | ADD failing or killed at each step, DEL killed at each step |
-//! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
-//! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
+//! | `footprint` | processes, sleeps, memory |
+//! | `protocol` | environment, versions, errors, VERSION, what a plugin prints about itself |
+//! | `restricted` | read-only kernel parameters, a kernel without IPv6, a user namespace |
+//! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
+//! | `status` | STATUS succeeds exactly if the next ADD does |
+//! | **faults, dead and hostile containers** | |
 //! | `alive` | no live container is declared dead, and what the dead leave is reclaimed |
 //! | `attachment` | resources of a dead container, and the ways to reclaim them |
-//! | `chain` | a whole chain of plugins for many containers at once |
-//! | `seven` | one container through a chain of seven plugins |
-//! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
-//! | `concurrency` | concurrent calls, mixed with the reference's host-local |
-//! | `delegation` | IPAM plugins in the same process and in child processes |
-//! | `detached` | DEL returns before the kernel's grace periods, and leaves no process |
-//! | `dhcp` | leases of dnsmasq, ISC's server and hostile servers; the daemon's lifecycle |
-//! | `fixed` | the plugin static |
+//! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
-//! | `footprint` | processes, sleeps, memory |
-//! | `in_doubt` | GC without attachments that the reference made |
-//! | `handover` | live state converted for the reference plugins |
-//! | `lint` | mistakes in configurations, reported before a container is attached |
-//! | `ipam` | the tool: leases listed, released, reclaimed |
-//! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, compatibility |
-//! | `migration` | a node with containers migrates from the reference plugins to cnibox and back |
-//! | `mtu` | `"mtu": "auto"` in every plugin that supports it |
-//! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
-//! | `sanity` | `cni-sanity` on correct plugins, and on mutants with one defect each |
-//! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
-//! | `edited` | configurations that were edited after ADD: DEL succeeds and leaves nothing |
-//! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
-//! | `parity` | comparison with the reference plugins |
-//! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
-//! | `takeover` | each implementation checks and deletes what the other added |
-//! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
+//! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
 //! | `tenant` | directories and files that the author of a configuration names |
-//! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
-//! | `tap` | tap devices, and programs that read and write Ethernet frames |
-//! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
+//! | **the reference plugins** | |
+//! | `handover` | live state converted for the reference plugins |
+//! | `in_doubt` | GC without attachments that the reference made |
+//! | `migration` | a node with containers migrates from the reference plugins to cnibox and back |
+//! | `packages` | the maintainer scripts of the debs |
+//! | `parity` | comparison with the reference plugins |
+//! | `takeover` | each implementation checks and deletes what the other added |
+//! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
+//! | **tools and the library** | |
+//! | `buildkit` | calls as `BuildKit` makes them: its names of the plugins, a namespace for each step |
+//! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
+//! | `conflists` | configurations of other projects, without false alarms of `cnibox lint` |
+//! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
 //! | `install` | `cnibox install` and `uninstall`, on directories in use |
-//! | `bandwidth` | limits: measured, in every version, compatibility |
-//! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
-//! | `behind` | the verbs of a plugin chained behind bridge in the container, for every version |
-//! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, compatibility |
-//! | `vrf` | routing domains: membership, tables, overlapping addresses |
-//! | `flannel` | the derived configuration, records, delegates in this and in child processes |
-//! | `protocol` | behaviour common to all plugins: environment, versions, errors, VERSION, about |
+//! | `ipam` | `cnibox ipam`: leases listed, released, reclaimed |
+//! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
+//! | `library` | the programs in examples/, which use `cnibox::runtime` |
+//! | `lint` | mistakes in configurations, reported before a container is attached |
+//! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
+//! | `repair` | `cnibox repair`: lost state of live containers is restored |
+//! | `sanity` | `cni-sanity` on correct plugins, and on mutants with one defect each |
+//! | `trace` | the flight recorder and `cnibox trace` |
+//!
+//! What they share is in `support`:
+//!
+//! | module | |
+//! | --- | --- |
+//! | `support::chained` | the verbs of a plugin behind `ptp` or `bridge`, and faults at each of its steps |
+//! | `support::compare` | results without random parts; the directory of the reference plugins |
+//! | `support::conflist` | the calls of a runtime for a list of plugins |
+//! | `support::faults` | errors and kills at each system call of an interface plugin |
+//! | `support::lifecycle` | the verbs in the orders of runtimes, for every version |
+//! | `support::net` | a network of a node: its configuration, its calls, permitted remainders |
+//! | `support::node` | the private host, containers, calls of plugins |
+//! | `support::parallel` | calls at the same time |
+//! | `support::snapshot` | all state that plugins may leave, compared |
+//! | `support::strace` | the system calls of a call, with errors and kills |
+//! | `support::traffic` | pings, TCP and UDP between host and containers |
+//!
+//! Kernel features that a test needs, and where tests run without them: `cnibox::lane`.
 
 #![expect(clippy::too_many_lines, reason = "tables of cases stand whole in their tests")]
 #![allow(
@@ -86,11 +110,8 @@ mod bandwidth;
 mod bridge;
 mod buildkit;
 mod chain;
-mod chained;
 mod cnitool;
-mod compare;
 mod concurrency;
-mod conflist;
 mod conflists;
 mod delegation;
 mod detached;
@@ -101,7 +122,6 @@ mod edited;
 mod examples;
 mod faults;
 mod firewall;
-mod fixed;
 mod flannel;
 mod flush;
 mod footprint;
@@ -115,7 +135,6 @@ mod ipam;
 mod ipvlan;
 mod language;
 mod library;
-mod lifecycle;
 mod lint;
 mod loopback;
 mod macvlan;
@@ -123,8 +142,6 @@ mod masquerade;
 mod messages;
 mod migration;
 mod mtu;
-mod net;
-mod node;
 mod packages;
 mod parity;
 mod portmap;
@@ -136,16 +153,15 @@ mod sanity;
 mod sbr;
 mod scale;
 mod seven;
-mod snapshot;
 mod spoof;
+mod static_plugin;
 mod status;
-mod strace;
+mod support;
 mod sweep;
 mod takeover;
 mod tap;
 mod tenant;
 mod trace;
-mod traffic;
 mod tuning;
 mod twins;
 mod vlan;

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, exists};
-use crate::traffic::Place;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, exists};
+use crate::support::traffic::Place;
 
 /// The addresses of the host on the external network, and of the external machine.
 const HOST: [&str; 2] = ["192.0.2.1", "2001:db8:ff::1"];
@@ -165,7 +165,7 @@ fn each_back_end(test: impl Fn(&Node, &dyn Fn(&'static str) -> Masq<'_>)) {
 }
 
 #[test]
-fn the_outside_sees_the_host_and_the_subnet_sees_the_container() {
+fn masquerading_applies_outside_of_the_subnet_only() {
     for plugin in ["bridge", "ptp"] {
         each_back_end(|node, masq| {
             let masq = masq(plugin);
@@ -199,7 +199,7 @@ fn the_outside_sees_the_host_and_the_subnet_sees_the_container() {
 }
 
 #[test]
-fn without_the_key_the_outside_sees_the_container() {
+fn without_ip_masq_sources_are_not_changed() {
     let node = Node::new();
     let masq = Masq::new(&node, "ptp", BACKENDS[0]).with(&json!({"ipMasq": false}));
     let (outside, one) = (outside(&node), Container::new());
@@ -238,7 +238,7 @@ fn multicast_keeps_its_source() {
 }
 
 #[test]
-fn attachments_do_not_touch_each_other() {
+fn del_keeps_masquerading_of_other_attachments() {
     each_back_end(|node, masq| {
         let masq = masq("bridge");
         let ipam = node.host_local(&["10.7.0.0/16"]);
@@ -267,7 +267,7 @@ fn attachments_do_not_touch_each_other() {
 }
 
 #[test]
-fn gc_removes_what_no_valid_attachment_owns() {
+fn gc_removes_rules_of_stale_attachments() {
     each_back_end(|node, masq| {
         let masq = masq("bridge");
         let ipam = node.host_local(&["10.7.0.0/16"]);
@@ -290,7 +290,7 @@ fn gc_removes_what_no_valid_attachment_owns() {
 }
 
 #[test]
-fn check_notices_what_is_missing() {
+fn check_reports_missing_rules() {
     each_back_end(|node, masq| {
         let (masq, one) = (masq("ptp"), Container::new());
         let prev = masq.add("c1", &one);
@@ -302,7 +302,7 @@ fn check_notices_what_is_missing() {
 }
 
 #[test]
-fn a_back_end_is_checked_early_and_by_status() {
+fn add_and_status_check_the_back_end() {
     let node = Node::new();
     for plugin in ["bridge", "ptp"] {
         let masq = Masq::new(&node, plugin, BACKENDS[0]);
@@ -333,7 +333,7 @@ fn a_back_end_is_checked_early_and_by_status() {
 /// Every rule has a comment: an iptables that cannot match comments is not chosen, and STATUS and ADD say so if it is
 /// configured.
 #[test]
-fn an_iptables_without_comments_is_not_chosen() {
+fn an_iptables_without_comments_is_not_selected() {
     let node = Node::new();
     let lacking = |program: &str, text: &str| {
         node.script(program, &format!("case {text} in *comment*) echo 'RULE_APPEND failed (No such file or directory)' >&2; exit 4;; esac\nexit 0"));
@@ -373,7 +373,7 @@ fn reference() -> Option<String> {
 }
 
 #[test]
-fn each_removes_what_the_other_masqueraded() {
+fn each_deletes_rules_of_the_other() {
     let Some(peer) = reference() else { return };
     for plugin in ["bridge", "ptp"] {
         for flavour in ["iptables-nft", "iptables-legacy"] {
@@ -475,7 +475,7 @@ fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<
 const ROUNDS: usize = 60;
 
 #[test]
-fn many_at_once_make_a_chain_once() {
+fn concurrent_adds_create_a_chain_once() {
     let node = Node::new();
     assert_eq!(at_once(|round| round, || ()), [""; 0]);
     let text = rules(&node);
@@ -486,7 +486,7 @@ fn many_at_once_make_a_chain_once() {
 }
 
 #[test]
-fn many_at_once_are_not_broken_by_gc() {
+fn gc_does_not_disturb_concurrent_adds() {
     use cnibox::testing::netfilter::{PacketFilter, masquerade};
     let _node = Node::new();
     // GC of another network also deletes unreferenced chains.

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::compare::peer;
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
-use crate::traffic::{self, Place};
+use crate::support::compare::peer;
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::traffic::{self, Place};
 
 /// Sufficient even for a slow machine.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -204,7 +204,7 @@ fn names(reference: &Path) -> impl Iterator<Item = String> {
 /// The layout of the reference's archive, Debian's package and `kubernetes-cni`: one file per
 /// plugin.
 #[test]
-fn from_a_directory_of_files() {
+fn a_directory_of_files_is_migrated_and_rolled_back() {
     there_and_back(|reference, directory| {
         for name in names(reference) {
             fs::copy(reference.join(&name), directory.join(&name)).unwrap();
@@ -214,7 +214,7 @@ fn from_a_directory_of_files() {
 
 /// k3s: a directory of links into another directory that belongs to the release.
 #[test]
-fn from_a_directory_of_links() {
+fn a_directory_of_links_is_migrated_and_rolled_back() {
     there_and_back(|reference, directory| {
         let data = directory.with_file_name("data");
         fs::create_dir(&data).unwrap();

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, wire};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, merged, wire};
+use crate::support::node::{Container, Node};
 
 fn is_that_of_the_default_routes_link(plugin: &'static str, keys: &Value) {
     let node = Node::new();
@@ -36,28 +36,28 @@ fn is_that_of_the_default_routes_link(plugin: &'static str, keys: &Value) {
 }
 
 #[test]
-fn of_bridge() {
+fn auto_mtu_of_bridge_is_the_uplinks() {
     is_that_of_the_default_routes_link("bridge", &json!({}));
 }
 
 #[test]
-fn of_ptp() {
+fn auto_mtu_of_ptp_is_the_uplinks() {
     is_that_of_the_default_routes_link("ptp", &json!({}));
 }
 
 #[test]
-fn of_macvlan() {
+fn auto_mtu_of_macvlan_is_the_uplinks() {
     is_that_of_the_default_routes_link("macvlan", &json!({"master": "wire0"}));
 }
 
 #[test]
-fn of_ipvlan() {
+fn auto_mtu_of_ipvlan_is_the_uplinks() {
     needs!(lane::IPVLAN);
     is_that_of_the_default_routes_link("ipvlan", &json!({"master": "wire0"}));
 }
 
 #[test]
-fn is_never_above_the_masters() {
+fn auto_mtu_does_not_exceed_the_masters() {
     let node = Node::new();
     wire(&node);
     node.sh("ip addr add 192.0.2.2/24 dev wire1 && ip route add default via 192.0.2.1 dev wire1");

@@ -7,10 +7,10 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::compare::{self, assert_same, normal};
 use crate::lane::{self, needs};
-use crate::net::{merged, no_veth_remains, wire};
-use crate::node::{Call, Container, Node};
+use crate::support::compare::{self, assert_same, normal};
+use crate::support::net::{merged, no_veth_remains, wire};
+use crate::support::node::{Call, Container, Node};
 
 /// The intended differences: (prefix, infix, text): lines of the state that start with `prefix` and
 /// contain `infix` are compared without `text`.
@@ -31,8 +31,6 @@ const DIFFERENCES: [(&str, &str, &str); 9] = [
     ("container addr", "fd00", " nodad"),
     ("container addr", "fd00", " tentative"),
 ];
-
-/// The plugins to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side<'a> {
     Ours,
@@ -378,7 +376,7 @@ fn delete_across(peer: &Path, case: &Case) {
         if !(stays && matches!(deletes, Side::Reference(_))) {
             no_veth_remains(&bench.node);
         }
-        crate::node::assert_unchanged(&before, &bench.container.snapshot(&bench.node));
+        crate::support::node::assert_unchanged(&before, &bench.container.snapshot(&bench.node));
         bench.call(adds, "DEL").ok();
     }
 }
@@ -395,7 +393,7 @@ fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
 }
 
 #[test]
-fn results_and_kernel_state_are_those_of_the_reference() {
+fn results_and_kernel_state_equal_the_references() {
     let Some(peer) = compare::peer("parity of results") else { return };
     each_case(&cases(), |case| compare(&peer, case));
 }
@@ -407,7 +405,7 @@ fn each_deletes_what_the_other_added() {
 }
 
 #[test]
-fn vlans_are_those_of_the_reference() {
+fn bridge_vlans_equal_the_references() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     let Some(peer) = compare::peer("parity of VLANs") else { return };
     each_case(&cases_with_vlans(), |case| {
@@ -417,7 +415,7 @@ fn vlans_are_those_of_the_reference() {
 }
 
 #[test]
-fn an_ipvlan_is_that_of_the_reference() {
+fn ipvlan_state_equals_the_references() {
     needs!(lane::IPVLAN);
     let Some(peer) = compare::peer("parity of ipvlan") else { return };
     each_case(&ipvlan_cases(), |case| {
@@ -427,7 +425,7 @@ fn an_ipvlan_is_that_of_the_reference() {
 }
 
 #[test]
-fn loopback_is_set_up_as_by_the_reference() {
+fn loopback_state_equals_the_references() {
     let Some(peer) = compare::peer("parity of loopback") else { return };
     let case = Case {
         name: "loopback",

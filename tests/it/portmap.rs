@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::net::Net;
-use crate::node::{Call, Container, Node, exists};
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, exists};
+use crate::support::traffic::Place;
 
 const LIMIT: Duration = Duration::from_millis(1500);
 
@@ -84,7 +84,7 @@ impl Ports {
     /// The network with these port mappings and keys.
     fn net(&self, ports: &Value, keys: &Value) -> Net<'_> {
         let base = json!({"backend": self.rules.key(), "runtimeConfig": {"portMappings": ports}});
-        Net::new(&self.node, "portmap", self.version, &crate::net::merged(&base, keys))
+        Net::new(&self.node, "portmap", self.version, &crate::support::net::merged(&base, keys))
     }
 
     fn call(&self, verb: &str, pod: &Pod, ports: &Value) -> Call {

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::net::merged;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::net::merged;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -29,7 +29,7 @@ fn version_needs_no_input_and_no_other_variable() {
 }
 
 #[test]
-fn by_hand_a_plugin_tells_what_it_is() {
+fn a_plugin_without_variables_prints_what_it_is() {
     let node = Node::new();
     for plugin in PLUGINS {
         let outcome = node.call(plugin, "").without("CNI_COMMAND").run();
@@ -44,7 +44,7 @@ fn by_hand_a_plugin_tells_what_it_is() {
 }
 
 #[test]
-fn the_help_of_a_plugin_has_its_keys() {
+fn the_help_of_a_plugin_lists_its_keys() {
     let node = Node::new();
     let help = |plugin, word| node.tool(plugin, &[word]).printed();
     for (plugin, keys) in [
@@ -64,11 +64,11 @@ fn the_help_of_a_plugin_has_its_keys() {
 }
 
 #[test]
-fn missing_and_invalid_variables() {
+fn missing_and_invalid_variables_are_named() {
     let node = Node::new();
     let conf = json!({"name": "n", "cniVersion": "1.0.0"});
     let add = node.call("bridge", "ADD").conf(&conf).netns("/x");
-    let brief = |call: crate::node::Call| {
+    let brief = |call: crate::support::node::Call| {
         let error = call.error();
         (error.code, error.msg)
     };
@@ -94,7 +94,7 @@ fn missing_and_invalid_variables() {
 }
 
 #[test]
-fn versions_that_a_verb_came_with() {
+fn verbs_require_their_minimum_version() {
     let node = Node::new();
     let error = |verb: &str, version: &str| {
         let conf = json!({"name": "n", "cniVersion": version, "ipam": {"type": "host-local"}});
@@ -132,7 +132,7 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         assert_eq!(outcome.status, Some(0), "{plugin} {outcome:?}");
         let warning = "is this plugin's own namespace: the container's namespace is gone";
         assert!(outcome.stderr.contains(warning), "{outcome:?}");
-        crate::node::assert_unchanged(&before, &node.snapshot());
+        crate::support::node::assert_unchanged(&before, &node.snapshot());
     }
     // `CNI_NETNS_OVERRIDE` permits it.
     let conf = json!({"name": "n", "cniVersion": "1.1.0"});
@@ -141,7 +141,7 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
 }
 
 #[test]
-fn keys_in_any_case_and_null() {
+fn keys_match_in_any_case_and_null_is_absent() {
     let node = Node::new();
     let container = Container::new();
     let mut ipam: Value = node.host_local(&["10.1.0.0/24"]);
@@ -154,16 +154,18 @@ fn keys_in_any_case_and_null() {
 }
 
 #[test]
-fn unknown_names_get_a_clear_word() {
+fn unknown_names_get_a_clear_error() {
     let node = Node::new();
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("brigde")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("brigde"))
+        .unwrap();
     let error = node.call("brigde", "ADD").error();
     assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
     assert_eq!(error.details, "did you mean \"bridge\"?");
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
-    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("frobnicate")).unwrap();
+    std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate"))
+        .unwrap();
     assert!(
         node.call("frobnicate", "ADD")
             .error()
@@ -175,7 +177,7 @@ fn unknown_names_get_a_clear_word() {
 /// The kernel assigns a closed standard descriptor to the next opened file, so the result could be
 /// written to an arbitrary file.
 #[test]
-fn closed_standard_descriptors_become_no_other_files() {
+fn closed_standard_descriptors_do_not_become_other_files() {
     strace::require();
     let node = Node::new();
     let ipam = node.host_local(&["10.1.0.0/24"]);
@@ -199,7 +201,7 @@ fn closed_standard_descriptors_become_no_other_files() {
 }
 
 #[test]
-fn an_add_whose_reader_is_gone_is_taken_back() {
+fn add_rolls_back_if_stdout_is_closed() {
     let node = Node::new();
     let conf =
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
@@ -212,7 +214,7 @@ fn an_add_whose_reader_is_gone_is_taken_back() {
 }
 
 #[test]
-fn a_file_that_may_not_grow_is_an_error_and_not_the_end() {
+fn a_file_size_limit_is_reported_as_an_error() {
     let node = Node::new();
     let conf =
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
@@ -224,7 +226,7 @@ fn a_file_that_may_not_grow_is_an_error_and_not_the_end() {
 }
 
 #[test]
-fn a_request_without_end_is_refused() {
+fn an_endless_request_is_refused() {
     let node = Node::new();
     let call = node.call("host-local", "ADD").netns("/no/such");
     let outcome = call.in_script("exec \"$0\" </dev/zero").run();
@@ -234,14 +236,14 @@ fn a_request_without_end_is_refused() {
 }
 
 #[test]
-fn a_network_is_found_whatever_bytes_a_string_of_it_holds() {
+fn invalid_utf8_in_a_configuration_is_accepted() {
     let (node, container) = (Node::new(), Container::new());
     let conf = b"{\"name\":\"n\",\"cniVersion\":\"1.0.0\",\"x\":\"\xff\"}";
     node.call("loopback", "ADD").stdin(conf).ifname("lo").netns(&container.path()).result();
 }
 
 #[test]
-fn no_del_is_refused_for_the_length_of_its_namespace() {
+fn del_accepts_any_length_of_the_namespace_path() {
     let node = Node::new();
     let conf =
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
@@ -261,7 +263,7 @@ const NET_ADMIN: [u8; 20] = {
 };
 
 #[test]
-fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
+fn a_set_user_id_copy_refuses_other_users() {
     let node = Node::new();
     for dir in [node.path(""), node.bin()] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
@@ -284,7 +286,7 @@ fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
         (output.status.code(), error["msg"].as_str().unwrap_or_default().to_owned(), said)
     };
     let install = |mode: u32| {
-        fs::copy(crate::node::executable(), &copy).unwrap();
+        fs::copy(crate::support::node::executable(), &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(mode)).unwrap();
     };
     let refusal = "set-user-id, set-group-id or with file capabilities: refused";
@@ -305,7 +307,7 @@ fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
 
 /// apptainer, singularity, nerdctl with the bit: the real user of all its children is not root.
 #[test]
-fn a_runtime_with_set_user_id_is_served() {
+fn a_set_user_id_runtime_is_accepted() {
     let (node, container) = (Node::new(), Container::new());
     let ipam = node.host_local(&["10.1.0.0/24"]);
     let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables", "ipam": ipam});

@@ -5,9 +5,9 @@ mod features;
 
 use serde_json::{Value, json};
 
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{Net, dual_ipam, merged};
-use crate::node::Node;
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{Net, dual_ipam, merged};
+use crate::support::node::Node;
 
 const SUBJECT: Subject = Subject {
     plugin: "ptp",

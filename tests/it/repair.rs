@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::doctor::Ward;
 use crate::lane::{self, needs};
-use crate::node::{Running, eventually};
+use crate::support::node::{Running, eventually};
 
 const ONE_SECOND: Duration = Duration::from_secs(1);
 
@@ -18,7 +18,7 @@ fn ward(keys: &Value, pods: usize) -> Ward {
         "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}});
     let portmap =
         json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}});
-    attached(&json!([crate::net::merged(&base, keys), portmap]), pods)
+    attached(&json!([crate::support::net::merged(&base, keys), portmap]), pods)
 }
 
 fn attached(plugins: &Value, pods: usize) -> Ward {
@@ -65,7 +65,7 @@ impl Ward {
 }
 
 #[test]
-fn a_deleted_bridge_comes_back_with_all_of_its_ports() {
+fn repair_restores_a_deleted_bridge_with_its_ports() {
     for keys in [
         json!({}),
         json!({"hairpinMode": true, "macspoofchk": true, "mtu": 1400}),
@@ -92,7 +92,7 @@ fn a_deleted_bridge_comes_back_with_all_of_its_ports() {
 
 /// Nomad starts each file of its plugin directory without arguments, to see which plugin it is.
 #[test]
-fn a_link_without_arguments_only_prints() {
+fn a_plugin_link_without_arguments_only_prints() {
     let ward = ward(&json!({}), 1);
     ward.node.sh("nft flush ruleset; ip link del cni0");
     let before = ward.node.snapshot();
@@ -115,7 +115,7 @@ fn a_link_without_arguments_only_prints() {
 }
 
 #[test]
-fn ports_are_in_their_vlan_again() {
+fn repair_restores_vlans_of_ports() {
     needs!(lane::BRIDGE_VLAN);
     let ward = ward(&json!({"vlan": 100, "preserveDefaultVlan": false}), 2);
     ward.assert_healthy();
@@ -131,7 +131,7 @@ fn ports_are_in_their_vlan_again() {
 }
 
 #[test]
-fn each_thing_that_is_lost_comes_back() {
+fn repair_restores_each_lost_object() {
     let ward = ward(&json!({"hairpinMode": true, "macspoofchk": true}), 2);
     let port = ward.port();
     for (damage, what) in [
@@ -172,7 +172,7 @@ fn each_thing_that_is_lost_comes_back() {
 }
 
 #[test]
-fn the_host_is_the_way_to_its_containers_again() {
+fn repair_restores_host_routes_and_addresses_of_ptp() {
     let ward = ptp();
     let port = ward.port();
     for damage in [
@@ -190,7 +190,7 @@ fn the_host_is_the_way_to_its_containers_again() {
 }
 
 #[test]
-fn what_a_person_set_otherwise_is_left_alone() {
+fn repair_keeps_manual_changes() {
     let ward = ward(&json!({}), 2);
     let (port, inside) = (ward.port(), format!("nsenter --net={} ", ward.pods[0].path()));
     for (change, left) in [
@@ -227,7 +227,7 @@ fn what_a_person_set_otherwise_is_left_alone() {
 
 /// A foreign veth pair with the name from the result is not the container's.
 #[test]
-fn a_link_that_only_has_the_name_is_not_touched() {
+fn repair_ignores_foreign_links_with_the_same_name() {
     let ward = ward(&json!({}), 1);
     let port = ward.port();
     ward.node.sh(&format!("ip link del {port}; ip link add {port} type veth peer name other"));
@@ -238,7 +238,7 @@ fn a_link_that_only_has_the_name_is_not_touched() {
 }
 
 #[test]
-fn watch_restores_traffic_by_itself() {
+fn watch_restores_traffic() {
     let ward = ward(&json!({}), 20);
     let watch = ward.watch();
     for damage in [
@@ -263,11 +263,11 @@ fn watch_restores_traffic_by_itself() {
 
 /// An upgrade renames a new file over the executable: plugins are links to that file then.
 #[test]
-fn watch_goes_on_as_the_executable_that_replaced_its_own() {
+fn watch_executes_the_new_executable_after_an_upgrade() {
     let ward = ward(&json!({}), 1);
     let bin = ward.node.bin().display().to_string();
     let replace = || {
-        let own = crate::node::executable();
+        let own = crate::support::node::executable();
         ward.node.sh(&format!("cp {} {bin}/new && mv {bin}/new {bin}/cnibox", own.display()));
     };
     replace();
@@ -293,7 +293,7 @@ fn watch_goes_on_as_the_executable_that_replaced_its_own() {
 
 /// Nor does a watch that keeps the directory put its own release back.
 #[test]
-fn watch_that_keeps_the_directory_becomes_the_new_release() {
+fn watch_does_not_downgrade_an_upgraded_directory() {
     let ward = ward(&json!({}), 1);
     let [directory, new] =
         ["plugins", "new"].map(|name| ward.node.path(name).display().to_string());
@@ -325,7 +325,7 @@ fn watch_that_keeps_the_directory_becomes_the_new_release() {
 
 /// The watch backs off if another process keeps removing the restored state.
 #[test]
-fn watch_gives_way_in_a_dispute() {
+fn watch_backs_off_if_another_process_undoes_repairs() {
     let ward = ward(&json!({}), 1);
     let log = ward.node.path("log");
     let watch = ward.cnibox(&["repair", "--watch"]);
@@ -345,7 +345,7 @@ fn watch_gives_way_in_a_dispute() {
 /// Measures the figures of docs/operator.md.
 #[test]
 #[ignore = "takes long; prints figures"]
-fn five_hundred_containers() {
+fn repair_of_500_containers_is_measured() {
     let ward = ward(&json!({"macspoofchk": true}), 500);
     for round in 0..5 {
         ward.node.sh("nft flush ruleset; iptables -F; ip link del cni0");

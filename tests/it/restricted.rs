@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
 
-use crate::net::{Net, dual_ipam};
-use crate::node::{Container, Node, executable};
-use crate::traffic::Place;
+use crate::support::net::{Net, dual_ipam};
+use crate::support::node::{Container, Node, executable};
+use crate::support::traffic::Place;
 
 /// Runs a plugin with read-only kernel parameters.
 const READ_ONLY: &str = "mount -o bind,ro /proc/sys /proc/sys && exec \"$0\"";
@@ -16,7 +16,7 @@ const READ_ONLY: &str = "mount -o bind,ro /proc/sys /proc/sys && exec \"$0\"";
 const WITHOUT_IPV6: &str = "mount -t tmpfs tmpfs /proc/sys/net/ipv6 && exec \"$0\"";
 
 #[test]
-fn parameters_that_are_right_may_be_read_only() {
+fn read_only_parameters_with_the_right_value_are_accepted() {
     let node = Node::new();
     let net =
         Net::new(&node, "bridge", "1.0.0", &json!({"isGateway": true, "ipam": dual_ipam(&node)}));
@@ -47,7 +47,7 @@ fn parameters_that_are_right_may_be_read_only() {
 }
 
 #[test]
-fn a_node_without_ipv6_hears_nothing_of_it() {
+fn a_kernel_without_ipv6_causes_no_warning() {
     for plugin in ["bridge", "ptp"] {
         let (node, container) = (Node::new(), Container::new());
         let ipam = node.host_local(&["10.1.2.0/24"]);
@@ -84,7 +84,7 @@ echo "$bridge,\"prevResult\":$prev}" | CNI_COMMAND=DEL $0/bridge
 "#;
 
 #[test]
-fn a_rootless_runtime_hears_no_warnings() {
+fn a_rootless_runtime_gets_no_warnings() {
     let node = Node::new();
     // For a user who may read neither the directory of the test nor the one of the build.
     let directory = node.sh("mktemp -d").trim().to_owned();

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use self::mutants::Mutant;
 use crate::lane::{self, needs};
-use crate::node::executable;
+use crate::support::node::executable;
 
 /// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
@@ -89,7 +89,7 @@ fn the_plugins_of_this_project_conform() {
 
 /// Plugins killed at system calls, full disks, many concurrent calls.
 #[test]
-fn plugins_survive_faults() {
+fn plugins_conform_with_faults() {
     let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
     assert_sound(&[&types[..], &["--faults", "--only", "faults."]].concat(), 2);
 }
@@ -150,7 +150,7 @@ fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn mutants_are_caught() {
+fn every_mutant_is_detected() {
     let (sound, mutants, next) = (sound(), mutants::all(), AtomicUsize::new(0));
     assert!(mutants.len() >= 400, "{}", mutants.len());
     let doubtful: Vec<&Mutant> = thread::scope(|scope| {
@@ -236,7 +236,7 @@ fn each_clause_has_a_mutant_or_a_reason() {
 
 /// A run for a version that a plugin does not list, or whose VERSION fails, is no success.
 #[test]
-fn a_version_that_is_not_listed_is_a_failure() {
+fn an_unlisted_version_is_a_failure() {
     let sound = sound();
     for body in ["exit 1", r#"bend 's/,"1.1.0"//'"#, r#"bend 's/"supportedVersions"/"other"/'"#] {
         let mutant = Mutant {

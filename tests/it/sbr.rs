@@ -8,9 +8,9 @@ mod traffic;
 
 use serde_json::{Value, json};
 
-use crate::chained::Subject;
-use crate::net;
-use crate::node::{Container, Node};
+use crate::support::chained::Subject;
+use crate::support::net;
+use crate::support::node::{Container, Node};
 
 const SUBJECT: Subject = Subject { plugin: "sbr", ..Subject::BEHIND_BRIDGE };
 
@@ -57,7 +57,7 @@ impl Pod {
         net::merged(&net::merged(&conf, &json!({"prevResult": self.prev})), keys)
     }
 
-    pub(super) fn call(&self, verb: &str, keys: &Value) -> crate::node::Call {
+    pub(super) fn call(&self, verb: &str, keys: &Value) -> crate::support::node::Call {
         let call = self.node.call("sbr", verb).conf(&self.conf(keys));
         call.ifname("net1").netns(&self.container.path())
     }
@@ -99,7 +99,7 @@ fn every_verb_works_in_every_version_with_hints() {
 }
 
 #[test]
-fn a_default_route_comes_back_where_the_result_tells_it() {
+fn del_restores_the_default_route_of_the_result() {
     let attached = SUBJECT.pod_with("1.0.0", &json!({}));
     attached.container.sh("ip route add default via 10.1.2.1");
     let before = attached.container.snapshot(&attached.node);
@@ -112,7 +112,7 @@ fn a_default_route_comes_back_where_the_result_tells_it() {
     attached.call("ADD").result();
     prev["routes"].as_array_mut().unwrap().push(json!({"dst": "0.0.0.0/0"}));
     attached.call_with("DEL", &json!({"prevResult": prev})).ok();
-    crate::node::assert_unchanged(&before, &attached.container.snapshot(&attached.node));
+    crate::support::node::assert_unchanged(&before, &attached.container.snapshot(&attached.node));
 }
 
 #[test]
@@ -143,19 +143,19 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_namespace_that_is_none_leaves_no_lock_file() {
+fn an_invalid_namespace_leaves_no_lock_file() {
     let pod = Pod::new();
     let path = pod.node.path("gone").display().to_string();
     pod.call("DEL", &json!({})).netns(&path).ok();
-    assert!(!crate::node::exists(&path));
+    assert!(!crate::support::node::exists(&path));
     let error = pod.call("ADD", &json!({})).netns(&path).error();
     assert_eq!(error.code, 8);
-    assert!(!crate::node::exists(&path));
+    assert!(!crate::support::node::exists(&path));
 }
 
 /// Regression test: the lock of each container's namespace once stayed on the host for ever.
 #[test]
-fn no_lock_is_left_of_any_container() {
+fn lock_files_are_removed() {
     let pod = Pod::new();
     let locks = || pod.node.sh("find /run/cni/cnibox -name 'netns-*' 2>/dev/null || true");
     for _ in 0..20 {

@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::conflist::{Attached, Conflist};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, Node, executable, exists};
-use crate::strace::{self, Cost};
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, Node, executable, exists};
+use crate::support::parallel::at_once;
+use crate::support::strace::{self, Cost};
 
 /// The numbers of attachments, or of other things, at which a call is examined.
 const SIZES: [usize; 3] = [1, 20, 200];
@@ -192,8 +192,6 @@ fn flannel(node: &Node, _: usize) -> Value {
             "delegate": {"bridge": "br0", "isDefaultGateway": true, "ipMasqBackend": "nftables"}}]),
     )
 }
-
-/// A feature on a node.
 struct Run<'n> {
     node: &'n Node,
     feature: &'static Feature,
@@ -382,7 +380,7 @@ soak! {
 
 /// `cnitool` keeps a result of each attachment, which `doctor` checks.
 #[test]
-fn two_hundred_cached_attachments() {
+fn gc_handles_200_cached_attachments() {
     let node = Node::new();
     let directory = node.path("net.d");
     fs::create_dir(&directory).unwrap();

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::chain;
-use crate::net::{merged, settles};
-use crate::node::{Call, Container, Node};
-use crate::traffic::{Place, tcp_through};
+use crate::support::net::{merged, settles};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::{Place, tcp_through};
 
 /// The plugins in the order of ADD.
 const PLUGINS: [&str; 7] =
@@ -36,7 +36,7 @@ fn call(node: &Node, pod: &Container, verb: &str, (plugin, prev): (&str, &Value)
 }
 
 #[test]
-fn a_container_through_all_of_them_and_back() {
+fn a_chain_of_seven_plugins_is_added_and_deleted() {
     let node = Node::new();
     let client = chain::peer(&node);
     let (pod, scratch) = (Container::new(), Container::new());

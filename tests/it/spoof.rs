@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::{Net, merged, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{Net, merged, settles};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 const GATEWAYS: [&str; 2] = ["10.1.2.1", "2001:db8:1::1"];
 
@@ -31,7 +31,7 @@ fn mac_of(result: &Value) -> String {
 }
 
 #[test]
-fn another_mac_is_dropped_and_the_own_passes() {
+fn frames_with_a_foreign_source_mac_are_dropped() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let (one, two) = (Container::new(), Container::new());
@@ -57,7 +57,7 @@ fn another_mac_is_dropped_and_the_own_passes() {
 }
 
 #[test]
-fn del_removes_it_whatever_is_known_and_nothing_of_others() {
+fn del_removes_only_the_rules_of_its_attachment() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let two = Container::new();
@@ -81,7 +81,7 @@ fn del_removes_it_whatever_is_known_and_nothing_of_others() {
 }
 
 #[test]
-fn gc_and_check() {
+fn gc_removes_stale_rules_and_check_reports_missing_ones() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let other = network(&node, &json!({"name": "net2"}));
@@ -102,7 +102,7 @@ fn gc_and_check() {
 }
 
 #[test]
-fn what_the_reference_made_is_removed() {
+fn del_removes_rules_of_the_reference() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let make = |id: &str| {
@@ -123,7 +123,7 @@ fn what_the_reference_made_is_removed() {
 
 /// `macspoofchk` would certify a MAC that belongs to somebody else.
 #[test]
-fn a_requested_mac_that_another_has_is_refused() {
+fn a_requested_mac_in_use_is_refused() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let unchecked = network(&node, &json!({"macspoofchk": null}));
@@ -162,7 +162,7 @@ fn a_requested_mac_that_another_has_is_refused() {
 
 /// A virtual machine that moves to this node was seen behind the uplink a moment ago.
 #[test]
-fn a_mac_that_was_seen_behind_an_uplink_is_accepted() {
+fn a_mac_learned_on_an_uplink_is_accepted() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     net.call("ADD", "c1").netns(&Container::new().path()).result();
@@ -196,7 +196,7 @@ fn a_mac_of_another_vlan_is_accepted() {
 
 /// The reference lets the bridge learn from link-local frames.
 #[test]
-fn check_demands_no_link_local_learning_for_own_ports_only() {
+fn check_covers_link_local_learning_of_own_ports_only() {
     let node = Node::new();
     let net = network(&node, &json!({}));
     let container = Container::new();

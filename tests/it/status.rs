@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::net::{merged, wire};
-use crate::node::{Call, Container, Node, Outcome, executable};
+use crate::support::net::{merged, wire};
+use crate::support::node::{Call, Container, Node, Outcome, executable};
 
 /// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
 struct Random(u64);

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::faults::{changes, has_effect, quick};
-use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, Snapshot, eventually};
-use crate::strace::{self, Syscall};
+use crate::support::faults::{changes, has_effect, quick};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, Outcome, Snapshot, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// The number of runs per chain in `make test`.
 const SAMPLE: usize = 6;
@@ -33,8 +33,6 @@ const SCRATCH: usize = 3;
 /// Prints the kernel parameters that plugins set.
 const SYSCTLS: &str =
     "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
-
-/// A chain of plugins.
 struct Chain {
     name: &'static str,
     /// Creates the host state that the chain needs; called again after a namespace has been
@@ -248,8 +246,6 @@ fn answers(point: &Syscall) -> bool {
 
 /// The state of the host and of the container, if it exists.
 type State = [Option<Snapshot>; 2];
-
-/// A world in use.
 struct Stage<'w> {
     world: &'w World,
     bystander: Pod<'w>,

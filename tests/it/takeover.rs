@@ -12,10 +12,10 @@ use std::thread;
 use cnibox::testing::netfilter::{PacketFilter, hand_over_to_reference};
 use serde_json::{Value, json};
 
-use crate::compare;
 use crate::lane::{self, KernelFeature, needs};
-use crate::net::{merged, no_veth_remains, settles, wire};
-use crate::node::{Call, Container, Node, Snapshot};
+use crate::support::compare;
+use crate::support::net::{merged, no_veth_remains, settles, wire};
+use crate::support::node::{Call, Container, Node, Snapshot};
 
 /// Which implementation is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,7 @@ struct Case {
     list: Vec<Value>,
     /// The keys that only some releases of the reference have, and with which they differ otherwise.
     is_new: bool,
-    /// What the reference leaves where it deletes, of its own containers as well; with the row of
-    /// docs/parity.md.
+    /// What a DEL of the reference leaves, even of a container that it added itself; a row of docs/parity.md.
     leaves: &'static str,
 }
 
@@ -141,8 +140,6 @@ struct Site<'c> {
     /// The plugins whose CHECK by the reference passes what the reference added.
     checks: Vec<bool>,
 }
-
-/// An attached container.
 struct Pod {
     container: Container,
     id: String,
@@ -297,31 +294,31 @@ fn each_checks_and_deletes_what_the_other_added() {
 }
 
 #[test]
-fn each_takes_over_the_dummy_of_the_other() {
+fn each_checks_and_deletes_the_dummy_of_the_other() {
     needs!(lane::DUMMY);
     each(&cases_of(lane::DUMMY));
 }
 
 #[test]
-fn each_takes_over_the_ipvlan_of_the_other() {
+fn each_checks_and_deletes_the_ipvlan_of_the_other() {
     needs!(lane::IPVLAN);
     each(&cases_of(lane::IPVLAN));
 }
 
 #[test]
-fn each_takes_over_the_vlan_of_the_other() {
+fn each_checks_and_deletes_the_vlan_of_the_other() {
     needs!(lane::VLAN);
     each(&cases_of(lane::VLAN));
 }
 
 #[test]
-fn each_takes_over_the_vrf_of_the_other() {
+fn each_checks_and_deletes_the_vrf_of_the_other() {
     needs!(lane::VRF);
     each(&cases_of(lane::VRF));
 }
 
 #[test]
-fn each_takes_over_the_bridge_vlan_of_the_other() {
+fn each_checks_and_deletes_the_bridge_vlan_of_the_other() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     each(&cases_of(lane::BRIDGE_VLAN));
 }

@@ -4,11 +4,11 @@ mod frames;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
-use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{FIRST, Net, addresses, dual_ipam, merged, settles};
-use crate::node::{Container, Node};
+use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{FIRST, Net, addresses, dual_ipam, merged, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
 
 const SUBJECT: Subject = Subject {
     plugin: "tap",
@@ -63,7 +63,7 @@ fn the_device_is_a_persistent_tap_up_with_its_addresses() {
 }
 
 #[test]
-fn settings() {
+fn settings_come_from_capability_args_or_keys() {
     let mac = "02:00:00:00:00:77";
     let args = format!("IgnoreUnknown=1;MAC={mac}");
     let cases = [
@@ -113,7 +113,7 @@ fn settings() {
 }
 
 #[test]
-fn a_port_of_a_bridge_in_the_container() {
+fn the_tap_joins_a_bridge_in_the_container() {
     let (node, container) = (Node::new(), Container::new());
     container.sh("ip link add br1 type bridge");
     for net in [layer2(&node, &json!({"bridge": "br1"})), simple(&node, &json!({"bridge": "br1"}))]
@@ -129,7 +129,7 @@ fn a_port_of_a_bridge_in_the_container() {
 }
 
 #[test]
-fn without_ipam_there_is_only_the_device() {
+fn add_without_ipam_only_creates_the_device() {
     let (node, container) = (Node::new(), Container::new());
     let before = container.snapshot(&node);
     for version in ["0.1.0", "0.3.1", "1.1.0"] {
@@ -169,7 +169,7 @@ fn del_without_a_namespace_releases_the_address() {
 }
 
 #[test]
-fn del_touches_nothing_else() {
+fn del_keeps_other_devices() {
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({}));
     let result = net.add(&container);
@@ -258,7 +258,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_route_that_the_kernel_refuses_takes_the_device_back() {
+fn add_deletes_the_device_if_a_route_is_refused() {
     let (node, container) = (Node::new(), Container::new());
     let mut ipam = node.host_local(&["10.1.2.0/24"]);
     ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]);
@@ -286,7 +286,7 @@ fn a_missing_dev_net_tun_is_named_by_add_and_status() {
 }
 
 #[test]
-fn check_finds_what_is_wrong() {
+fn check_reports_every_kind_of_damage() {
     for (line, msg) in [
         ("ip link set eth0 down", "interface \"eth0\" is down"),
         ("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0"),
@@ -335,9 +335,9 @@ fn check_finds_what_is_wrong() {
 }
 
 #[test]
-fn a_label_needs_selinux_or_is_ignored() {
+fn an_selinux_label_is_ignored_without_selinux() {
     let (node, container) = (Node::new(), Container::new());
-    if crate::node::exists("/sys/fs/selinux/enforce") {
+    if crate::support::node::exists("/sys/fs/selinux/enforce") {
         println!("SKIP: this kernel has SELinux, and which labels are possible is its policy's");
         return;
     }
@@ -356,7 +356,7 @@ fn a_label_needs_selinux_or_is_ignored() {
 }
 
 #[test]
-fn fifty_at_once() {
+fn fifty_containers_are_attached_concurrently() {
     const COUNT: usize = 50;
     let node = Node::new();
     let before = node.snapshot();

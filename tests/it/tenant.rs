@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, exists};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, exists};
 
 /// A volume of a pod: a directory of uid 0 that nobody else can write to.
 fn volume(node: &Node) -> PathBuf {
@@ -42,7 +42,7 @@ fn refusal(dir: &Path) -> String {
 }
 
 #[test]
-fn host_device_believes_no_record_of_a_volume() {
+fn host_device_ignores_records_in_a_volume() {
     let (node, victim) = (Node::new(), Container::new());
     node.sh("ip link add end0 type veth peer name tmp0; ip link set end0 up");
     node.sh(&format!("ip link set tmp0 netns {} name eth0", victim.path()));
@@ -59,14 +59,14 @@ fn host_device_believes_no_record_of_a_volume() {
     let before = (node.snapshot(), victim.snapshot(&node));
     net.call("DEL", "c1").ok();
     gc(&net).call("GC", "").ok();
-    crate::net::settles(&before.0, || node.snapshot());
-    crate::net::settles(&before.1, || victim.snapshot(&node));
+    crate::support::net::settles(&before.0, || node.snapshot());
+    crate::support::net::settles(&before.1, || victim.snapshot(&node));
     assert!(exists(file));
 }
 
 /// Regression test: DEL without a namespace entered whatever was at the recorded path by then.
 #[test]
-fn host_device_enters_no_later_namespace_at_the_path() {
+fn host_device_does_not_enter_a_replaced_namespace() {
     let (node, container, later) = (Node::new(), Container::new(), Container::new());
     let path = node.path("ns").display().to_string();
     fs::write(&path, "").unwrap();
@@ -79,12 +79,12 @@ fn host_device_enters_no_later_namespace_at_the_path() {
     later.sh("ip link set eth0 alias hd0");
     let before = later.snapshot(&node);
     net.call("DEL", "c1").ok();
-    crate::node::assert_unchanged(&before, &later.snapshot(&node));
+    crate::support::node::assert_unchanged(&before, &later.snapshot(&node));
     node.sh(&format!("umount {path}"));
 }
 
 #[test]
-fn tuning_has_no_backups_in_a_volume() {
+fn tuning_ignores_backups_in_a_volume() {
     let node = Node::new();
     let dir = volume(&node);
     let (container, prev) = pod(&node);
@@ -105,7 +105,7 @@ fn tuning_has_no_backups_in_a_volume() {
 }
 
 #[test]
-fn flannel_executes_nothing_that_a_volume_says() {
+fn flannel_executes_no_plugin_named_in_a_volume() {
     let node = Node::new();
     own_lib(&node);
     let dir = volume(&node);
@@ -141,7 +141,7 @@ fn flannel_executes_nothing_that_a_volume_says() {
 }
 
 #[test]
-fn directories_of_others_are_refused_and_links_of_root_followed() {
+fn directories_of_other_users_are_refused() {
     let node = Node::new();
     let (container, prev) = pod(&node);
     let disk = node.path("disk");
@@ -200,10 +200,10 @@ fn host_local_takes_any_absolute_directory() {
     net(&anywhere).call("DEL", "c1").ok();
 }
 
-/// A FIFO, an endless device and a huge file in place of each file that a configuration or a directory of state leads
-/// to.
+/// Each file that a configuration names or that is in a state directory is replaced by a FIFO, an endless device and a
+/// huge file.
 #[test]
-fn no_call_waits_for_or_swallows_what_is_no_file() {
+fn special_and_huge_files_in_place_of_state_are_refused() {
     for make in ["mkfifo", "ln -sf /dev/zero", "truncate -s 3G"] {
         let node = Node::new();
         own_lib(&node);
@@ -211,7 +211,7 @@ fn no_call_waits_for_or_swallows_what_is_no_file() {
         let place = |path: &str| {
             node.sh(&format!("mkdir -p $(dirname '{path}'); rm -f '{path}'; {make} '{path}'"));
         };
-        let within = |call: crate::node::Call| {
+        let within = |call: crate::support::node::Call| {
             let outcome = call.under(&["timeout", "20", "prlimit", "--as=1000000000"]).run();
             assert!(matches!(outcome.status, Some(0 | 1)), "{make}: {outcome:?}");
             outcome
@@ -243,12 +243,12 @@ fn no_call_waits_for_or_swallows_what_is_no_file() {
         place(&format!("{net_d}/10-net.conflist"));
         place(&format!("{cache}/results/net-c1-eth0"));
         let tool = |args: &[&str]| {
-            within(node.tool("cnibox", args).program(crate::node::executable()));
+            within(node.tool("cnibox", args).program(crate::support::node::executable()));
         };
         tool(&["gc", "--dry-run", "--cache-dir", &cache]);
         tool(&["repair", "--dry-run", "--cache-dir", &cache]);
         let lint = node.tool("cnibox", &["lint", "--offline", &net_d]);
-        let lint = lint.program(crate::node::executable()).under(&["timeout", "20"]).run();
+        let lint = lint.program(crate::support::node::executable()).under(&["timeout", "20"]).run();
         assert!(lint.stdout.contains("not a regular file") || lint.stdout.contains("larger than"));
     }
 }

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, executable};
-use crate::strace;
+use crate::support::node::{Call, Container, Node, Outcome, executable};
+use crate::support::strace;
 
 const TRACES: &str = "/run/cnibox/traces.jsonl";
 const FAILED: &str = "/run/cnibox/failed.jsonl";
@@ -77,7 +77,7 @@ fn trace(node: &Node, args: &[&str]) -> Outcome {
 }
 
 #[test]
-fn off_it_costs_no_system_call() {
+fn a_disabled_trace_makes_no_system_call() {
     let (node, container) = (Node::new(), Container::new());
     let count = |call: &Call| {
         let (outcome, calls) = strace::record(&node, call);
@@ -165,7 +165,7 @@ fn a_chain_is_one_trace() {
 }
 
 #[test]
-fn a_caller_hands_its_trace_over() {
+fn a_call_continues_the_callers_trace() {
     let (node, container) = (Node::new(), Container::new());
     // A foreign plugin gets the span of its call as parent.
     node.script("theirs", "cat >/dev/null; echo $TRACEPARENT >$0.parent; echo '{\"ips\":[{\"address\":\"10.1.0.9/24\"}]}'");
@@ -191,7 +191,7 @@ fn a_caller_hands_its_trace_over() {
 }
 
 #[test]
-fn a_failed_call_is_kept_with_its_configuration() {
+fn a_failed_call_is_recorded_with_its_configuration() {
     let (node, container) = (Node::new(), Container::new());
     let mut conf = conf(&node);
     conf["mtu"] = json!(70_000);
@@ -234,7 +234,7 @@ fn a_failed_call_is_kept_with_its_configuration() {
 
 /// Escape sequences in configurations and arguments do not reach the terminal of a person who runs the tools.
 #[test]
-fn a_configuration_does_not_control_the_terminal() {
+fn control_characters_of_a_configuration_are_escaped() {
     let (node, container) = (Node::new(), Container::new());
     let mut conf = conf(&node);
     let escapes = "x\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}1m\u{202e}y";
@@ -280,7 +280,7 @@ fn a_configuration_does_not_control_the_terminal() {
 }
 
 #[test]
-fn stats_for_people_and_for_prometheus() {
+fn stats_are_printed_as_text_and_for_prometheus() {
     let node = Node::new();
     let containers = [Container::new(), Container::new(), Container::new()];
     for (i, container) in containers.iter().enumerate() {
@@ -322,7 +322,7 @@ fn stats_for_people_and_for_prometheus() {
 }
 
 #[test]
-fn a_directory_that_others_may_write_to_is_not_used() {
+fn a_directory_writable_by_others_is_not_used() {
     let (node, container) = (Node::new(), Container::new());
     node.sh("chmod 777 /run/cnibox");
     let call = add(&node, &container).env("CNI_LOG", "trace");

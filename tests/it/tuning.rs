@@ -7,9 +7,9 @@ mod reference;
 
 use serde_json::{Value, json};
 
-use crate::chained::{Pod, Subject};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, VERSIONS};
+use crate::support::chained::{Pod, Subject};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, VERSIONS};
 
 const MAC: &str = "02:00:00:00:00:2a";
 
@@ -98,7 +98,7 @@ fn del_succeeds_without_prev_result_and_namespace() {
 }
 
 #[test]
-fn every_attribute_from_the_configuration_and_from_args() {
+fn every_attribute_may_come_from_keys_or_args() {
     for (name, value) in each() {
         for source in ["configuration", "args"] {
             let pod = SUBJECT.pod("1.1.0");
@@ -121,7 +121,7 @@ fn every_attribute_from_the_configuration_and_from_args() {
 }
 
 #[test]
-fn sources_have_their_rank() {
+fn runtime_config_precedes_args_and_args_precede_keys() {
     let pod = SUBJECT.pod("1.1.0");
     let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03", "02:00:00:00:00:04"];
     let with = |keys: Value, args: &str| {
@@ -148,7 +148,7 @@ fn sources_have_their_rank() {
 }
 
 #[test]
-fn parameters_are_set_in_their_order_and_those_of_args_last() {
+fn parameters_are_set_in_order_and_args_last() {
     let pod = SUBJECT.pod("1.0.0");
     // Forwarding also sets `conf/*/accept_redirects`, so the last one written wins.
     let order = [
@@ -201,7 +201,7 @@ fn names_of_interfaces_may_contain_dots() {
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn check_reports_changed_values() {
     let pod = SUBJECT.pod("1.1.0");
     let keys = json!({"sysctl": {"net.ipv4.ip_local_port_range": " 20000  30000 "}, "mac": MAC,
         "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 500});
@@ -342,7 +342,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn the_result_is_changed_for_the_interface_inside_only() {
+fn the_result_changes_for_the_container_interface_only() {
     let pod = SUBJECT.pod("1.0.0");
     let mut prev = pod.prev.clone();
     let list = prev["interfaces"].as_array_mut().unwrap();
@@ -354,7 +354,7 @@ fn the_result_is_changed_for_the_interface_inside_only() {
 }
 
 #[test]
-fn status_tells_whether_add_could_work() {
+fn status_reports_what_add_would_refuse() {
     for version in VERSIONS {
         let pod = SUBJECT.pod(version);
         let status = |keys: Value| pod.net(&keys).call("STATUS", "").without("CNI_CONTAINERID");
@@ -399,7 +399,7 @@ fn a_failing_add_leaves_nothing_at_any_system_call() {
 }
 
 #[test]
-fn parameters_are_taken_back() {
+fn a_failed_add_restores_parameters() {
     let pod = SUBJECT.pod("1.0.0");
     let keys =
         ["net/ipv4/conf/eth0/arp_notify", "net/ipv4/ip_local_port_range", "net/core/somaxconn"];
@@ -416,7 +416,7 @@ fn parameters_are_taken_back() {
 }
 
 #[test]
-fn an_add_whose_result_nobody_gets_is_taken_back() {
+fn add_rolls_back_if_its_result_cannot_be_written() {
     let pod = ATTRIBUTES.pod("1.0.0");
     let before = pod.state();
     let call = pod.plain().on("ADD", &pod.container).in_script("exec \"$0\" >/dev/full");
@@ -431,7 +431,7 @@ fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
 
 /// An MTU below 1280 and a sysctl take IPv6 addresses off the interface, which the result would still list.
 #[test]
-fn no_address_of_an_earlier_plugin_is_taken_away() {
+fn addresses_of_earlier_plugins_are_kept() {
     let (node, container) = (Node::new(), Container::new());
     let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
     let ptp = json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});

@@ -4,7 +4,7 @@
 //! which are rows of docs/parity.md. At the end, nothing may be left on the node of cnibox.
 //!
 //! Release 0.2.0 differed in 53 of the 200 sequences: it took over host routes (seeds 26, 64, 66), deleted a second
-//! interface with the same MAC address (145, 184), ended masquerading of an address that another container had as well
+//! interface with the same MAC address (145, 184), ended masquerading of an address that another container also had
 //! (73, 125, 192), released valid leases at GC (62, 67, 79), refused at CHECK what the reference had added (21, 40, 54,
 //! 77, 87), and kept what tuning had changed under the former name of the network (110, 113).
 //!
@@ -26,8 +26,8 @@ use self::plan::{
     Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
 };
 use self::side::{PORTMAP_CHECK, Plugins, Seen, Side, Task};
-use crate::compare::peer;
-use crate::conflist::Failed;
+use crate::support::compare::peer;
+use crate::support::conflist::Failed;
 
 /// The number of random steps of a sequence, before the DELs at its end.
 const LENGTH: usize = 7;
@@ -423,13 +423,13 @@ seeds! {
 
 #[test]
 #[ignore = "takes minutes: make soak"]
-fn a_thousand_sequences_per_round() {
+fn a_thousand_random_sequences_per_round_agree() {
     let rounds = std::env::var("CNIBOX_SOAK").map_or(1, |text| text.parse::<u64>().unwrap());
     play_seeds(1000..1000 + 1000 * rounds);
 }
 
 #[test]
-fn every_known_difference_is_a_row() {
+fn every_known_difference_is_a_row_of_parity() {
     let parity = include_str!("../../docs/parity.md");
     for row in KNOWN.iter().map(|known| known.row).chain([PORTMAP_CHECK]) {
         assert!(parity.contains(&format!("\n| {row} |")), "docs/parity.md has no row {row:?}");
@@ -452,14 +452,14 @@ fn add(place: Place, net: usize) -> Op {
 
 /// Two networks of `ptp` have the same subnet: the host's route to the first container stays.
 #[test]
-fn a_second_owner_of_an_address_does_not_take_the_route() {
+fn a_second_owner_of_an_address_keeps_the_first_ones_route() {
     let net = |name| network(name, Kind::Ptp, SUBNET, &[]);
     let ops = vec![add(A, 0), add(B, 1), Op::Del(B)];
     play_these(Rules::Nftables, vec![net("alpha"), net("beta")], ops);
 }
 
 #[test]
-fn a_route_of_the_node_stays() {
+fn routes_of_the_node_are_kept() {
     let net = network("alpha", Kind::Ptp, SUBNET, &[]);
     let ops = vec![Op::NodeRoute("10.1.0.2"), add(A, 0), Op::Del(A)];
     play_these(Rules::Nftables, vec![net], ops);
@@ -477,7 +477,7 @@ fn two_interfaces_with_one_mac_are_deleted_one_by_one() {
 
 /// Two bridges with one subnet: each container is masqueraded as long as it lives.
 #[test]
-fn a_second_owner_of_an_address_does_not_end_masquerading() {
+fn del_keeps_masquerading_of_a_shared_address() {
     for rules in [Rules::Nftables, Rules::Iptables] {
         let net = |name, bridge| network(name, Kind::Bridge(bridge), SUBNET, &[Extra::Masquerade]);
         let ops = vec![add(A, 0), add(B, 1), Op::Del(B), Op::Check(A)];
@@ -487,7 +487,7 @@ fn a_second_owner_of_an_address_does_not_end_masquerading() {
 
 /// ADD by the reference, CHECK by cnibox: the reference lets the bridge learn from link-local frames.
 #[test]
-fn a_spoof_check_of_the_reference_passes_check() {
+fn check_accepts_the_spoof_check_of_the_reference() {
     let net = network("alpha", Kind::Bridge("brx"), SUBNET, &[Extra::SpoofCheck]);
     let mut plan = Plan::of(Rules::Nftables, vec![net], vec![add(A, 0), Op::Check(A)]);
     plan.steps[0].by = By::Reference;
@@ -538,7 +538,7 @@ fn each_checks_what_the_other_has_added() {
 
 /// An attachment is identified by container and interface, not by the network.
 #[test]
-fn tuning_is_undone_under_another_name() {
+fn tuning_is_restored_after_renaming_the_network() {
     let net = network("alpha", Kind::Ptp, SUBNET, &[Extra::Tuning]);
     play_these(Rules::Nftables, vec![net], vec![add(A, 0), Op::RenamedTuning(A)]);
 }

@@ -5,12 +5,12 @@ mod masters;
 
 use serde_json::{Value, json};
 
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::{Subject, golden, lifecycle};
-use crate::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
-use crate::node::{Container, MILESTONES, Node, eventually};
-use crate::traffic::{Place, tcp, udp};
+use crate::support::lifecycle::{Subject, golden, lifecycle};
+use crate::support::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
+use crate::support::node::{Container, MILESTONES, Node, eventually};
+use crate::support::parallel::at_once;
+use crate::support::traffic::{Place, tcp, udp};
 
 const SUBJECT: Subject = Subject {
     plugin: "vlan",
@@ -87,7 +87,7 @@ fn frames_are_tagged_and_traffic_flows() {
 }
 
 #[test]
-fn vlans_of_one_master_do_not_hear_each_other() {
+fn vlans_of_a_master_are_isolated() {
     needs!(lane::VLAN);
     let node = Node::new();
     tagged_wire(&node, &[100, 200]);
@@ -173,7 +173,7 @@ fn bad_configurations_change_nothing() {
 }
 
 #[test]
-fn a_taken_vlan_is_refused_before_ipam() {
+fn a_vlan_in_use_is_refused_before_ipam() {
     needs!(lane::VLAN);
     let (node, one, two) = (Node::new(), quick(), quick());
     tagged_wire(&node, &[100]);
@@ -193,7 +193,7 @@ fn a_taken_vlan_is_refused_before_ipam() {
 }
 
 #[test]
-fn a_failing_ipam_plugin_or_route_takes_everything_back() {
+fn add_rolls_back_if_ipam_or_a_route_fails() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);
@@ -217,7 +217,7 @@ fn a_failing_ipam_plugin_or_route_takes_everything_back() {
 }
 
 #[test]
-fn dns_is_the_ipam_plugins_unless_the_network_has_its_own() {
+fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);
@@ -236,7 +236,7 @@ fn dns_is_the_ipam_plugins_unless_the_network_has_its_own() {
 }
 
 #[test]
-fn fifty_vlans_of_one_master_at_once() {
+fn fifty_vlans_of_a_master_are_added_concurrently() {
     const COUNT: usize = 50;
     needs!(lane::VLAN);
     let node = Node::new();

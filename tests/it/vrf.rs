@@ -7,11 +7,11 @@ mod steps;
 
 use serde_json::{Value, json};
 
-use crate::chained::Subject;
 use crate::lane::{self, needs};
-use crate::net::{self, settles};
-use crate::node::{Call, Container, Node};
-use crate::traffic::Place;
+use crate::support::chained::Subject;
+use crate::support::net::{self, settles};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "vrf",
@@ -180,7 +180,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn check_finds_every_kind_of_damage() {
+fn check_reports_every_kind_of_damage() {
     needs!(lane::VRF);
     let attached = SUBJECT.pod_with("1.1.0", &json!({"vrfname": "blue", "table": 1001}));
     attached.check_finds("vrf: there is no VRF \"blue\"");
@@ -215,7 +215,7 @@ fn check_finds_every_kind_of_damage() {
 }
 
 #[test]
-fn a_pod_in_a_vrf_of_bridge_is_reached() {
+fn a_container_of_bridge_in_a_vrf_is_reachable() {
     needs!(lane::VRF);
     let attached = SUBJECT.pod_with("1.0.0", &json!({"vrfname": "blue"}));
     attached.call("ADD").result();

@@ -45,7 +45,7 @@ mod tests {
     use crate::catalogue;
 
     #[test]
-    fn threads_are_about_assertions_that_exist() {
+    fn known_issues_name_existing_assertions() {
         for (_, id, thread) in THREADS {
             assert!(catalogue::find(id).is_some(), "{id}");
             let number = thread.rsplit_once('#').and_then(|(_, number)| number.parse::<u32>().ok());

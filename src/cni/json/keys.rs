@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_a_struct_are_found() {
+    fn keys_of_a_struct_are_listed() {
         let inner =
             DecodedKeys::Fields(vec![("subnet", DecodedKeys::Any), ("mtu", DecodedKeys::Any)]);
         let list = |keys| DecodedKeys::Items(Box::new(keys));

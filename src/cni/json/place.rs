@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_found_in_the_text() {
+    fn the_path_of_a_value_gives_its_line_and_column() {
         assert_eq!(position(""), Some((1, 1)));
         assert_eq!(position("name"), Some((2, 3)));
         assert_eq!(position("plugins"), Some((2, 16)));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_places() {
+    fn paths_of_values_are_parsed_and_printed() {
         for text in ["", "a", "ipam.ranges[0][1].subnet", "plugins[1]"] {
             assert_eq!(JsonValuePath::parse(text).to_string(), text);
         }

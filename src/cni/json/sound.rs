@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_members_count_as_absent() {
+    fn values_that_do_not_decode_are_dropped_and_others_kept() {
         let (conf, reported) = read(
             r#"{"MTU": "1500", "name": "n", "sysctl": {"a.b": 5, "c": "1"},
                 "ports": [{"host": 80}, {"host": "x"}, {}, 7, {"host": 81}]}"#,

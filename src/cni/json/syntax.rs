@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_character_its_place_and_the_cause() {
+    fn syntax_errors_name_character_place_and_cause() {
         for (text, found, cause) in [
             ("\u{feff}{}", "value, found U+FEFF at line 1 column 1", "byte order mark"),
             ("{\u{201c}a\u{201d}:1}", "quotes, found '“' (U+201C) at line 1 column 2", "by \""),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn two_bytes_a_character() {
+    fn utf_16_is_recognised() {
         let utf16 = |text: &str| -> Vec<u8> {
             text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()
         };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_cut_anywhere_is_explained() {
+    fn any_truncated_text_is_explained() {
         let text = "{\"a\u{201c}\":[1,\"x\ny\",\u{a0}tru,{\"b\":\"\\u12\"}]}";
         for from in 0..text.len() {
             for to in from..=text.len() {

@@ -53,7 +53,7 @@ fn null_is_absent() {
 }
 
 #[test]
-fn nothing_is_coerced_and_the_place_is_named() {
+fn types_are_not_converted_and_errors_name_the_place() {
     for bad in [r#"{"mtu":"5"}"#, r#"{"mtu":1.0}"#, r#"{"mtu":-1}"#, r#"{"isGateway":"true"}"#] {
         assert!(decode(bad).is_err(), "{bad}");
     }
@@ -85,7 +85,7 @@ const WRONG_TYPES: &str = r#"
 
 /// Messages have the terms of JSON, not the names of this program's types.
 #[test]
-fn wrong_types_are_named_in_terms_of_json() {
+fn errors_of_wrong_types_use_the_words_of_json() {
     for line in WRONG_TYPES.lines().skip(1) {
         let line = line.replace("BYTES", "a whole number from 0 to 4294967295");
         let parts: Vec<&str> = line.split(" | ").collect();
@@ -112,7 +112,7 @@ fn numbers_stay_exact() {
 }
 
 #[test]
-fn output_is_the_references() {
+fn output_equals_that_of_the_reference() {
     let json =
         Json::parse(r#"{"b":[1,{"x":"<&>\u2028\u2029ä\""}],"a":{},"c":[]}"#.as_bytes()).unwrap();
     assert_eq!(
@@ -126,7 +126,7 @@ fn output_is_the_references() {
 }
 
 #[test]
-fn not_json() {
+fn texts_that_are_not_json_are_refused() {
     for bad in ["", "{", "{}x", "\u{feff}{}", "{\"a\":1,}"] {
         assert!(Json::parse(bad.as_bytes()).is_err(), "{bad:?}");
     }
@@ -142,7 +142,7 @@ fn invalid_utf8_is_replaced_in_strings_only() {
 }
 
 #[test]
-fn nested_objects_merge() {
+fn nested_objects_are_merged() {
     let text = r#"{"a":{"b":{"c":1}},"A":7,"a":{"B":{"d":2},"x":{}},"A":{"b":{"c":3}}}"#;
     let json = Json::parse(text.as_bytes()).unwrap();
     let merged = r#"{"a":{"b":{"c":1,"d":2,"c":3},"x":{}},"A":7}"#;

@@ -23,14 +23,14 @@ fn converted(text: &str, to: SpecVersion) -> String {
 }
 
 #[test]
-fn every_version_prints_what_it_read() {
+fn every_version_is_printed_as_it_was_read() {
     for text in [FULL_1_1_0, FULL_0_4_0, FULL_0_2_0] {
         assert_eq!(print(&decode(text)), text);
     }
 }
 
 #[test]
-fn downwards() {
+fn results_are_converted_to_older_versions() {
     assert_eq!(converted(FULL_1_1_0, SpecVersion::V0_4_0), FULL_0_4_0);
     assert_eq!(converted(FULL_1_1_0, SpecVersion::V0_2_0), FULL_0_2_0);
     assert_eq!(converted(FULL_0_4_0, SpecVersion::V0_2_0), FULL_0_2_0);
@@ -39,7 +39,7 @@ fn downwards() {
 }
 
 #[test]
-fn upwards_and_back_is_identity() {
+fn converting_up_and_back_changes_nothing() {
     for (text, versions) in [
         (FULL_0_2_0, &SpecVersion::ALL[..]),
         (FULL_0_4_0, &SpecVersion::ALL[2..]),
@@ -56,7 +56,7 @@ fn upwards_and_back_is_identity() {
 }
 
 #[test]
-fn no_address_fits_no_old_version() {
+fn results_without_addresses_have_no_form_before_0_3_0() {
     let empty = CniResult::new();
     let error = empty.clone().convert_to(SpecVersion::V0_2_0).unwrap_err();
     assert_eq!(error.message(), "cannot convert: no valid IP addresses");
@@ -78,7 +78,7 @@ fn old_versions_keep_one_address_and_its_routes() {
 }
 
 #[test]
-fn indexes_zero_and_missing() {
+fn interface_index_0_differs_from_a_missing_index() {
     let text = r#"{"cniVersion":"0.3.1","ips":[{"version":"4","interface":0,"address":"10.0.0.2/24"},{"version":"4","address":"10.0.0.3/24"}],"dns":{}}"#;
     assert_eq!(print(&decode(text)), text);
     let result = decode(text);
@@ -86,7 +86,7 @@ fn indexes_zero_and_missing() {
 }
 
 #[test]
-fn versions_of_results() {
+fn the_version_of_a_result_is_read_or_the_default() {
     let json = |text: &str| Json::parse(text.as_bytes()).unwrap();
     let default = SpecVersion::V0_4_0;
     let version = |text: &str| CniResult::decode(&json(text), default).unwrap().version;
@@ -115,7 +115,7 @@ fn previous_results_must_be_of_the_same_generation() {
 }
 
 #[test]
-fn bad_members_are_named() {
+fn errors_name_the_invalid_member() {
     let bad = |text: &str| {
         let json = Json::parse(text.as_bytes()).unwrap();
         CniResult::decode(&json, SpecVersion::NEWEST).unwrap_err()

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_knows_calls_by_their_arguments() {
+    fn the_filter_checks_arguments_of_system_calls() {
         let program = syscall_filter().unwrap();
         let flag = |flag: i32| u64::from(flag.unsigned_abs());
         let thread = flag(libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_THREAD);

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_mistakes() {
+    fn help_is_printed_and_wrong_options_are_refused() {
         for line in ["-h", "-help", "-broadcast --help"] {
             let args = line.split_whitespace().map(str::to_owned).collect();
             assert_eq!(parse_arguments(args), Ok(ParsedCommandLine::Help), "{line}");
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn durations_are_parsed() {
         let seconds = |text| parse_duration(text).map(|d| d.as_secs_f64());
         assert_eq!(seconds("1m30s"), Some(90.0));
         assert_eq!(seconds("1.5h"), Some(5400.0));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_add_up() {
+    fn checksums_are_correct() {
         for payload in [&b"even"[..], b"odd", b""] {
             let frame = sample(payload);
             assert_eq!(internet_checksum(&frame[14..34]), 0);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn address_conflicts() {
+    fn arp_conflicts_are_recognised() {
         let addr = Ipv4Addr::new(10, 0, 0, 5);
         let probe = arp_request(OTHER, Ipv4Addr::UNSPECIFIED, addr);
         assert_eq!(probe.len(), 42);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_are_the_servers_or_halves_and_eighths() {
+    fn timers_default_to_one_half_and_seven_eighths() {
         assert_timers(&[], [500.0, 875.0, 1000.0]);
         assert_timers(&[(58, &[0, 0, 0, 100]), (59, &[0, 0, 0, 200])], [100.0, 200.0, 1000.0]);
         for bad in [[0, 0, 0, 0], [0, 0, 1, 0], [0xff; 4]] {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_no_host_can_have() {
+    fn addresses_that_no_host_can_have_are_refused() {
         for bad in
             [[0, 0, 0, 0], [255; 4], [224, 0, 0, 5], [127, 0, 0, 5], [10, 1, 2, 0], [10, 1, 2, 255]]
         {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn results() {
+    fn a_lease_becomes_an_ipam_result() {
         let gateway: (u8, &[u8]) = (3, &[10, 1, 2, 1, 10, 1, 2, 2]);
         let result =
             lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().ipam_result(7);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_the_interface() {
+    fn a_change_of_mask_or_router_changes_the_interface() {
         let one = lease(&[(3, &[10, 1, 2, 1])]).unwrap();
         let later = Dhcp4Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
         assert!(!one.differs_on_link(&later));

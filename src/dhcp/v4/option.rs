@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn masks() {
+    fn subnet_masks_are_decoded() {
         let length = |mask: [u8; 4]| prefix_len(&one(SUBNET_MASK, &mask));
         assert_eq!(length([255, 255, 255, 0]), Some(24));
         assert_eq!(length([255, 255, 255, 255]), Some(32));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_of_classes() {
+    fn classful_static_routes_are_decoded() {
         let value = [10, 0, 0, 0, 10, 1, 2, 3, 192, 168, 1, 0, 192, 168, 2, 3, 224, 0, 0, 1, 1, 2];
         let routes = static_routes(&one(STATIC_ROUTES, &value));
         let texts: Vec<_> = routes.iter().map(|(dst, gw)| format!("{dst} {gw}")).collect();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_without_classes() {
+    fn classless_static_routes_are_decoded() {
         let value =
             [0, 10, 0, 0, 1, 8, 10, 10, 0, 0, 2, 25, 10, 229, 0, 128, 0, 0, 0, 0, 32, 1, 2, 3, 4];
         let all = [&value[..], &[9, 9, 9, 9]].concat();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn domains_to_search() {
+    fn search_domains_are_decompressed() {
         let value = b"\x03eng\x05apple\x03com\x00\x09marketing\xc0\x04\xc0\x00";
         let expected = ["eng.apple.com", "marketing.apple.com", "eng.apple.com"];
         assert_eq!(search_domains(&one(SEARCH, value)), expected);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_the_wrong_size() {
+    fn numbers_of_the_wrong_size_are_ignored() {
         assert_eq!(number_value(&one(LEASE_TIME, &[0, 0, 1, 0]), LEASE_TIME), Some(256));
         assert_eq!(number_value(&one(LEASE_TIME, &[1, 0]), LEASE_TIME), None);
         assert_eq!(interface_mtu(&one(MTU, &[5, 0xdc])), Some(1500));

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_are_the_servers_or_parts_of_the_preferred_lifetime() {
+    fn timers_default_to_parts_of_the_preferred_lifetime() {
         assert_timers((100, 200), (900, 1000), [100.0, 200.0, 1000.0]);
         assert_timers((0, 0), (500, 1000), [250.0, 400.0, 1000.0]);
         assert_timers((300, 0), (500, 1000), [300.0, 400.0, 1000.0]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_no_host_can_have() {
+    fn addresses_that_no_host_can_have_are_refused() {
         for bad in ["::", "::1", "ff02::1", "fe80::5", "::ffff:10.0.0.1"] {
             let ia = IdentityAssociation {
                 addrs: vec![addr(bad.parse().unwrap(), 1, 2)],
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn results() {
+    fn a_lease_becomes_an_ipam_result() {
         let ia =
             IdentityAssociation { addrs: vec![addr(FIVE, 5, 5)], ..IdentityAssociation::default() };
         let lease = read(&ia, None).unwrap();

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn address_conflicts() {
+    fn neighbour_conflicts_are_recognised() {
         let asked = probe_frame(OTHER, ADDR);
         assert!(is_conflict(&asked, MAC, ADDR), "another host probes for it");
         assert!(!is_conflict(&asked, OTHER, ADDR), "our own");

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_the_most_within_a_tenth() {
+    fn waits_double_up_to_the_maximum_with_10_percent_jitter() {
         let repeat = RetransmitTimeouts { first: SECOND, most: 30 * SECOND, full: false };
         let all = waits(&repeat, 9);
         let mut mean: f64 = 1.0;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_solicit_waits_its_full_time() {
+    fn the_first_solicit_waits_at_least_its_timeout() {
         let timing = ClientTiming { first: 4 * SECOND, most: 62 * SECOND, probe: SECOND };
         for _ in 0..50 {
             let mut random = RandomGenerator::default();

@@ -13,7 +13,7 @@ fn work(scene: &Scene) {
 }
 
 #[test]
-fn links_in_the_directory_of_the_journal_lead_nowhere() {
+fn links_in_the_directory_of_the_journal_are_not_followed() {
     let (scene, victim) = (Scene::new(), tempfile::tempdir().unwrap());
     drop(scene.open());
     let there = victim.path().join("there");
@@ -30,7 +30,7 @@ fn links_in_the_directory_of_the_journal_lead_nowhere() {
 }
 
 #[test]
-fn nothing_is_removed_that_is_not_known_by_name_and_kind() {
+fn only_own_files_are_removed() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(2));
     for name in ["old", "leases.d"] {
@@ -49,7 +49,7 @@ fn nothing_is_removed_that_is_not_known_by_name_and_kind() {
 }
 
 #[test]
-fn a_directory_that_others_can_write_to_is_not_used() {
+fn a_directory_writable_by_others_is_refused() {
     for (mode, user) in [(0o777, 0), (0o770, 0), (0o700, 65_534)] {
         let scene = Scene::new();
         let root = scene.path(".cnibox");
@@ -64,7 +64,7 @@ fn a_directory_that_others_can_write_to_is_not_used() {
 }
 
 #[test]
-fn a_second_name_of_another_file_is_not_written_to() {
+fn a_hard_link_to_another_file_is_not_written_to() {
     let (scene, victim) = (Scene::new(), tempfile::NamedTempFile::new().unwrap());
     fs::write(victim.path(), "precious").unwrap();
     fs::hard_link(victim.path(), scene.path("last_reserved_ip.0")).unwrap();
@@ -74,7 +74,7 @@ fn a_second_name_of_another_file_is_not_written_to() {
 }
 
 #[test]
-fn only_root_may_link_the_directory_of_a_network() {
+fn a_linked_network_directory_must_be_roots() {
     let scene = Scene::new();
     let open = || LeaseStore::open(&scene.dir, "net", LeaseOptions::default());
     fs::create_dir(scene.path("disk")).unwrap();

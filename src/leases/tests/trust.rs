@@ -15,7 +15,7 @@ fn a_lease_that_was_overwritten_is_released_by_its_owner() {
 }
 
 #[test]
-fn the_references_changes_are_seen_at_once() {
+fn changes_by_the_reference_are_seen_at_once() {
     let scene = Scene::new();
     // Many rounds: some of the changes fall into the clock tick of the seal.
     for _ in 0..200 {
@@ -33,7 +33,7 @@ fn the_references_changes_are_seen_at_once() {
 }
 
 #[test]
-fn the_journal_is_text_that_a_person_can_read() {
+fn the_journal_is_readable_text() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     let end = HostPairEnd { netns: 1, index: 17, labelled: true };
@@ -60,7 +60,7 @@ fn the_journal_is_text_that_a_person_can_read() {
 }
 
 #[test]
-fn a_damaged_journal_is_not_believed() {
+fn a_damaged_journal_is_ignored() {
     type Damage = fn(&Scene);
     let scene = Scene::new();
     let damages: [(&str, Damage); 9] = [
@@ -96,7 +96,7 @@ fn a_damaged_journal_is_not_believed() {
 }
 
 #[test]
-fn a_session_seals_once_and_last() {
+fn the_journal_is_sealed_at_the_end_of_a_session() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     let mut store = scene.open();
@@ -119,7 +119,7 @@ fn a_session_seals_once_and_last() {
 }
 
 #[test]
-fn what_fails_half_way_is_not_sealed() {
+fn the_journal_is_not_sealed_after_a_failure() {
     let scene = Scene::new();
     let mut store = scene.open();
     fs::create_dir(scene.path("last_reserved_ip.0")).unwrap();
@@ -134,7 +134,7 @@ fn what_fails_half_way_is_not_sealed() {
 }
 
 #[test]
-fn the_seal_joins_the_journal_to_its_network() {
+fn an_older_copy_of_the_journal_is_ignored() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     let old = fs::read(scene.journal_file()).unwrap();
@@ -147,7 +147,7 @@ fn the_seal_joins_the_journal_to_its_network() {
 }
 
 #[test]
-fn a_journal_is_written_anew_when_most_of_its_lines_are_past() {
+fn the_journal_is_compacted_when_most_lines_are_obsolete() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     for _ in 0..200 {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_written_as_they_were_read() {
+    fn words_round_trip() {
         for line in [
             "-s 10.1.2.4/32 -m comment --comment c -j CNI-X",
             "! -d 224.0.0.0/4 -m comment --comment c -j MASQUERADE",
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_decoded_is_no_own_rule() {
+    fn rules_that_cannot_be_decoded_are_not_own_rules() {
         let expressions =
             [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
         let words = decode_rule(&expressions, IpFamily::V4);

@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extensions_are_read_as_they_were_written() {
+    fn extensions_round_trip() {
         let matches = [
             IptablesMatch::Comment("c".to_owned()),
             IptablesMatch::Dports(vec![1, 2, 65535]),

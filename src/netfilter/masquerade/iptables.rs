@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn every_subnet_is_accepted_before_the_rest_is_masqueraded() {
+    fn subnets_are_accepted_before_masquerading() {
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
         plan_addition(&mut table, OWNER, &nets(&["10.9.0.1/16", "10.1.2.4/24"]));
         assert_eq!(targets(&table), ["ACCEPT", "ACCEPT", "MASQUERADE"]);

@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holders_are_described() {
+    fn owners_of_ports_are_described() {
         let owner = AttachmentId { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
         assert_eq!(parse_port_owner(Some(&owner.object_label())).to_string(), named);

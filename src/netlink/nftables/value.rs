@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_padded_and_read_back() {
+    fn parts_of_concatenations_are_padded_and_round_trip() {
         let types = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
         let key = ElementKey::from((Ipv4Addr::new(10, 0, 0, 1), TransportProtocol::Tcp, 80));
         assert_eq!(key.to_bytes(), [10, 0, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_size_is_none() {
+    fn values_of_the_wrong_size_are_ignored() {
         assert_eq!(parse_key(&[ValueType::Ipv4Addr], &[1, 2]), None);
     }
 }

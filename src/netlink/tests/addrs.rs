@@ -79,7 +79,7 @@ fn a_dump_that_fails_at_its_end_is_an_error() {
 }
 
 #[test]
-fn the_kernel_does_the_filtering() {
+fn the_kernel_filters_the_dump() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     for (index, text) in [(veth.index, "10.1.0.1/24"), (peer.index, "10.2.0.1/24")] {

@@ -61,7 +61,7 @@ fn a_thousand_requests_on_one_socket() {
 }
 
 #[test]
-fn sockets_of_two_namespaces_work_alternately() {
+fn sockets_of_two_namespaces_can_alternate() {
     let here = sandbox();
     let other = Netns::create_unnamed().unwrap();
     let there = Netlink::open_in(&other).unwrap();

@@ -105,7 +105,7 @@ fn host_bits_of_a_destination_are_ignored() {
 }
 
 #[test]
-fn modes_differ_for_an_existing_destination() {
+fn adding_a_route_twice_fails_and_replacing_succeeds() {
     let (netlink, _) = connected();
     let (one, two) = (via("10.7.0.0/16", "10.1.0.8"), via("10.7.0.0/16", "10.1.0.9"));
     let count = || find(&netlink, RouteFilter::default(), "10.7.0.0/16").len();

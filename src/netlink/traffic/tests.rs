@@ -48,7 +48,7 @@ fn a_token_bucket_is_created_changed_read_and_deleted() {
 }
 
 #[test]
-fn refusals_are_reported() {
+fn errors_name_qdisc_and_link() {
     let (netlink, index) = host();
     let empty = Qdisc::Tbf(TokenBucket { buffer: 0, ..SLOW });
     let error = netlink.replace_qdisc(index, QdiscHook::Root, ONE, &empty).unwrap_err();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_name_is_that_of_the_reference() {
+    fn the_first_device_name_equals_the_references() {
         let [first, second] = device_names(&OWNER);
         assert_eq!(first, "bwpa8eda89404b7");
         assert!(second.len() == LENGTH && second != first);

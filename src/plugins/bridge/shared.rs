@@ -212,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn gateways_of_ranges_without_one() {
+    fn ranges_without_a_gateway_get_their_first_address() {
         assert_eq!(first_host_address(net("10.1.2.7/24")).to_string(), "10.1.2.1");
         assert_eq!(first_host_address(net("2001:db8::ff/64")).to_string(), "2001:db8::1");
     }
 
     #[test]
-    fn one_default_route_per_family() {
+    fn each_family_gets_one_default_route() {
         let mut routes = vec![ResultRoute::for_destination(net("0.0.0.0/0"))];
         add_default_route(&mut routes, "10.0.0.1".parse().unwrap());
         assert_eq!(routes.len(), 1);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicting_addresses() {
+    fn overlapping_addresses_conflict() {
         assert!(addresses_conflict(&net("10.0.0.1/8"), &net("192.168.0.1/24")));
         assert!(addresses_conflict(&net("2001:db8::1/64"), &net("2001:db8::2/64")));
         assert!(!addresses_conflict(&net("2001:db8:1::1/64"), &net("2001:db8:2::1/64")));

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vlans_of_configurations() {
+    fn trunk_ranges_are_merged_and_exclude_the_ports_vlan() {
         assert_eq!(port("{}"), "");
         assert_eq!(port(r#"{"vlan":100}"#), "100/");
         assert_eq!(port(r#"{"vlanTrunk":[]}"#), "");

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn without_subnet_file_the_configuration_serves_del() {
+    fn del_needs_no_subnet_file() {
         assert_eq!(
             derived(r#"{"name":"n","ipam":{"dataDir":"/d"}}"#, None).unwrap(),
             r#"{"ipMasq":true,"ipam":{"dataDir":"/d","ranges":[[{"subnet":"192.0.2.0/24"}]],"routes":[],"type":"host-local"},"isGateway":true,"name":"n","type":"bridge"}"#

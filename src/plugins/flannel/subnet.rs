@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families() {
+    fn subnets_of_both_families_are_read() {
         let env = read(DUAL).unwrap();
         let texts = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(texts(&env.networks), ["10.1.0.0/16", "192.168.0.0/16", "fc00::/48"]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn later_lines_win_and_all_spellings_of_true_count() {
+    fn the_last_line_wins_and_booleans_are_those_of_go() {
         let masquerades = |value: &str| {
             read(&format!("{DUAL}FLANNEL_IPMASQ={value}\nFLANNEL_MTU=0")).unwrap().masquerades
         };

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_choice_goes_first_then_the_keys_in_their_order() {
+    fn the_runtimes_device_precedes_the_keys() {
         let all = r#"{"device":"a","hwaddr":"02:00:00:00:00:01","kernelpath":"/sys/devices/x",
             "pciBusID":"0000:00:01.0","runtimeConfig":{"deviceID":"0000:3d:00.1"}}"#;
         assert_eq!(selected(all), Ok(Some(DeviceSelector::Pci("0000:3d:00.1".into()))));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_keys_are_refused() {
         for (text, msg) in [
             (
                 r#"{"hwaddr":"zz"}"#,
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_is_preferred_among_links_with_one_address() {
+    fn hardware_precedes_virtual_links_with_the_same_mac() {
         let wanted = MacAddress([2, 0, 0, 0, 0, 1]);
         let found = |links: &[Link]| find_by_mac(links, wanted).map(|link| link.name);
         let (bond, port) = (link("bond0", "bond", (1, 0)), link("ens1", "", (1, 1)));

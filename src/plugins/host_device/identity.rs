@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_is_identified_by_its_bus_then_by_its_address() {
+    fn hardware_is_identified_by_sysfs_path_then_by_mac() {
         let device = card("ens1", 1, 1);
         let veth = made("eth0", "veth", 2);
         assert_eq!(found(&device, &[veth.clone(), card("eth0", 2, 1), card("x", 1, 1)]), Some("x"));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_links_are_identified_by_their_other_end() {
+    fn virtual_links_are_identified_by_kind_peer_and_id() {
         let veth = made("hd0", "veth", 7);
         assert_eq!(found(&veth, &[made("eth0", "veth", 8), made("x", "veth", 7)]), Some("x"));
         let elsewhere = Link { link_netnsid: Some(0), ..made("eth0", "veth", 7) };

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_stored_found_listed_and_removed() {
+    fn records_are_written_found_listed_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (records(dir.path(), "a"), records(dir.path(), "b"));
         a.save_record(&record("c1", "ens1")).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_later_releases_may_say_more() {
+    fn unknown_keys_of_records_are_ignored() {
         let text = r#"{"containerID":"c","ifname":"e","netns":"/x","new":1,"device":{"name":"d","more":[]}}"#;
         let record: DeviceRecord = serde_json::from_str(text).unwrap();
         assert_eq!(record.device, OriginalState { name: "d".into(), ..OriginalState::default() });

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_hardware_and_of_virtio() {
+    fn interfaces_of_devices_are_found() {
         let (_dir, sysfs) = tree(&[
             "bus/pci/devices/0000:3d:00.1/net/ens2",
             "bus/pci/devices/0000:3d:00.1/net/ens1",
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn userspace_drivers() {
+    fn userspace_drivers_are_recognised() {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1"]);
         assert!(!sysfs.is_user_space(ID), "no driver at all");
         let driver = dir.path().join("bus/pci/devices").join(ID).join("driver");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_another_namespace_shows_is_another_link() {
+    fn a_name_in_another_namespace_is_another_link() {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1/net/eth0"]);
         let found = sysfs.pci_net_directory(ID).unwrap();
         let mac = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pci_function_behind_a_device() {
+    fn the_pci_function_of_a_device_is_found() {
         let (dir, sysfs) = tree(&[
             "devices/pci0000:00/0000:00:03.0/virtio4",
             "bus/virtio/devices",
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn pci_addresses() {
+    fn pci_addresses_are_recognised() {
         for id in [ID, "10000:01:1f.7"] {
             assert!(is_pci_id(id), "{id}");
         }

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn round_robin() {
+    fn addresses_are_allocated_round_robin() {
         let two = "10.0.0.0/30,10.0.1.0/30";
         let three = "10.0.0.0/30,10.0.1.0/30,10.0.2.0/30";
         for (ranges, last, taken, want) in [
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn exhaustion() {
+    fn an_exhausted_set_is_named() {
         for (ranges, count, printed) in [
             ("10.0.0.0/30", 1, "10.0.0.1-10.0.0.2"),
             ("10.0.0.0/29", 5, "10.0.0.1-10.0.0.6"),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_addresses() {
+    fn requested_addresses_are_allocated_or_refused() {
         let sets = ["10.0.0.0/29,10.1.0.0/24", "2001:db8::/64"];
         let failed = "failed to allocate for range 0:";
         let set0 = "10.0.0.1-10.0.0.6,10.1.0.1-10.1.0.254";

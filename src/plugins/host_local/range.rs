@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults() {
+    fn range_start_end_and_gateway_have_defaults() {
         for (text, start, end, gateway) in [
             ("192.0.2.0/24", "192.0.2.1", "192.0.2.254", "192.0.2.1"),
             ("192.0.2.0/25", "192.0.2.1", "192.0.2.126", "192.0.2.1"),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_ranges_are_refused() {
         let host_bits = "Network has host bits set. For a subnet mask of length";
         for (text, message) in [
             ("-", "IP <nil> not v4 nor v6".to_owned()),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn containment_at_both_ends() {
+    fn both_ends_of_a_range_belong_to_it() {
         let range = AddressRange::from_config(&conf("192.0.2.0/24 192.0.2.40 192.0.2.50")).unwrap();
         for (address, inside) in [
             ("192.0.2.39", false),
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_go_round_once() {
+    fn each_candidate_is_tried_once() {
         let two = ["10.0.0.0/30", "10.0.1.0/29"];
         for (texts, last, want) in [
             (&two[..1], "-", "10.0.0.2"),

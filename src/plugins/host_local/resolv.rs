@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn every_keyword() {
+    fn every_keyword_of_resolv_conf_is_read() {
         let text = "# a comment\n; another\n\n  nameserver 192.0.2.1  \nnameserver 2001:db8::1 x\n\
                     domain example.com\r\ndomain example.net\nsearch a b\nsearch c\n\
                     options four\noptions five\tndots:2\nsortlist 10.0.0.0\nnameserver\nsearch\n";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn unreadable_files_are_refused() {
         let error = parse_lines(&"x".repeat(MAX_LINE)).unwrap_err();
         assert_eq!(error.message(), "parse resolv.conf: line too long");
         let error = read_file(Path::new("/nowhere")).unwrap_err();

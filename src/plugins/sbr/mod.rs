@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gateway_of_each_family() {
+    fn at_most_one_gateway_per_family_is_accepted() {
         let both = conf(r#"{"gateways":["10.1.0.9","fd00::9"]}"#).parse_gateways().unwrap();
         assert_eq!(both.len(), 2);
         for (gateways, msg) in [
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_other_interfaces_do_not_count() {
+    fn addresses_of_other_interfaces_are_ignored() {
         let text = r#"{"interfaces":[{"name":"eth0"},{"name":"net1"}],"ips":[
             {"address":"10.1.0.2/24","interface":0},{"address":"10.2.0.2/24","interface":1},
             {"address":"10.3.0.2/24"},{"address":"10.4.0.2/24","interface":7},

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn families_do_not_mix() {
+    fn routes_stay_in_their_family() {
         let sources = [source("10.1.0.2/24", "", 100), source("fd00::2/64", "fe80::1", 101)];
         let plan = plan(&sources, &["10.9.0.0/16", "fd09::/32"]);
         let expected: [&[&str]; 2] = [&["10.9.0.0/16"], &["fd09::/32", "::/0 via fe80::1"]];

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_the_reference_s_format_and_more_keys() {
+    fn the_backup_extends_the_references_format() {
         let dir = tempfile::tempdir().unwrap();
         let file = BackupFile::new(dir.path(), &OWNER);
         let original = InterfaceAttributes {

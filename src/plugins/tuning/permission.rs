@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_keys_of_the_own_interface_are_safe() {
+    fn the_safe_profile_permits_listed_keys_of_own_interface() {
         assert_eq!(restricted("net.core.somaxconn", "eth0").unwrap(), ["net/core/somaxconn"]);
         for key in ["net.ipv4.conf.IFNAME.arp_notify", "net/ipv4/conf/eth0.5/arp_notify"] {
             let found = restricted(key, "eth0.5").unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles() {
+    fn only_the_profile_safe_exists() {
         assert!(
             !is_safe_profile("").unwrap()
                 && is_safe_profile("safe").unwrap()
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_have_the_reference_s_syntax() {
+    fn allowlist_expressions_have_the_references_syntax() {
         for (line, key, matches) in [
             (r"^net\.ipv4\.conf\.all\.[a-z_]*$", "net.ipv4.conf.all.log_martians", true),
             (r"^net\.ipv4\.conf\.all\.[a-z]*$", "net.ipv4.conf.all.log_martians", false),

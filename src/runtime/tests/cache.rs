@@ -42,7 +42,7 @@ fn reference_attach() -> AttachmentParams {
 }
 
 #[test]
-fn files_are_byte_for_byte_those_of_the_reference() {
+fn cache_files_equal_the_references_byte_for_byte() {
     let node = node();
     node.runtime.add(&network(), &reference_attach()).unwrap();
     let file = fs::read_to_string(node.path("cache/results/net-c1-eth0")).unwrap();
@@ -55,7 +55,7 @@ fn files_are_byte_for_byte_those_of_the_reference() {
 }
 
 #[test]
-fn a_file_of_the_reference_is_read() {
+fn cache_files_of_the_reference_are_read() {
     let node = node();
     node.cache("net-c1-eth0", REFERENCE);
     let result = node.runtime.cached_result(&network(), &attach()).unwrap().unwrap();
@@ -72,7 +72,7 @@ fn a_file_of_the_reference_is_read() {
 }
 
 #[test]
-fn configurations_that_cannot_be_read() {
+fn unreadable_cached_configurations_are_errors() {
     let node = node();
     let config = || node.runtime.cached_config("net", &attach());
     assert_eq!(config().unwrap(), None);
@@ -94,7 +94,7 @@ fn configurations_that_cannot_be_read() {
 }
 
 #[test]
-fn results_in_another_version() {
+fn cached_results_of_other_versions_are_converted() {
     let node = node();
     let with = |result: &str| {
         let prefix = r#"{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","#;
@@ -134,7 +134,7 @@ fn attachments_are_listed() {
 }
 
 #[test]
-fn two_attachments_with_one_file_name() {
+fn attachments_with_the_same_file_name_are_told_apart() {
     let node = node();
     let (first, second) = (named("a-b"), named("a"));
     let (x, y) =
@@ -155,7 +155,7 @@ fn two_attachments_with_one_file_name() {
 }
 
 #[test]
-fn names_too_long_for_a_file() {
+fn names_too_long_for_a_file_are_hashed() {
     let node = node();
     let attach = AttachmentParams::new(&"c".repeat(300), "/x", "eth0");
     node.runtime.add(&network(), &attach).unwrap();

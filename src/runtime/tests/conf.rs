@@ -18,7 +18,7 @@ fn text(bytes: crate::error::Result<Vec<u8>>) -> String {
 }
 
 #[test]
-fn a_plugins_configuration() {
+fn the_configuration_of_a_plugin_is_read() {
     let raw = r#"{ "type": "x", "NAME": "n", "cniVersion": "1.0.0",
         "capabilities": {"a": true, "b": false}, "ipam": {"type": "y"}, "dns": {"domain": "d"} }"#;
     let conf = plugin(raw);
@@ -41,7 +41,7 @@ fn a_plugins_configuration() {
 }
 
 #[test]
-fn an_unreadable_file() {
+fn an_unreadable_file_is_an_error() {
     let error = PluginConfig::from_file("/none/x.conf".as_ref()).unwrap_err();
     assert_eq!(
         error.message(),
@@ -50,7 +50,7 @@ fn an_unreadable_file() {
 }
 
 #[test]
-fn injected_keys() {
+fn injected_keys_replace_or_extend_the_configuration() {
     let conf = plugin(r#"{"type":"x","b":1.0,"A":"<"}"#);
     let inject = |key: &str, value| conf.inject_members(&[(key.to_owned(), value)]);
     let bytes = |conf: PluginConfig| String::from_utf8(conf.bytes().to_vec()).unwrap();
@@ -74,7 +74,7 @@ impl IntoJson for bool {
 }
 
 #[test]
-fn files_by_extension() {
+fn files_are_listed_by_extension() {
     let node = Node::new();
     let dir = node.path("net.d");
     for name in ["b.conf", "10-a.conf", "9-a.conf", ".conf", "c.CONF", "d.conf.bak", "e.json"] {
@@ -128,7 +128,7 @@ fn capabilities_select_arguments() {
 }
 
 #[test]
-fn attachments_in_a_request() {
+fn a_gc_request_lists_valid_attachments() {
     let list = list(r#"{"name":"n","cniVersion":"1.1.0","plugins":[{"type":"x"}]}"#);
     let request =
         |valid| text(ops::encode_request(ops::network_request(&list, &list.plugins[0], valid)));

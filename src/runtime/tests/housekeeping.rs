@@ -61,7 +61,7 @@ fn gc_without_a_list_deletes_and_sends_none() {
 }
 
 #[test]
-fn gc_before_1_1_0_and_when_disabled() {
+fn gc_before_1_1_0_sends_del_and_disabled_gc_nothing() {
     let node = node();
     node.runtime.add(&two("1.0.0", ""), &attach()).unwrap();
     node.forget_calls();
@@ -72,7 +72,7 @@ fn gc_before_1_1_0_and_when_disabled() {
 }
 
 #[test]
-fn gc_uses_the_configuration_of_the_add() {
+fn gc_uses_the_cached_configuration() {
     let node = node();
     let then = list(
         r#"{"name":"net","cniVersion":"1.0.0","plugins":[
@@ -89,7 +89,7 @@ fn gc_uses_the_configuration_of_the_add() {
 }
 
 #[test]
-fn gc_with_a_cache_that_lacks_the_configuration() {
+fn gc_works_without_a_cached_configuration() {
     let node = node();
     for config in ["", "e30=", "bm90IGpzb24="] {
         node.cache(
@@ -106,7 +106,7 @@ fn gc_with_a_cache_that_lacks_the_configuration() {
 }
 
 #[test]
-fn gc_goes_on_and_reports_everything() {
+fn gc_continues_after_errors_and_reports_all() {
     let node = node();
     let list = two("1.1.0", "");
     node.runtime.add(&list, &attach()).unwrap();
@@ -137,7 +137,7 @@ fn gc_reports_an_unreadable_cache_and_still_runs() {
 }
 
 #[test]
-fn status_returns_the_first_error_as_it_is() {
+fn status_returns_the_first_error_unchanged() {
     let node = node();
     node.runtime.status(&two("1.0.0", "")).unwrap();
     assert!(node.calls().is_empty());
@@ -152,7 +152,7 @@ fn status_returns_the_first_error_as_it_is() {
 }
 
 #[test]
-fn validation() {
+fn validate_lists_capabilities_and_checks_versions() {
     let node = Node::new();
     let versions =
         |list: &str| format!(r#"echo '{{"cniVersion":"1.1.0","supportedVersions":[{list}]}}'"#);

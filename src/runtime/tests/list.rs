@@ -25,7 +25,7 @@ fn a_list_keeps_its_bytes_and_sorts_its_entries() {
 }
 
 #[test]
-fn malformed_lists() {
+fn malformed_lists_are_refused() {
     for (text, why) in [
         ("[]", "expected an object, found a list"),
         ("{}", "no name"),
@@ -52,7 +52,7 @@ fn malformed_lists() {
 }
 
 #[test]
-fn flags() {
+fn disable_flags_may_be_strings() {
     let text = r#"{"name":"n","disableCheck":"True","disableGC":true,"plugins":[{"type":"x"}]}"#;
     let list = parse(text).unwrap();
     assert!(list.disable_check && list.disable_gc && !list.only_inlined);
@@ -61,7 +61,7 @@ fn flags() {
 }
 
 #[test]
-fn the_version_to_use() {
+fn the_highest_supported_version_is_selected() {
     for (keys, selected) in [
         ("", ""),
         (r#""cniVersion":"1.2.3","#, "1.2.3"),
@@ -108,7 +108,7 @@ fn types(keys: &str, directory: &str) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn plugins_in_a_directory() {
+fn plugins_are_loaded_from_a_directory() {
     let inline = r#""name":"net","plugins":[{"type":"i"}],"#;
     let only = r#""name":"net","plugins":[{"type":"i"}],"loadOnlyInlinedPlugins":true,"#;
     assert_eq!(types(inline, "net").unwrap(), ["i", "f1", "f2"]);
@@ -147,7 +147,7 @@ fn a_single_plugin_becomes_a_list() {
 }
 
 #[test]
-fn by_name() {
+fn a_list_is_loaded_by_name() {
     let node = Node::new();
     let load = |name: &str| NetworkList::load(&node.path("net.d"), name);
     let dir = node.path("net.d").display().to_string();

@@ -32,7 +32,7 @@ fn prev(address: &str) -> String {
 }
 
 #[test]
-fn add_hands_results_down_the_chain() {
+fn add_passes_results_down_the_chain() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     let result = node.runtime.add(&list, &attach()).unwrap().unwrap();
@@ -52,7 +52,7 @@ fn add_hands_results_down_the_chain() {
 }
 
 #[test]
-fn an_intermediate_result_is_converted_and_the_last_one_is_not() {
+fn only_intermediate_results_are_converted() {
     let node = node("0.4.0");
     let result = node.runtime.add(&three("1.0.0"), &attach()).unwrap().unwrap();
     assert!(node.request("b", "ADD").contains(&prev("10.0.0.1/24")));
@@ -60,7 +60,7 @@ fn an_intermediate_result_is_converted_and_the_last_one_is_not() {
 }
 
 #[test]
-fn a_failing_add_ends_there() {
+fn add_stops_at_the_first_failure() {
     let node = node("1.0.0");
     node.plugin("b", FAIL);
     let error = node.runtime.add(&three("1.0.0"), &attach()).unwrap_err();
@@ -157,7 +157,7 @@ fn a_cache_that_cannot_be_written_fails_the_add() {
 }
 
 #[test]
-fn check_passes_the_final_result_to_all_plugins() {
+fn check_passes_the_final_result_to_every_plugin() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     node.runtime.add(&list, &attach()).unwrap();
@@ -176,7 +176,7 @@ fn check_passes_the_final_result_to_all_plugins() {
 }
 
 #[test]
-fn check_before_0_4_0_and_when_disabled() {
+fn check_before_0_4_0_is_an_error() {
     let node = node("0.3.1");
     for version in ["", "0.3.1"] {
         let error = node.runtime.check(&three(version), &attach()).unwrap_err();
@@ -194,7 +194,7 @@ fn check_before_0_4_0_and_when_disabled() {
 }
 
 #[test]
-fn check_and_del_with_what_the_cache_holds() {
+fn check_and_del_use_the_cached_result() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     let file = "net-c1-eth0";
@@ -228,7 +228,7 @@ fn check_and_del_with_what_the_cache_holds() {
 }
 
 #[test]
-fn del_runs_backwards_and_clears_the_cache() {
+fn del_runs_in_reverse_order_and_clears_the_cache() {
     let node = node("1.0.0");
     let list = three("1.0.0");
     node.runtime.add(&list, &attach()).unwrap();
@@ -279,7 +279,7 @@ fn a_failing_del_keeps_the_cache() {
 }
 
 #[test]
-fn a_single_plugin() {
+fn a_single_plugin_is_added_checked_and_deleted() {
     let node = node("1.0.0");
     let raw = br#"{ "type": "a", "name": "solo", "cniVersion": "1.0.0", "x": 1.0 }"#;
     let conf = PluginConfig::from_bytes(raw).unwrap();

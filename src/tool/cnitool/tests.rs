@@ -72,7 +72,7 @@ fn options(line: &str, env: &[(&str, &str)]) -> Result<CnitoolOptions> {
 }
 
 #[test]
-fn container_ids() {
+fn container_ids_are_derived_as_in_the_reference() {
     for (netns, id) in [
         ("/var/run/netns/testing", "cnitool-77383ca0a0715733ca6f"),
         ("/var/run/netns/cnitest", "cnitool-20c433bb2b1d6ede56d6"),
@@ -90,7 +90,7 @@ fn container_ids() {
 }
 
 #[test]
-fn add_check_and_del() {
+fn add_check_and_del_work() {
     let dir = node();
     let id = "cnitool-43057b9dcc39fe733071";
     let said = tool(&dir, "add net /run/netns//testing", &[("CNI_ARGS", "K=V;L=W")]).unwrap();
@@ -123,7 +123,7 @@ fn options_win_over_the_environment() {
 }
 
 #[test]
-fn defaults() {
+fn options_have_the_references_defaults() {
     let given = options("status net", &[]).unwrap();
     assert_eq!(given.conf_dir, PathBuf::from("/etc/cni/net.d"));
     assert_eq!((given.cache_dir, given.ifname.as_str()), ("/var/lib/cni".into(), "eth0"));
@@ -134,7 +134,7 @@ fn defaults() {
 }
 
 #[test]
-fn mistakes_are_explained() {
+fn wrong_arguments_are_explained() {
     for (line, text) in [
         ("", "no command given"),
         ("ad net /x", "unknown command \"ad\"; did you mean \"add\"?"),
@@ -199,7 +199,7 @@ fn gc_keeps_the_named_attachments() {
 }
 
 #[test]
-fn version_validate_and_status() {
+fn version_validate_and_status_print_their_answer() {
     let dir = node();
     assert_eq!(tool(&dir, "version a", &[]).unwrap(), "1.0.0 1.1.0\n");
     let said = tool(&dir, "validate net", &[]).unwrap();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults() {
+    fn options_have_their_documented_defaults() {
         let options = parse(&[]).unwrap();
         assert_eq!(options.directory, Path::new(PLUGIN_DIR));
         assert_eq!((options.mode, options.policy), (InstallMode::Symlink, ReplacePolicy::Always));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_changes_something() {
+    fn every_option_has_an_effect() {
         let default = format!("{:?}", parse(&["--no-backup"]).unwrap());
         for opt in INSTALL_OPTIONS.iter().filter(|opt| opt.flag != NO_BACKUP) {
             let value = match opt.flag {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn wrong_options_are_named() {
         let wrong = [
             (vec!["--mode", "x"], "unknown mode \"x\""),
             (vec!["--policy", "x"], "unknown policy \"x\""),

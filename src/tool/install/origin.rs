@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn origin_by_content() {
+    fn the_origin_of_an_executable_is_read_from_its_content() {
         assert_eq!(
             elf("cnibox-release=;cnibox-release=1.20.3;"),
             ExecutableOrigin::Own("1.20.3".into())
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_occurrence_is_found() {
+    fn all_matches_are_found() {
         let ends = |text: &[u8], needle: &str| -> Vec<usize> {
             rest_after_matches(text, needle).map(|rest| text.len() - rest.len()).collect()
         };

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_are_told_by_their_names() {
+    fn keys_that_are_comments_are_recognised() {
         for key in ["_note", "//", "// why", "#", "Comment", "Documentation", "$schema"] {
             assert!(is_comment(key), "{key}");
         }
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_that_is_meant_is_named() {
+    fn an_unknown_key_gets_a_suggestion() {
         for (key, remedy_of_it) in [
             ("snatt", "did you mean \"snat\"?"),
             ("noSnat", "write \"snat\": false"),

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_lines_of_either_end_are_kept() {
+    fn truncation_keeps_whole_lines_of_both_ends() {
         assert_eq!(cut_text("one\ntwo\n", 8, KeptTextEnd::Head), "one\ntwo\n");
         assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Head), "one\n");
         assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Tail), "two\n");

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines() {
+    fn command_lines_are_parsed() {
         assert_eq!(parsed("ls"), Ok(TraceCommand::List { failed: false }));
         assert_eq!(parsed("ls --failed"), Ok(TraceCommand::List { failed: true }));
         assert_eq!(parsed("show 12ab"), Ok(TraceCommand::Show("12ab".to_owned())));

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_sizes_of_ranges() {
+    fn ranges_have_a_name_and_a_size() {
         let span = |json: &str| {
             let range: PoolRangeKeys = serde_json::from_str(json).unwrap();
             let (name, span) = range.name_and_numbers()?;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles() {
+    fn quantiles_of_durations_are_exact() {
         let calls = CallStatistics { durations: (1..=100).collect(), ..CallStatistics::default() };
         assert_eq!(
             QUANTILES.map(|(percent, _)| calls.duration_quantile(percent)),

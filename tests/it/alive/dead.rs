@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{IP, PORT, World};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 /// The kinds whose link on the host shows the end.
 const SHOWN: [&str; 4] = ["bridge", "masquerading", "ptp", "foreign"];
@@ -35,7 +35,7 @@ fn has_nothing_of_the_dead(world: &World, what: &str) {
 }
 
 #[test]
-fn the_next_add_has_its_address_and_port() {
+fn the_next_add_gets_address_and_port_of_the_dead() {
     for kind in SHOWN {
         let world = crashed(kind);
         let next = Container::new();
@@ -68,7 +68,7 @@ fn a_port_that_is_taken_over_leaves_no_lease_behind() {
 }
 
 #[test]
-fn the_tool_collects_it() {
+fn cnibox_gc_collects_the_dead() {
     for kind in SHOWN {
         let world = crashed(kind);
         let row = world.listed("dead").unwrap();
@@ -81,7 +81,7 @@ fn the_tool_collects_it() {
 }
 
 #[test]
-fn gc_without_a_list_collects_it() {
+fn gc_without_a_list_collects_the_dead() {
     for kind in SHOWN {
         let world = crashed(kind);
         for outcome in world.gc(Some(&["dead"])) {
@@ -121,7 +121,7 @@ fn the_same_container_starts_again_without_del() {
 
 /// A nested host that was started again, or a node whose /run is kept: records of containers of which nothing is left.
 #[test]
-fn records_of_what_is_no_longer_there_are_in_nobodys_way() {
+fn records_of_missing_objects_do_not_block_add() {
     for kind in SHOWN {
         let world = crashed(kind);
         world.node.sh("nft flush ruleset; for i in $(ip -o link show type ifb | cut -d: -f2); do ip link del $i; done");
@@ -138,7 +138,7 @@ fn records_of_what_is_no_longer_there_are_in_nobodys_way() {
 
 /// Of macvlan nothing on the host shows the end: what a crash leaves stays, until DEL or GC.
 #[test]
-fn without_a_link_on_the_host_it_stays_in_doubt() {
+fn death_is_uncertain_without_a_link_on_the_host() {
     let world = World::new("macvlan");
     let dead = Container::new();
     world.runtime("add", "dead", &dead.path()).printed();

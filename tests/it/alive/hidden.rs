@@ -8,8 +8,8 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 
 use super::{IP, KINDS, PORT, World};
-use crate::host_local::heal::Background;
-use crate::node::{Container, eventually};
+use crate::host_local::reclaim::Background;
+use crate::support::node::{Container, eventually};
 
 /// A way to hide the container.
 struct Hiding {
@@ -182,13 +182,13 @@ fn a_container_of_macvlan_is_never_dead() {
 }
 
 #[test]
-fn a_container_of_another_programs_plugin_is_never_dead() {
+fn a_container_of_a_foreign_plugin_is_never_dead() {
     is_never_dead(4);
 }
 
 /// `CNI_NETNS` is that of a process which ends, while its child lives.
 #[test]
-fn a_child_lives_on_in_the_namespace() {
+fn a_living_child_process_keeps_the_container_alive() {
     for kind in KINDS {
         let world = World::new(kind);
         let directory = world.node.path("");
@@ -209,7 +209,7 @@ fn a_child_lives_on_in_the_namespace() {
 
 /// Only a thread with a table of descriptors of its own has the namespace.
 #[test]
-fn a_descriptor_of_a_thread_holds_the_namespace() {
+fn a_descriptor_of_a_thread_keeps_the_container_alive() {
     for kind in KINDS {
         let world = World::new(kind);
         world.node.sh("ip netns add live");

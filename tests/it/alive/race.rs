@@ -4,8 +4,8 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use super::{IP, PORT, World};
-use crate::node::{Call, Container, eventually};
-use crate::strace;
+use crate::support::node::{Call, Container, eventually};
+use crate::support::strace;
 
 /// Runs `call` with a pause before its first system call of this name, and `meanwhile` in the pause.
 fn paused(world: &World, call: &Call, name: &str, meanwhile: impl FnOnce()) {
@@ -46,7 +46,7 @@ fn keeps_all(kind: &str, call: impl Fn(&World) -> Call, pause_at: &str) {
 }
 
 #[test]
-fn a_container_that_is_started_again_keeps_what_it_has() {
+fn a_restarted_container_keeps_its_address_and_port() {
     for kind in ["bridge", "masquerading", "ptp", "foreign"] {
         for pause_at in ["flock", "socket"] {
             keeps_all(kind, |world| world.tool(&["gc"]), pause_at);

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use super::SUBJECT;
-use crate::chained::Pod;
-use crate::net::Net;
-use crate::node::Container;
+use crate::support::chained::Pod;
+use crate::support::net::Net;
+use crate::support::node::Container;
 
 /// Rate limit in bit/s, for both directions.
 const RATE: f64 = 20e6;
@@ -89,7 +89,7 @@ fn udp_keeps_to_the_limits_in_both_directions() {
 }
 
 #[test]
-fn the_container_beside_it_is_not_limited() {
+fn other_containers_are_not_limited() {
     let pod = limited();
     let neighbour = Container::new();
     let ipam = pod.node.host_local(&["10.1.2.0/24"]);

@@ -4,12 +4,12 @@
 use serde_json::{Value, json};
 
 use super::{IFB, SUBJECT, bucket, end, redirects};
-use crate::concurrency::at_once;
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
 
 /// Creates a second interface of the same container and network; returns `ptp`'s result for it.
-fn second(pod: &crate::chained::Pod<'_>) -> Value {
+fn second(pod: &crate::support::chained::Pod<'_>) -> Value {
     let ipam = pod.node.host_local(&["10.1.3.0/24"]);
     let ptp = Net::new(&pod.node, "ptp", "1.1.0", &json!({"name": "other", "ipam": ipam}));
     ptp.on("ADD", &pod.container).ifname("eth1").result()
@@ -43,7 +43,7 @@ fn interfaces_of_one_container_have_devices_of_their_own() {
 }
 
 #[test]
-fn another_container_or_network_is_left_alone() {
+fn del_keeps_devices_of_other_containers_and_networks() {
     let pod = SUBJECT.pod("1.1.0");
     pod.plain().add(&pod.container);
     let before = pod.state();
@@ -55,7 +55,7 @@ fn another_container_or_network_is_left_alone() {
 }
 
 #[test]
-fn filters_of_others_on_the_hosts_end_stay() {
+fn foreign_filters_on_the_host_end_are_kept() {
     for hook in ["ingress", "clsact"] {
         let pod = SUBJECT.pod("1.1.0");
         let (net, end) = (pod.plain(), end(&pod));
@@ -77,7 +77,7 @@ fn filters_of_others_on_the_hosts_end_stay() {
 }
 
 #[test]
-fn a_redirect_into_nowhere_is_replaced() {
+fn a_redirect_to_a_deleted_device_is_replaced() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
     let net = pod.plain();
@@ -94,7 +94,7 @@ fn a_redirect_into_nowhere_is_replaced() {
 }
 
 #[test]
-fn something_else_of_that_name_is_not_touched() {
+fn a_foreign_link_with_the_devices_name_is_kept() {
     let pod = SUBJECT.pod("1.1.0");
     pod.node.sh(&format!("ip link add {IFB} type bridge"));
     let before = pod.state();
@@ -105,7 +105,7 @@ fn something_else_of_that_name_is_not_touched() {
 }
 
 #[test]
-fn gc_removes_what_is_stale_in_its_network() {
+fn gc_removes_stale_devices_of_its_network() {
     let pod = SUBJECT.pod("1.1.0");
     let net = pod.plain();
     let gc = |keys: Value| net.with(&keys).with(&json!({"prevResult": null})).call("GC", "");
@@ -142,7 +142,7 @@ fn gc_removes_what_is_stale_in_its_network() {
 }
 
 #[test]
-fn a_forged_pair_does_not_reach_another_container_s_limits() {
+fn a_forged_pair_does_not_change_other_containers_limits() {
     let pod = SUBJECT.pod("1.1.0");
     pod.plain().add(&pod.container);
     let (victim, attacker) = (Container::new(), Container::new());
@@ -166,7 +166,7 @@ fn a_forged_pair_does_not_reach_another_container_s_limits() {
 }
 
 #[test]
-fn sixteen_at_once() {
+fn sixteen_containers_are_limited_concurrently() {
     const COUNT: usize = 16;
     let node = Node::new();
     let ipam = node.host_local(&["10.1.2.0/24"]);
@@ -177,7 +177,8 @@ fn sixteen_at_once() {
         (0..COUNT).map(|i| ptp.call("ADD", &id(i)).netns(&pods[i].path()).result()).collect();
     let before = node.snapshot();
     let net = |i: usize| {
-        let keys = crate::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
+        let keys =
+            crate::support::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
         Net::new(&node, "bandwidth", "1.1.0", &keys)
     };
     let results = at_once(COUNT, |i| net(i).call("ADD", &id(i)).netns(&pods[i].path()).result());
@@ -188,19 +189,19 @@ fn sixteen_at_once() {
         checked.call("CHECK", &id(i)).netns(&pods[i].path()).ok();
     });
     at_once(COUNT, |i| net(i).call("DEL", &id(i)).netns(&pods[i].path()).ok());
-    crate::node::assert_unchanged(&before, &node.snapshot());
+    crate::support::node::assert_unchanged(&before, &node.snapshot());
 }
 
 #[test]
-fn del_of_a_container_that_is_gone_removes_the_device() {
+fn del_of_a_dead_container_removes_the_device() {
     let pod = SUBJECT.pod("1.1.0");
     let net = pod.plain();
     net.add(&pod.container);
     assert_ne!(bucket(&pod, IFB), Value::Null);
     let path = pod.container.path();
-    let crate::chained::Pod { container, node, .. } = pod;
+    let crate::support::chained::Pod { container, node, .. } = pod;
     drop(container);
-    crate::net::no_veth_remains(&node);
+    crate::support::net::no_veth_remains(&node);
     let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth"});
     node.call("bandwidth", "DEL").id("c1").netns(&path).conf(&conf).ok();
     assert_eq!(node.ip("link show type ifb"), json!([]));

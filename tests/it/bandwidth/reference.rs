@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{IFB, SUBJECT, end, tc};
-use crate::chained::Pod;
-use crate::compare::peer;
-use crate::net::{Net, normal_json};
-use crate::node::Call;
+use crate::support::chained::Pod;
+use crate::support::compare::peer;
+use crate::support::net::{Net, normal_json};
+use crate::support::node::Call;
 
 fn call(net: &Net<'_>, pod: &Pod<'_>, verb: &str, ours: bool) -> Call {
     let call = net.on(verb, &pod.container);
@@ -39,7 +39,7 @@ fn state(pod: &Pod<'_>) -> Vec<Value> {
 }
 
 #[test]
-fn results_and_state_are_the_same_and_each_deletes_the_others() {
+fn results_and_state_equal_the_references() {
     if peer("bandwidth").is_none() {
         return;
     }
@@ -82,7 +82,7 @@ fn results_and_state_are_the_same_and_each_deletes_the_others() {
 }
 
 #[test]
-fn a_node_may_be_upgraded_with_a_limited_container_on_it() {
+fn limits_survive_an_upgrade_from_the_reference() {
     let Some(dir) = peer("bandwidth upgrade") else { return };
     let pod = SUBJECT.pod("1.0.0");
     let before = pod.state();

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{dual, simple};
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
 
 /// ADD with gateway, default routes and one more route; returns the network and the result.
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
@@ -37,7 +37,7 @@ fn broken_outside(line: &str, msg: &str) {
 }
 
 #[test]
-fn an_ipv4_address_that_was_removed() {
+fn check_reports_missing_ipv4_address() {
     broken_inside(
         "ip addr del 10.1.2.2/24 dev eth0",
         "Failed to match addr 10.1.2.2/24 on interface eth0",
@@ -45,7 +45,7 @@ fn an_ipv4_address_that_was_removed() {
 }
 
 #[test]
-fn an_ipv6_address_that_was_removed() {
+fn check_reports_missing_ipv6_address() {
     broken_inside(
         "ip addr del 2001:db8:1::2/64 dev eth0",
         "Failed to match addr 2001:db8:1::2/64 on interface eth0",
@@ -53,7 +53,7 @@ fn an_ipv6_address_that_was_removed() {
 }
 
 #[test]
-fn an_address_with_another_prefix_length() {
+fn check_reports_changed_prefix_length() {
     broken_inside(
         "sh -c 'ip addr add 10.1.2.2/25 dev eth0; ip addr del 10.1.2.2/24 dev eth0'",
         "Failed to match addr 10.1.2.2/24 on interface eth0",
@@ -61,12 +61,12 @@ fn an_address_with_another_prefix_length() {
 }
 
 #[test]
-fn a_connected_route_that_was_removed() {
+fn check_reports_missing_connected_route() {
     broken_inside("ip route del 10.1.2.0/24", "Failed to find Gateway 10.1.2.1 for interface eth0");
 }
 
 #[test]
-fn a_route_that_was_removed() {
+fn check_reports_missing_route() {
     broken_inside(
         "ip route del 10.9.0.0/16",
         "Expected Route 10.9.0.0/16 via 10.1.2.1 not found in routing table",
@@ -74,7 +74,7 @@ fn a_route_that_was_removed() {
 }
 
 #[test]
-fn a_route_that_moved_to_another_table() {
+fn check_reports_route_in_another_table() {
     broken_inside(
         "sh -c 'ip route del 10.8.0.0/16 table 99; ip route add 10.8.0.0/16 via 10.1.2.1'",
         "Expected Route 10.8.0.0/16 via 10.1.2.1 table 99 not found in routing table",
@@ -82,7 +82,7 @@ fn a_route_that_moved_to_another_table() {
 }
 
 #[test]
-fn a_default_route_that_was_removed() {
+fn check_reports_missing_default_route() {
     broken_inside(
         "ip -6 route del default",
         "Expected Route ::/0 via 2001:db8:1::1 not found in routing table",
@@ -90,7 +90,7 @@ fn a_default_route_that_was_removed() {
 }
 
 #[test]
-fn a_default_route_through_another_gateway() {
+fn check_reports_changed_gateway_of_default_route() {
     broken_inside(
         "ip route replace default via 10.1.2.99",
         "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table",
@@ -98,12 +98,12 @@ fn a_default_route_through_another_gateway() {
 }
 
 #[test]
-fn a_container_link_that_is_down() {
+fn check_reports_container_link_that_is_down() {
     broken_inside("ip link set eth0 down", "interface \"eth0\" is down");
 }
 
 #[test]
-fn a_container_link_that_is_gone() {
+fn check_reports_missing_container_link() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     container.sh("ip link del eth0");
@@ -112,7 +112,7 @@ fn a_container_link_that_is_gone() {
 }
 
 #[test]
-fn a_container_link_of_another_kind() {
+fn check_reports_container_link_of_another_kind() {
     broken_inside(
         "sh -c 'ip link del eth0; ip link add eth0 up type bridge'",
         "Error: Container interface eth0 not of type veth",
@@ -120,7 +120,7 @@ fn a_container_link_of_another_kind() {
 }
 
 #[test]
-fn a_container_link_with_another_mac() {
+fn check_reports_changed_mac_of_container_link() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     container.sh("ip link set eth0 address 02:00:00:00:00:99");
@@ -130,7 +130,7 @@ fn a_container_link_with_another_mac() {
 }
 
 #[test]
-fn a_bridge_or_host_end_with_another_mac() {
+fn check_reports_changed_mac_of_bridge_or_host_end() {
     for index in [0, 1] {
         let (node, container) = (Node::new(), Container::new());
         let (net, result) = attached(&node, &container);
@@ -143,12 +143,12 @@ fn a_bridge_or_host_end_with_another_mac() {
 }
 
 #[test]
-fn a_port_that_left_the_bridge() {
+fn check_reports_port_outside_of_the_bridge() {
     broken_outside("ip link set VETH nomaster", "CNI veth created for bridge br0 was not found");
 }
 
 #[test]
-fn a_port_of_another_bridge() {
+fn check_reports_port_of_another_bridge() {
     broken_outside(
         "ip link add br9 up type bridge; ip link set VETH master br9",
         "CNI veth created for bridge br0 was not found",
@@ -156,12 +156,12 @@ fn a_port_of_another_bridge() {
 }
 
 #[test]
-fn a_port_that_is_down() {
+fn check_reports_port_that_is_down() {
     broken_outside("ip link set VETH down", "interface \"VETH\" is down");
 }
 
 #[test]
-fn a_renamed_host_end() {
+fn check_reports_renamed_host_end() {
     broken_outside(
         "ip link set VETH down; ip link set VETH name other; ip link set other up",
         "CNI veth created for bridge br0 was not found",
@@ -169,12 +169,12 @@ fn a_renamed_host_end() {
 }
 
 #[test]
-fn a_bridge_that_is_down() {
+fn check_reports_bridge_that_is_down() {
     broken_outside("ip link set br0 down", "interface \"br0\" is down");
 }
 
 #[test]
-fn a_bridge_that_is_gone_or_something_else() {
+fn check_reports_missing_or_replaced_bridge() {
     broken_outside("ip link del br0", "Interface name br0 not found");
     broken_outside(
         "ip link del br0; ip link add br0 type veth peer name x",
@@ -183,7 +183,7 @@ fn a_bridge_that_is_gone_or_something_else() {
 }
 
 #[test]
-fn a_gateway_address_that_was_removed() {
+fn check_reports_missing_gateway_address() {
     for (address, gw) in [("10.1.2.1/24", "10.1.2.1"), ("2001:db8:1::1/64", "2001:db8:1::1")] {
         broken_outside(
             &format!("ip addr del {address} dev br0"),
@@ -193,7 +193,7 @@ fn a_gateway_address_that_was_removed() {
 }
 
 #[test]
-fn port_attributes_that_were_changed() {
+fn check_reports_changed_port_attributes() {
     for (keys, change, msg) in [
         (
             json!({"hairpinMode": true}),
@@ -227,7 +227,7 @@ fn port_attributes_that_were_changed() {
 }
 
 #[test]
-fn promisc_mode_that_was_switched_off() {
+fn check_reports_disabled_promiscuous_mode() {
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({"promiscMode": true}));
     let result = net.add(&container);
@@ -239,7 +239,7 @@ fn promisc_mode_that_was_switched_off() {
 }
 
 #[test]
-fn a_packet_capture_on_the_bridge_is_no_trouble() {
+fn check_ignores_packet_captures_on_the_bridge() {
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({}));
     let result = net.add(&container);
@@ -248,7 +248,7 @@ fn a_packet_capture_on_the_bridge_is_no_trouble() {
 }
 
 #[test]
-fn a_lease_that_was_removed() {
+fn check_reports_missing_lease() {
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({}));
     let result = net.add(&container);
@@ -258,7 +258,7 @@ fn a_lease_that_was_removed() {
 }
 
 #[test]
-fn results_that_cannot_be_of_this_attachment() {
+fn check_refuses_results_of_other_attachments() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     let changed = |path: &str, value: Value| {
@@ -294,7 +294,7 @@ fn results_that_cannot_be_of_this_attachment() {
 }
 
 #[test]
-fn no_prev_result_or_one_of_another_generation() {
+fn check_requires_prev_result_of_its_version() {
     let (node, container) = (Node::new(), Container::new());
     let (net, mut result) = attached(&node, &container);
     let error = net.on("CHECK", &container).error();
@@ -307,7 +307,7 @@ fn no_prev_result_or_one_of_another_generation() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_or_none() {
+fn check_refuses_missing_or_invalid_namespace() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     let check = net.with(&json!({"prevResult": result}));
@@ -317,7 +317,7 @@ fn a_namespace_that_is_gone_or_none() {
 }
 
 #[test]
-fn what_later_plugins_of_the_list_added_is_no_trouble() {
+fn check_ignores_additions_of_later_plugins() {
     let (node, container) = (Node::new(), Container::new());
     let (net, mut result) = attached(&node, &container);
     let ips = result["ips"].as_array_mut().unwrap();

@@ -4,9 +4,9 @@
 use serde_json::{Value, json};
 
 use super::{dual, simple};
-use crate::net::{FIRST, Net, addresses, merged, no_veth_remains, settles};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged, eventually};
-use crate::traffic::Place;
+use crate::support::net::{FIRST, Net, addresses, merged, no_veth_remains, settles};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged, eventually};
+use crate::support::traffic::Place;
 
 fn on_bridge(node: &Node) -> Vec<String> {
     addresses(&node.ip("addr show br0"))
@@ -93,7 +93,7 @@ fn an_ipv4_default_route_does_not_replace_the_ipv6_one() {
 /// Columns: address on the bridge before ADD, gateway, subnet, whether ADD without `forceAddress`
 /// fails, addresses on the bridge after ADD with `forceAddress`.
 #[test]
-fn force_address_replaces_conflicting_addresses_and_only_those() {
+fn force_address_replaces_conflicting_addresses_only() {
     for (present, gateway, subnet, refused, forced) in [
         ("10.0.0.1/8", "10.1.2.3", "10.1.0.0/16", true, &["10.1.2.3/16"][..]),
         ("192.168.0.1/24", "10.1.2.3", "10.1.0.0/16", true, &["10.1.2.3/16"]),
@@ -229,7 +229,7 @@ fn ipv6_flags(container: &Container) -> Value {
 }
 
 #[test]
-fn the_neighbours_forget_who_had_an_address_before() {
+fn add_updates_neighbour_caches_of_a_reused_address() {
     let node = Node::new();
     let net = simple(&node, &json!({}));
     let neighbour = Container::new();
@@ -244,7 +244,7 @@ fn the_neighbours_forget_who_had_an_address_before() {
 }
 
 #[test]
-fn ipv6_is_not_tentative_and_enabledad_waits() {
+fn enabledad_waits_until_addresses_are_not_tentative() {
     for (enabledad, accept) in [(false, "0"), (true, "1")] {
         let node = Node::new();
         let keys = json!({"isGateway": true, "enabledad": enabledad,
@@ -263,7 +263,7 @@ fn ipv6_is_not_tentative_and_enabledad_waits() {
 }
 
 #[test]
-fn enabledad_finds_a_duplicate_and_takes_everything_back() {
+fn enabledad_rolls_back_if_it_finds_a_duplicate() {
     let node = Node::new();
     let (thief, victim) = (Container::new(), Container::new());
     let ipam = node.host_local(&["2001:db8:1::/64"]);
@@ -284,7 +284,7 @@ fn enabledad_finds_a_duplicate_and_takes_everything_back() {
 /// On hardened nodes `conf/default/forwarding` is 0, which new links take over; without the link's own parameter the
 /// host does not forward the containers' packets.
 #[test]
-fn the_bridge_forwards_where_new_links_do_not() {
+fn the_bridge_forwards_if_the_default_for_links_is_off() {
     let node = Node::new();
     node.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.default.forwarding=0");
     let (pod, far) = (Container::new(), Container::new());

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::simple;
-use crate::net::{Net, no_veth_remains, settles};
-use crate::node::{Container, Node, Refusal};
+use crate::support::net::{Net, no_veth_remains, settles};
+use crate::support::node::{Container, Node, Refusal};
 
 /// A network with an IPAM plugin that runs the shell command `add` on ADD and logs its calls to the
 /// file `calls`.
@@ -62,7 +62,7 @@ fn a_missing_plugin_is_named_with_the_path() {
 }
 
 #[test]
-fn the_plugin_gets_the_request_to_the_byte() {
+fn the_ipam_plugin_gets_the_request_unchanged() {
     let node = Node::new();
     let net = net(&node, r#"echo '{"cniVersion":"1.1.0","ips":[{"address":"10.5.0.9/16"}]}'"#);
     let text = format!("{}  \n", net.conf.to_string().replace("\"ipam\"", "  \"IPAM\""));
@@ -79,7 +79,7 @@ fn the_plugin_gets_the_request_to_the_byte() {
 }
 
 #[test]
-fn garbage_instead_of_a_result() {
+fn an_unparsable_ipam_result_is_refused() {
     let node = Node::new();
     for (output, start) in [
         ("echo garbage", "failed to unmarshal raw result: "),
@@ -124,7 +124,7 @@ fn an_error_object_passes_through_and_del_follows() {
 }
 
 #[test]
-fn a_plugin_that_fails_without_an_error_object() {
+fn a_failure_without_an_error_object_is_described() {
     let node = Node::new();
     for (script, msg) in [
         ("exit 3", "netplugin failed with no error message: exit status 3"),
@@ -137,7 +137,7 @@ fn a_plugin_that_fails_without_an_error_object() {
 }
 
 #[test]
-fn chatter_on_stderr_reaches_our_stderr_and_spoils_nothing() {
+fn stderr_of_the_ipam_plugin_is_forwarded() {
     let node = Node::new();
     let net = net(
         &node,
@@ -150,7 +150,7 @@ fn chatter_on_stderr_reaches_our_stderr_and_spoils_nothing() {
 }
 
 #[test]
-fn results_of_older_versions_are_understood() {
+fn ipam_results_of_older_versions_are_converted() {
     let node = Node::new();
     let net = net(
         &node,
@@ -165,7 +165,7 @@ fn results_of_older_versions_are_understood() {
 }
 
 #[test]
-fn a_foreign_host_local_earlier_in_the_path_wins() {
+fn a_foreign_host_local_earlier_in_cni_path_is_used() {
     let node = Node::new();
     let other = node.path("other");
     std::fs::create_dir(&other).unwrap();

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{layer2, simple};
-use crate::net::{addresses, is_mac, is_veth, normal_json, settles};
-use crate::node::{Container, Node, VERSIONS};
-use crate::traffic::Place;
+use crate::support::net::{addresses, is_mac, is_veth, normal_json, settles};
+use crate::support::node::{Container, Node, VERSIONS};
+use crate::support::traffic::Place;
 
 const MACS: [&str; 3] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
 

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{layer2, simple};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn keys_of_the_wrong_type_are_named() {
@@ -36,7 +36,7 @@ fn keys_of_the_wrong_type_are_named() {
 }
 
 #[test]
-fn impossible_values() {
+fn impossible_values_are_refused() {
     let node = Node::new();
     let container = Container::new();
     let vlan = |id: i32| format!("invalid VLAN ID {id} (must be between 0 and 4094)");
@@ -74,7 +74,7 @@ fn impossible_values() {
 }
 
 #[test]
-fn trunk_entries_that_make_no_sense_have_the_references_words() {
+fn invalid_trunk_entries_get_the_references_errors() {
     let node = Node::new();
     let container = Container::new();
     let missing = "minID and maxID should be configured simultaneously,";
@@ -100,13 +100,14 @@ fn trunk_entries_that_make_no_sense_have_the_references_words() {
 }
 
 #[test]
-fn without_ipam_there_is_nothing_to_masquerade() {
+fn ip_masq_without_ipam_adds_no_rules() {
     let node = Node::new();
     layer2(&node, "1.1.0", &json!({"ipMasq": true})).add(&Container::new());
+    assert_eq!(node.sh("nft list ruleset"), "");
 }
 
 #[test]
-fn a_link_of_the_bridges_name_that_is_none_is_not_touched() {
+fn a_link_with_the_bridges_name_is_not_changed() {
     let node = Node::new();
     node.sh("ip link add br0 type veth peer name other");
     let container = Container::new();
@@ -122,7 +123,7 @@ fn a_link_of_the_bridges_name_that_is_none_is_not_touched() {
 }
 
 #[test]
-fn an_interface_name_that_is_taken_keeps_its_owner() {
+fn an_interface_name_in_use_is_refused() {
     let node = Node::new();
     let container = Container::new();
     node.sh("ip link add br0 address 02:00:00:00:00:0b up type bridge");
@@ -152,7 +153,7 @@ fn a_second_add_is_refused_and_the_first_lease_stays() {
 }
 
 #[test]
-fn a_path_that_is_no_namespace_is_code_8_and_del_releases() {
+fn an_invalid_namespace_is_code_8_and_del_releases() {
     let node = Node::new();
     let net = simple(&node, &json!({"isGateway": true}));
     let file = node.path("plain");
@@ -188,7 +189,7 @@ fn a_namespace_of_another_kind_is_no_network_namespace() {
 }
 
 #[test]
-fn cni_args_are_judged_on_add_and_not_on_del() {
+fn cni_args_are_validated_on_add_only() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
@@ -211,7 +212,7 @@ fn cni_args_are_judged_on_add_and_not_on_del() {
 }
 
 #[test]
-fn an_mtu_the_kernel_refuses_takes_everything_back() {
+fn add_rolls_back_if_the_kernel_refuses_the_mtu() {
     let node = Node::new();
     node.sh("ip link add br0 address 02:00:00:00:00:0b up type bridge");
     let container = Container::new();

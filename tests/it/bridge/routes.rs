@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::simple;
-use crate::node::{Container, Node};
+use crate::support::node::{Container, Node};
 
 /// ADD with IPAM `routes`; returns the container and the result.
 fn added(node: &Node, routes: &Value) -> (Container, Value) {
@@ -102,7 +102,7 @@ fn duplicate_routes_are_added_once() {
 }
 
 #[test]
-fn an_unreachable_gateway_is_named_and_everything_taken_back() {
+fn add_names_an_unreachable_gateway_and_rolls_back() {
     let node = Node::new();
     let mut ipam = node.host_local(&["10.1.2.0/24"]);
     ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]);
@@ -113,8 +113,8 @@ fn an_unreachable_gateway_is_named_and_everything_taken_back() {
     let error = net.on("ADD", &container).error();
     let start = "failed to add route '10.9.0.0/16 via 172.16.0.1 dev eth0': ";
     assert!(error.code == 999 && error.msg.starts_with(start), "{error:?}");
-    crate::net::settles(&before.0, || node.snapshot());
-    crate::net::settles(&before.1, || container.snapshot(&node));
+    crate::support::net::settles(&before.0, || node.snapshot());
+    crate::support::net::settles(&before.1, || container.snapshot(&node));
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::Subject;
-use crate::net::{GATEWAYS, Net, addresses, merged, no_veth_remains, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::lifecycle::Subject;
+use crate::support::net::{GATEWAYS, Net, addresses, merged, no_veth_remains, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::Place;
 
 const WITH_VLAN: Subject = Subject {
     keys: |node| merged(&(SUBJECT.keys)(node), &json!({"vlan": 100})),
@@ -161,7 +161,7 @@ fn trunks_carry_tagged_frames_to_the_container() {
 }
 
 #[test]
-fn a_vlan_has_its_own_gateway_that_goes_with_its_last_port() {
+fn a_vlan_gateway_is_deleted_with_its_last_port() {
     needs!(lane::BRIDGE_VLAN);
     let (node, one, two, other) =
         (Node::new(), Container::new(), Container::new(), Container::new());
@@ -277,7 +277,7 @@ fn a_half_made_vlan_gateway_is_completed() {
 }
 
 #[test]
-fn an_add_that_fails_takes_the_vlans_gateway_back() {
+fn a_failed_add_deletes_the_vlans_gateway() {
     needs!(lane::BRIDGE_VLAN);
     let (node, container) = (Node::new(), Container::new());
     node.sh("ip link add br0 up type bridge vlan_filtering 1");
@@ -330,7 +330,7 @@ fn vlan_filtering_is_enabled_only_without_ports() {
 }
 
 #[test]
-fn a_bridge_name_that_leaves_no_room_for_the_vlan_is_refused() {
+fn a_bridge_name_too_long_for_the_vlan_is_refused() {
     needs!(lane::BRIDGE_VLAN);
     let (node, container) = (Node::new(), Container::new());
     let keys = json!({"bridge": "a-bridge-of-13", "vlan": 100, "isGateway": true});
@@ -338,12 +338,12 @@ fn a_bridge_name_that_leaves_no_room_for_the_vlan_is_refused() {
     let before = node.snapshot();
     let error = net.on("ADD", &container).error();
     assert!(error.code == 7 && error.msg.starts_with("VLAN gateway \"a-bridge-of-13.100\": "));
-    crate::node::assert_unchanged(&before, &node.snapshot());
+    crate::support::node::assert_unchanged(&before, &node.snapshot());
     net.del(&container);
 }
 
 #[test]
-fn check_finds_vlans_that_were_changed() {
+fn check_reports_changed_vlans() {
     needs!(lane::BRIDGE_VLAN);
     let keys = json!({"vlan": 100, "isGateway": true, "vlanTrunk": [{"minID": 200, "maxID": 210}]});
     for (line, msg) in [

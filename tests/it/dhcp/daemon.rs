@@ -13,10 +13,10 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::world::{Process, World, addresses};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 #[test]
-fn a_killed_daemon_is_followed_by_one_that_knows_all_leases() {
+fn leases_survive_the_daemon_being_killed() {
     let world = World::new();
     let _server = world.isc(8);
     let mut daemon = world.daemon(&[]);
@@ -42,7 +42,7 @@ fn a_killed_daemon_is_followed_by_one_that_knows_all_leases() {
 }
 
 #[test]
-fn a_term_keeps_the_leases_and_leaves_no_socket() {
+fn sigterm_keeps_leases_and_removes_the_socket() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let pidfile = world.node.path("pid/x.pid");
@@ -64,7 +64,7 @@ fn a_term_keeps_the_leases_and_leaves_no_socket() {
 }
 
 #[test]
-fn gc_without_the_daemon_releases_too() {
+fn gc_releases_leases_without_the_daemon() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let daemon = world.daemon(&[]);
@@ -139,7 +139,7 @@ impl Drop for Started {
 }
 
 #[test]
-fn the_example_of_its_page_works() {
+fn the_example_of_the_dhcp_page_works() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
@@ -191,7 +191,7 @@ fn the_daemon_is_started_on_demand_once() {
 }
 
 #[test]
-fn there_is_one_daemon_and_its_socket_is_roots() {
+fn a_second_daemon_is_refused_and_the_socket_is_roots() {
     let world = World::new();
     let daemon = world.daemon(&[]);
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -239,7 +239,7 @@ fn there_is_one_daemon_and_its_socket_is_roots() {
 }
 
 #[test]
-fn systemds_socket_is_used_and_left() {
+fn a_socket_of_systemd_is_used_and_kept() {
     let world = World::new();
     fs::create_dir_all(world.node.path("run")).unwrap();
     let script = "use IO::Socket::UNIX; use POSIX; $^F = 99; \
@@ -258,7 +258,7 @@ fn systemds_socket_is_used_and_left() {
 }
 
 #[test]
-fn a_prefix_is_put_before_the_socket_and_the_namespaces() {
+fn hostprefix_applies_to_socket_and_namespaces() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let host = world.node.path("host");
@@ -287,7 +287,7 @@ fn a_prefix_is_put_before_the_socket_and_the_namespaces() {
 }
 
 #[test]
-fn garbage_on_the_socket_harms_nobody() {
+fn garbage_on_the_socket_is_refused() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let mut daemon = world.daemon(&[]);
@@ -327,7 +327,7 @@ fn garbage_on_the_socket_harms_nobody() {
 const KEPT: u64 = 1 << 10 | 1 << 12 | 1 << 13 | 1 << 21;
 
 #[test]
-fn the_daemon_has_given_up_what_it_does_not_need() {
+fn the_daemon_drops_privileges() {
     let world = World::new();
     let daemon = world.daemon(&[]);
     // The daemon listens before it drops its privileges; only then is it ready.

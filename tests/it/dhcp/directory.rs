@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::daemon::Started;
 use super::world::World;
-use crate::node::eventually;
+use crate::support::node::eventually;
 
 /// The user id of `nobody`.
 const NOBODY: u32 = 65534;
@@ -35,7 +35,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn without_a_daemon_files_of_others_are_left_alone() {
+fn foreign_files_are_kept_without_a_daemon() {
     let world = World::new();
     let dir = world.node.path("etc/docker");
     put_files_of_others(&dir);
@@ -51,7 +51,7 @@ fn without_a_daemon_files_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_daemon_leaves_records_that_make_no_sense() {
+fn the_daemon_keeps_invalid_records() {
     let world = World::new();
     let dir = world.node.path("run/dhcp");
     put_files_of_others(&dir);
@@ -65,7 +65,7 @@ fn a_daemon_leaves_records_that_make_no_sense() {
 }
 
 #[test]
-fn a_daemon_is_started_below_run_cni_only() {
+fn the_daemon_is_started_below_run_cni_only() {
     let world = World::new();
     let own = world.own_run();
     let container = world.wired("v1");
@@ -107,7 +107,7 @@ fn a_daemon_is_started_below_run_cni_only() {
 }
 
 #[test]
-fn a_directory_of_another_user_has_no_leases_and_no_daemon() {
+fn a_directory_of_another_user_is_not_used() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let daemon = world.daemon(&[]);
@@ -144,7 +144,7 @@ fn a_directory_of_another_user_has_no_leases_and_no_daemon() {
 }
 
 #[test]
-fn a_pidfile_is_not_written_through_a_link() {
+fn a_linked_pidfile_is_not_written() {
     let world = World::new();
     let (precious, pid) = (world.node.path("precious"), world.node.path("x/pid"));
     fs::write(&precious, "precious").unwrap();
@@ -178,7 +178,7 @@ fn a_pidfile_is_not_written_through_a_link() {
 }
 
 #[test]
-fn files_and_directories_are_closed_to_others_without_a_umask() {
+fn files_and_directories_are_private_without_a_umask() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let pid = world.node.path("a/b/pid");

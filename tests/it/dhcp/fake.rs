@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::node::eventually;
+use crate::support::node::eventually;
 
 pub(super) const DISCOVER: u8 = 1;
 pub(super) const OFFER: u8 = 2;

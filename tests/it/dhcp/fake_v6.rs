@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::net::if_::if_nametoindex;
 
-use crate::node::eventually;
+use crate::support::node::eventually;
 
 pub(super) const SOLICIT: u8 = 1;
 pub(super) const ADVERTISE: u8 = 2;
@@ -28,8 +28,6 @@ pub(super) struct Seen {
     pub(super) bytes: Vec<u8>,
     pub(super) at: Instant,
 }
-
-/// Encodes an option.
 pub(super) fn option(code: u16, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(value.len()).unwrap();
     [&code.to_be_bytes()[..], &length.to_be_bytes(), value].concat()

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use super::fake::{ACK, DISCOVER, Fake, OFFER, REQUEST};
 use super::world::{World, addresses};
-use crate::node::Container;
+use crate::support::node::Container;
 
 const FIVE: [u8; 4] = [192, 168, 1, 5];
 
@@ -36,7 +36,7 @@ fn an_acknowledgement_without_a_mask_is_refused() {
 }
 
 #[test]
-fn hostile_options_are_left_out() {
+fn hostile_options_are_ignored() {
     let world = World::new();
     let _server = acknowledging(&[
         (3, &[192, 168, 1]),
@@ -61,7 +61,7 @@ fn hostile_options_are_left_out() {
 }
 
 #[test]
-fn noise_on_the_link_does_not_keep_a_lease_from_coming() {
+fn noise_on_the_link_does_not_prevent_a_lease() {
     let world = World::new();
     // Before each reply: truncated, oversized and random packets, and replies to another client or
     // transaction id.
@@ -154,7 +154,7 @@ fn a_flood_neither_blocks_other_leases_nor_fills_memory() {
 }
 
 #[test]
-fn offers_that_nobody_can_use_are_not_taken() {
+fn unusable_offers_are_ignored() {
     let world = World::new();
     let server = Fake::start(|seen, _| match seen.kind() {
         DISCOVER => vec![

@@ -5,14 +5,14 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::world::{World, addresses};
-use crate::net::{Net, no_veth_remains, normal_json, settles};
-use crate::node::{Container, MILESTONES, Node, VERSIONS, eventually};
+use crate::support::net::{Net, no_veth_remains, normal_json, settles};
+use crate::support::node::{Container, MILESTONES, Node, VERSIONS, eventually};
 
 /// The number of containers of `many_at_once`, unless `DHCP_CONTAINERS` is set.
 const MANY: u8 = 50;
 
 #[test]
-fn add_check_del_for_every_version() {
+fn add_check_and_del_work_in_every_version() {
     for version in VERSIONS {
         let world = World::new();
         let _server = world.dnsmasq(9, &[]);
@@ -47,7 +47,7 @@ fn add_check_del_for_every_version() {
 }
 
 #[test]
-fn the_whole_result() {
+fn the_result_has_every_option_of_the_lease() {
     let world = World::new();
     let options = [
         "--dhcp-option=6,8.8.8.8,1.1.1.1",
@@ -85,7 +85,7 @@ fn the_whole_result() {
 }
 
 #[test]
-fn what_is_provided_reaches_the_server() {
+fn provided_options_reach_the_server() {
     let world = World::new();
     let _server = world.dnsmasq(9, &["--dhcp-vendorclass=set:ours,acme", "--dhcp-match=set:y,77"]);
     let _daemon = world.daemon(&["-broadcast"]);
@@ -125,7 +125,7 @@ fn concurrent_dels_all_succeed() {
 }
 
 #[test]
-fn an_exhausted_pool_is_no_more_tries() {
+fn an_exhausted_pool_fails_at_the_time_limit() {
     let world = World::new();
     let _server = world.dnsmasq(1, &[]);
     let _daemon =
@@ -164,7 +164,7 @@ fn two_interfaces_of_a_container_have_two_leases() {
 }
 
 #[test]
-fn a_repeated_add_has_the_same_lease() {
+fn a_repeated_add_gets_the_same_lease() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let _daemon = world.daemon(&[]);
@@ -183,7 +183,7 @@ fn a_repeated_add_has_the_same_lease() {
 }
 
 #[test]
-fn check_finds_what_is_wrong() {
+fn check_reports_missing_lease_and_address() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let _daemon = world.daemon(&[]);
@@ -204,7 +204,7 @@ fn check_finds_what_is_wrong() {
 }
 
 #[test]
-fn gc_releases_what_is_stale() {
+fn gc_releases_stale_leases() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let _daemon = world.daemon(&[]);
@@ -231,7 +231,7 @@ fn gc_releases_what_is_stale() {
 }
 
 #[test]
-fn a_failed_add_of_the_bridge_gives_the_lease_back() {
+fn a_failed_add_of_bridge_releases_the_lease() {
     let world = World::new();
     let _server = world.dnsmasq(9, &["--dhcp-option=121,10.9.0.0/16,172.16.9.9"]);
     let _daemon = world.daemon(&[]);
@@ -249,7 +249,7 @@ fn a_failed_add_of_the_bridge_gives_the_lease_back() {
 }
 
 #[test]
-fn many_at_once() {
+fn many_leases_are_acquired_concurrently() {
     let count = std::env::var("DHCP_CONTAINERS").ok().and_then(|n| n.parse().ok()).unwrap_or(MANY);
     let world = World::new();
     let _server = world.dnsmasq_random(count.saturating_add(count / 4), &[]);
@@ -323,7 +323,7 @@ fn leases_of_iscs_server_are_renewed_and_released() {
 
 /// dnsmasq is at the other end of the master.
 #[test]
-fn a_macvlan_has_its_address_from_the_masters_network() {
+fn a_macvlan_gets_a_lease_from_the_masters_network() {
     let node = Node::new();
     node.sh("ip link add wire0 type veth peer name br0 && ip link set wire0 up \
          && ip link set br0 up && ip addr add 192.168.1.1/24 dev br0");

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::fake::{ACK, DISCOVER, Fake, NAK, OFFER, RELEASE, REQUEST, Seen};
 use super::world::{World, addresses};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 const FIVE: [u8; 4] = [192, 168, 1, 5];
 const SIX: [u8; 4] = [192, 168, 1, 6];
@@ -128,7 +128,7 @@ fn a_refused_lease_is_replaced_on_the_interface() {
 }
 
 #[test]
-fn an_expired_address_is_taken_off_and_the_next_one_put_on() {
+fn an_expired_address_is_replaced_on_the_interface() {
     let world = World::new();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         DISCOVER if earlier == 0 => vec![seen.answer(OFFER, FIVE, &[ROUTER])],
@@ -195,7 +195,7 @@ fn a_plugin_that_is_killed_ends_the_search() {
 }
 
 #[test]
-fn del_ends_an_add_on_its_way_and_nothing_leaks() {
+fn del_ends_an_add_in_progress() {
     let world = World::new();
     let server = Fake::start(|seen, _| match seen.kind() {
         DISCOVER => vec![seen.answer(OFFER, FIVE, &[ROUTER])],

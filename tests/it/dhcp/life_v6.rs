@@ -12,7 +12,7 @@ use super::fake_v6::{
     option, status,
 };
 use super::world::{World, addresses_v6};
-use crate::node::{Container, eventually};
+use crate::support::node::{Container, eventually};
 
 const FIVE: &str = "fd00:1::5";
 const SIX: &str = "fd00:1::6";
@@ -68,7 +68,7 @@ fn a_release_is_repeated_until_it_is_confirmed() {
 }
 
 #[test]
-fn the_server_that_wants_it_most_is_chosen() {
+fn the_server_with_the_highest_preference_is_chosen() {
     let world = World::v6();
     let server = Fake::start(|seen, _| {
         let offer = |preference, server: &[u8], addr| {
@@ -91,7 +91,7 @@ fn the_server_that_wants_it_most_is_chosen() {
 }
 
 #[test]
-fn a_server_that_lost_the_lease_gives_it_again() {
+fn a_lease_lost_by_the_server_is_requested_again() {
     let world = World::v6();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         RENEW if earlier == 0 => vec![seen.answer(REPLY, &status(NO_BINDING))],
@@ -151,7 +151,7 @@ fn a_withdrawn_address_is_replaced_on_the_interface() {
 }
 
 #[test]
-fn an_expired_address_is_taken_off_and_the_next_one_put_on() {
+fn an_expired_address_is_replaced_on_the_interface() {
     let world = World::v6();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         RENEW | REBIND => vec![],
@@ -175,7 +175,7 @@ fn an_expired_address_is_taken_off_and_the_next_one_put_on() {
 }
 
 #[test]
-fn a_plugin_that_is_killed_ends_the_search_and_del_ends_an_add() {
+fn killing_the_plugin_or_del_ends_an_add_in_progress() {
     let world = World::v6();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         SOLICIT if earlier < 3 => vec![],
@@ -210,7 +210,7 @@ fn a_plugin_that_is_killed_ends_the_search_and_del_ends_an_add() {
 }
 
 #[test]
-fn the_client_is_the_same_with_another_mac() {
+fn the_client_id_does_not_depend_on_the_mac() {
     let world = World::v6();
     let server = Fake::start(|seen, _| generous(seen));
     let _daemon = world.daemon(&[]);
@@ -229,7 +229,7 @@ fn the_client_is_the_same_with_another_mac() {
 }
 
 #[test]
-fn hostile_options_are_left_out() {
+fn hostile_options_are_ignored() {
     let world = World::v6();
     let _server = Fake::start(|seen, _| {
         let bad = [
@@ -268,7 +268,7 @@ fn hostile_options_are_left_out() {
 }
 
 #[test]
-fn noise_does_not_keep_a_lease_from_coming_nor_stop_the_daemon() {
+fn noise_neither_prevents_a_lease_nor_stops_the_daemon() {
     let world = World::v6();
     // Before each reply: truncated, oversized and random packets, and replies to another client or
     // transaction id.

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{Process, World, addresses};
-use crate::node::{Container, assert_unchanged, eventually};
+use crate::support::node::{Container, assert_unchanged, eventually};
 
 /// The number of network namespaces that a process has open.
 fn open_namespaces(process: &Process) -> usize {
@@ -62,7 +62,7 @@ fn is_forgotten(world: &World, why: &str, two: &Container) {
 }
 
 #[test]
-fn a_namespace_with_the_number_of_another_is_left_alone() {
+fn a_namespace_with_a_reused_inode_is_not_changed() {
     let world = World::new();
     let _server = world.isc(600);
     let two = replaced(&world, |record| assert!(record["netnsCookie"].is_u64(), "{record}"));
@@ -70,7 +70,7 @@ fn a_namespace_with_the_number_of_another_is_left_alone() {
 }
 
 #[test]
-fn del_without_a_daemon_leaves_another_namespace_alone() {
+fn del_without_a_daemon_keeps_another_namespace() {
     let world = World::new();
     let _server = world.isc(600);
     let two = replaced(&world, |_| {});
@@ -107,7 +107,7 @@ fn a_record_of_release_0_2_0_needs_another_proof() {
 }
 
 #[test]
-fn the_namespace_of_a_process_ends_with_the_process() {
+fn a_lease_ends_with_the_process_of_its_namespace() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let mut daemon = world.daemon(&[]);
@@ -187,7 +187,7 @@ fn a_plugin_of_release_0_2_0_gets_leases_of_mounts() {
 }
 
 #[test]
-fn without_the_right_to_open_a_namespace_a_record_stays() {
+fn a_record_is_kept_if_opening_the_namespace_is_denied() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let mut daemon = world.daemon(&[]);

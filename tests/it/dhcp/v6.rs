@@ -8,14 +8,14 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{World, addresses, addresses_v6};
-use crate::net::{no_veth_remains, settles};
-use crate::node::{Container, eventually};
+use crate::support::net::{no_veth_remains, settles};
+use crate::support::node::{Container, eventually};
 
 /// The first address that dnsmasq assigns in sequential mode.
 const FIRST: &str = "fd00:1::6";
 
 #[test]
-fn add_check_del_and_the_router_is_advertised() {
+fn add_check_and_del_work_with_an_advertised_router() {
     for version in ["0.2.0", "1.1.0"] {
         let world = World::v6();
         let _server = world.dnsmasq_v6(9, &[]);
@@ -55,7 +55,7 @@ fn add_check_del_and_the_router_is_advertised() {
 }
 
 #[test]
-fn the_whole_result() {
+fn the_result_has_every_option_of_the_lease() {
     let world = World::v6();
     let options = [
         "--dhcp-option=option6:dns-server,[fd00:1::53],[2001:db8::53]",
@@ -81,7 +81,7 @@ fn the_whole_result() {
 }
 
 #[test]
-fn an_interface_without_ipv6_gets_it() {
+fn add_enables_ipv6_on_the_interface() {
     let world = World::v6();
     let _server = world.dnsmasq_v6(9, &[]);
     let _daemon = world.daemon(&[]);
@@ -95,7 +95,7 @@ fn an_interface_without_ipv6_gets_it() {
 }
 
 #[test]
-fn without_a_server_the_time_is_up_and_the_reason_told() {
+fn add_without_a_server_times_out_with_the_reason() {
     let world = World::v6();
     let _daemon = world.daemon(&["-timeout", "300ms", "-resendmax=1s", "-resendtimeout", "4s"]);
     let container = world.wired("v1");
@@ -124,7 +124,7 @@ fn without_a_server_the_time_is_up_and_the_reason_told() {
 }
 
 #[test]
-fn many_at_once_have_addresses_of_their_own() {
+fn concurrent_adds_get_different_addresses() {
     let world = World::v6();
     let _server = world.dnsmasq_v6(2000, &[]);
     let _daemon = world.daemon(&[]);
@@ -205,7 +205,7 @@ fn leases_of_dhcpd_are_renewed_and_released() {
 }
 
 #[test]
-fn another_server_takes_over_when_the_first_is_gone() {
+fn another_server_takes_over_if_the_first_fails() {
     let world = World::v6();
     let first = world.isc_v6(12, "isc6.leases");
     let _daemon = world.daemon(&[]);
@@ -250,7 +250,7 @@ fn a_lease_is_released_without_the_daemon() {
 }
 
 #[test]
-fn both_families_are_one_attachment() {
+fn both_families_are_leased_to_one_attachment() {
     let world = World::v6();
     let _server = world.dnsmasq_both(9);
     let _daemon = world.daemon(&[]);
@@ -300,7 +300,7 @@ fn both_families_are_one_attachment() {
 }
 
 #[test]
-fn when_one_family_fails_the_other_is_given_back() {
+fn a_failure_of_one_family_releases_the_other() {
     let world = World::v6();
     let server = world.dnsmasq(9, &[]);
     let flags = ["-timeout", "300ms", "-resendmax=1s", "-resendtimeout", "3s"];

@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
-use crate::node::{Container, Node, eventually};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node, eventually};
 
 /// A process, terminated on drop by its own id.
 pub(super) struct Process(Child);
@@ -209,8 +209,6 @@ impl World {
     pub(super) fn ipam(&self, keys: &Value) -> Value {
         merged(&json!({"type": "dhcp", "daemonSocketPath": self.socket()}), keys)
     }
-
-    /// A bridge network.
     pub(super) fn net(&self, version: &'static str) -> Net<'_> {
         let keys = json!({"bridge": "br0", "ipam": self.ipam(&json!({}))});
         Net::new(&self.node, "bridge", version, &keys)
@@ -262,10 +260,10 @@ fn range_v6(addresses: u16) -> String {
 
 /// The global IPv6 addresses of `eth0`.
 pub(super) fn addresses_v6(container: &Container) -> Vec<String> {
-    crate::net::addresses(&container.ip("-6 addr show dev eth0"))
+    crate::support::net::addresses(&container.ip("-6 addr show dev eth0"))
 }
 
 /// The IPv4 addresses of `eth0`.
 pub(super) fn addresses(container: &Container) -> Vec<String> {
-    crate::net::addresses(&container.ip("-4 addr show dev eth0"))
+    crate::support::net::addresses(&container.ip("-4 addr show dev eth0"))
 }

@@ -4,9 +4,9 @@
 use serde_json::json;
 
 use super::Ward;
-use crate::node::Container;
 use crate::portmap::tcp;
-use crate::traffic::Place;
+use crate::support::node::Container;
+use crate::support::traffic::Place;
 
 /// The addresses of the host and of a machine outside.
 const HOST: &str = "198.51.100.1";
@@ -95,7 +95,7 @@ const FILTERS: [(&str, [bool; 2]); 12] = [
 ];
 
 #[test]
-fn packet_filters_of_others_are_judged_by_the_way_of_a_packet() {
+fn foreign_rules_are_evaluated_along_the_path_of_a_packet() {
     for (rules, passes) in FILTERS {
         let ward = Ward::with(&json!([
             {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,

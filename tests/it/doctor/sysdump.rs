@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Ward;
-use crate::node::{Outcome, assert_unchanged};
+use crate::support::node::{Outcome, assert_unchanged};
 
 /// The files of an archive by their paths below its top directory.
 fn files(tar: &[u8]) -> BTreeMap<String, String> {
@@ -45,7 +45,7 @@ fn attachments(files: &BTreeMap<String, String>) -> Vec<Value> {
 }
 
 #[test]
-fn what_a_maintainer_would_ask_for_is_in_it() {
+fn sysdump_contains_state_logs_and_configurations() {
     let ward = Ward::new();
     let foreign =
         json!([{"type": "theirs", "password": "hunter2", "url": "http://me:hunter2@host"}]);
@@ -102,7 +102,7 @@ fn what_a_maintainer_would_ask_for_is_in_it() {
 }
 
 #[test]
-fn it_is_bounded_and_says_what_it_lacks() {
+fn sysdump_is_bounded_and_lists_what_is_missing() {
     let ward = Ward::new();
     let cached = ward.node.path("cache/results/pods-pod0-eth0");
     let mut cached: Value = serde_json::from_slice(&fs::read(cached).unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn it_is_bounded_and_says_what_it_lacks() {
 }
 
 #[test]
-fn no_file_of_others_is_written_to() {
+fn sysdump_does_not_overwrite_files_of_others() {
     let ward = Ward::empty();
     let [file, link] = ["file", "link"].map(|name| ward.node.path(name));
     fs::write(&file, "theirs").unwrap();

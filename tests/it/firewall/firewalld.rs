@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::json;
 
 use super::{VERSIONS, assert_same, net, prev, rules};
-use crate::net::Net;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// Keeps sources in memory and logs each change and query to a file.
 const SERVICE: &str = r#"
@@ -172,7 +172,7 @@ const ADDED: [&str; 2] = ["add trusted 10.1.2.2/32", "add trusted 2001:db8:1::2/
 const REMOVED: [&str; 2] = ["remove trusted 10.1.2.2/32", "remove trusted 2001:db8:1::2/128"];
 
 #[test]
-fn addresses_are_sources_of_the_zone() {
+fn addresses_become_sources_of_the_zone() {
     let node = Node::new();
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     firewalld.serve();
@@ -199,7 +199,7 @@ fn addresses_are_sources_of_the_zone() {
 }
 
 #[test]
-fn firewalld_itself_takes_and_gives_back_the_addresses() {
+fn a_real_firewalld_adds_and_removes_the_addresses() {
     let node = Node::new();
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     if !firewalld.serve_itself() {
@@ -232,7 +232,7 @@ fn firewalld_itself_takes_and_gives_back_the_addresses() {
 }
 
 #[test]
-fn sources_come_back_after_a_reload() {
+fn add_restores_sources_after_a_reload() {
     let node = Node::new();
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     firewalld.serve();
@@ -275,7 +275,7 @@ fn sources_come_back_after_a_reload() {
 }
 
 #[test]
-fn owners_are_remembered_for_del_and_gc() {
+fn del_and_gc_know_the_owners_of_sources() {
     let node = Node::new();
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     firewalld.serve();
@@ -305,7 +305,7 @@ fn owners_are_remembered_for_del_and_gc() {
 }
 
 #[test]
-fn refusals_say_what_to_do_and_take_back() {
+fn refusals_name_a_remedy_and_roll_back() {
     let (node, container) = (Node::new(), Container::new());
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     let conf = net(&node, "1.1.0", &json!({"backend": "firewalld"}));
@@ -338,7 +338,7 @@ fn refusals_say_what_to_do_and_take_back() {
 }
 
 #[test]
-fn policies_are_made_beside_firewalld() {
+fn ingress_policies_work_with_firewalld() {
     let node = Node::new();
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     firewalld.serve();

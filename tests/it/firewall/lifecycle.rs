@@ -5,9 +5,9 @@ use std::thread;
 use serde_json::json;
 
 use super::{BACKENDS, IPS, OTHER, VERSIONS, assert_same, net, prev, rules};
-use crate::net::Net;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 #[test]
 fn add_check_del_del_in_every_version() {
@@ -74,7 +74,7 @@ fn del_without_namespace_or_prev_result_removes_its_own() {
 }
 
 #[test]
-fn an_address_of_two_containers_stays_as_long_as_one_has_it() {
+fn a_shared_address_is_accepted_until_its_last_owner_ends() {
     for policy in ["open", "isolated"] {
         for backend in BACKENDS {
             for (first, last) in [("c1", "c2"), ("c2", "c1")] {
@@ -122,7 +122,7 @@ fn an_address_of_two_containers_stays_as_long_as_one_has_it() {
 }
 
 #[test]
-fn gc_removes_what_no_valid_attachment_of_the_network_owns() {
+fn gc_removes_rules_of_stale_attachments() {
     for backend in BACKENDS {
         let (node, container) = (Node::new(), Container::new());
         let keys = json!({"backend": backend, "ingressPolicy": "isolated"});
@@ -195,7 +195,7 @@ fn a_policy_follows_the_configuration() {
 }
 
 #[test]
-fn sixteen_at_once_leave_no_duplicates() {
+fn sixteen_concurrent_calls_make_no_duplicates() {
     for backend in BACKENDS {
         for policy in ["open", "isolated"] {
             let (node, container) = (Node::new(), Container::new());
@@ -282,7 +282,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn status_tells_of_back_ends_that_cannot_work() {
+fn status_reports_unusable_back_ends() {
     let node = Node::new();
     let status = |backend: &str| {
         net(&node, "1.1.0", &json!({"backend": backend, "prevResult": null}))
@@ -304,7 +304,7 @@ fn status_tells_of_back_ends_that_cannot_work() {
 }
 
 #[test]
-fn nftables_starts_nothing() {
+fn nftables_starts_no_program() {
     let (node, container) = (Node::new(), Container::new());
     for policy in ["open", "isolated"] {
         let keys = json!({"backend": "nftables", "ingressPolicy": policy});
@@ -318,10 +318,10 @@ fn nftables_starts_nothing() {
     }
 }
 
-/// The link of a policy without a bridge goes with its container, and so does the policy: every packet passes the
-/// rules.
+/// The policy of a container without a bridge names its link on the host. Every packet passes these rules, so those of
+/// missing links are deleted.
 #[test]
-fn policies_of_links_that_are_gone_are_removed() {
+fn policies_of_missing_links_are_removed() {
     for backend in BACKENDS {
         let node = Node::new();
         let keys = json!({"backend": backend, "ingressPolicy": "isolated"});

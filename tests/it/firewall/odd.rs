@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::{net, rules};
 use crate::masquerade::flavoured;
-use crate::node::{Container, Node};
-use crate::strace;
+use crate::support::node::{Container, Node};
+use crate::support::strace;
 
 /// Creates a wrapper script of a program; returns a `PATH` that finds it first.
 fn wrapper(node: &Node, name: &str, script: &str) -> String {
@@ -14,7 +14,7 @@ fn wrapper(node: &Node, name: &str, script: &str) -> String {
 }
 
 #[test]
-fn a_rule_that_iptables_cannot_show_stands_in_nobodys_way() {
+fn rules_that_iptables_cannot_list_are_skipped() {
     let native = ["ct state established,related accept", "log prefix \"x\""];
     for (hook, rule) in ["INPUT", "FORWARD"].iter().flat_map(|hook| native.map(|r| (hook, r))) {
         let (node, container) = (Node::new(), Container::new());
@@ -42,7 +42,7 @@ fn a_rule_that_iptables_cannot_show_stands_in_nobodys_way() {
 }
 
 #[test]
-fn a_table_that_is_not_shown_to_its_end_is_not_believed() {
+fn a_truncated_table_listing_is_refused() {
     let (node, container) = (Node::new(), Container::new());
     let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
     // An iptables that is a script is used as it is.

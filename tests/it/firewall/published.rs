@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::traffic::{Pod, pod, reaches, world};
 use super::{BACKENDS, rules};
-use crate::net::{Net, merged};
-use crate::node::Node;
 use crate::portmap::tcp;
+use crate::support::net::{Net, merged};
+use crate::support::node::Node;
 
 /// The addresses of the host towards the external host, with the published port.
 const HOST: [&str; 2] = ["10.9.0.1:8080", "[2001:db8:9::1]:8080"];

@@ -7,8 +7,8 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::{IPS, net, prev, rules};
-use crate::compare::peer;
-use crate::node::{Call, Container, Node};
+use crate::support::compare::peer;
+use crate::support::node::{Call, Container, Node};
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 
@@ -56,13 +56,13 @@ fn calls(node: &Node, flavour: &str, keys: &Value) -> impl Fn(&str, bool) -> Cal
 }
 
 #[test]
-fn rules_are_the_same_and_each_deletes_the_others() {
+fn rules_equal_the_references_and_each_deletes_them() {
     if peer("firewall reference").is_none() {
         return;
     }
     for flavour in FLAVOURS {
         for keys in [json!({}), json!({"iptablesAdminChainName": "CNI-foobar"})] {
-            let keys = crate::net::merged(&json!({"backend": "iptables"}), &keys);
+            let keys = crate::support::net::merged(&json!({"backend": "iptables"}), &keys);
             let node = Node::new();
             let call = calls(&node, flavour, &keys);
             call("ADD", true).result();
@@ -98,7 +98,7 @@ fn lines(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_node_may_switch_its_back_end() {
+fn a_node_may_change_its_back_end() {
     let (node, container) = (Node::new(), Container::new());
     let of = |backend: &str| net(&node, "1.1.0", &json!({"backend": backend}));
     let legacy = path(&node, "legacy");

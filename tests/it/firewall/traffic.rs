@@ -10,9 +10,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::BACKENDS;
 use crate::hostile::send_frame;
-use crate::net::{Net, merged};
-use crate::node::{Container, Node};
-use crate::traffic::{PATIENCE, Place, tcp};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::{PATIENCE, Place, tcp};
 
 /// A container attached by `bridge` and `firewall`.
 pub(super) struct Pod {
@@ -61,7 +61,7 @@ pub(super) fn reaches(from: &Pod, to: &Pod, expected: bool, what: &str) {
 }
 
 #[test]
-fn under_a_default_drop_pods_get_out_and_answers_come_back() {
+fn pods_have_egress_and_replies_under_a_default_drop() {
     for backend in BACKENDS {
         let node = Node::new();
         let outside = world(&node);
@@ -99,7 +99,7 @@ fn world_like(node: &Node) -> Pod {
 }
 
 #[test]
-fn the_administrator_has_the_first_word() {
+fn rules_of_the_administrator_precede() {
     let node = Node::new();
     let outside = world(&node);
     let inside = pod(&node, 1, "c1", &json!({"backend": "nftables"}));
@@ -110,7 +110,7 @@ fn the_administrator_has_the_first_word() {
 }
 
 #[test]
-fn ingress_policies() {
+fn ingress_policies_limit_traffic_between_pods() {
     for backend in BACKENDS {
         for (policy, neighbours, strangers) in
             [("open", true, true), ("same-bridge", true, false), ("isolated", false, false)]
@@ -186,7 +186,7 @@ fn arriving(from: &Pod, to: &Pod) -> Vec<&'static str> {
 
 /// Isolated containers exchange no frames of any `EtherType`.
 #[test]
-fn nothing_passes_between_isolated_neighbours() {
+fn isolated_neighbours_do_not_reach_each_other() {
     let every: Vec<&str> = FRAMES.iter().map(|(name, _)| *name).collect();
     for backend in BACKENDS {
         for (policy, passes) in [("same-bridge", true), ("isolated", false)] {

@@ -3,14 +3,14 @@
 use serde_json::json;
 
 use super::{net, rules};
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 /// Terminates the rule's line and its transaction.
 const INJECTED: &str = "X\n-I INPUT -s 192.0.2.6/32 -j ACCEPT\nCOMMIT\n*filter\n-N Y";
 
 #[test]
-fn no_word_brings_rules_of_its_own() {
+fn words_of_the_configuration_cannot_inject_rules() {
     let (node, container) = (Node::new(), Container::new());
     for backend in ["iptables", "nftables"] {
         let conf = net(&node, "1.1.0", &json!({"backend": backend}));
@@ -31,7 +31,7 @@ fn no_word_brings_rules_of_its_own() {
 }
 
 #[test]
-fn a_bridge_of_the_result_brings_no_rules_of_its_own() {
+fn bridge_names_of_results_cannot_inject_rules() {
     let (node, container) = (Node::new(), Container::new());
     for bridge in [INJECTED, "br\"0", "br+", "a-bridge-of-18-let"] {
         let mut keys = json!({"backend": "iptables", "ingressPolicy": "isolated"});
@@ -44,7 +44,7 @@ fn a_bridge_of_the_result_brings_no_rules_of_its_own() {
 }
 
 #[test]
-fn names_that_iptables_takes_are_taken() {
+fn chain_names_valid_for_iptables_are_accepted() {
     let (node, container) = (Node::new(), Container::new());
     let keys = json!({"backend": "iptables", "iptablesAdminChainName": "k8s.fw:1#_0123456789"});
     let conf = net(&node, "1.1.0", &keys);
@@ -56,7 +56,7 @@ fn names_that_iptables_takes_are_taken() {
 }
 
 #[test]
-fn the_words_of_a_mapping_stay_in_their_line() {
+fn words_of_port_mappings_cannot_inject_rules() {
     let (node, container) = (Node::new(), Container::new());
     let prev = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.2/24"}]});
     let ports = json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]);

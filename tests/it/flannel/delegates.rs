@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 
 use super::{kept, simple};
-use crate::compare::{assert_same, normal};
-use crate::node::{Container, Node, executable};
-use crate::strace;
+use crate::support::compare::{assert_same, normal};
+use crate::support::node::{Container, Node, executable};
+use crate::support::strace;
 
 /// Output and state of a series of calls, with bridge as a link to this executable or a copy.
 fn transcript(version: &'static str, copied: bool) -> String {
@@ -21,7 +21,8 @@ fn transcript(version: &'static str, copied: bool) -> String {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
     }
-    let net = crate::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
+    let net =
+        crate::support::net::Net::new(&node, "flannel", version, &super::keys(&node, super::ENV));
     let container = Container::new();
     let mut out = String::new();
     let mut run = |verb: &str, keys: &Value| {
@@ -50,8 +51,8 @@ fn transcript(version: &'static str, copied: bool) -> String {
 }
 
 #[test]
-fn in_process_and_as_processes_are_the_same() {
-    for version in crate::node::VERSIONS {
+fn delegates_answer_the_same_in_and_out_of_process() {
+    for version in crate::support::node::VERSIONS {
         let [linked, copied] = [false, true].map(|copied| transcript(version, copied));
         assert_same(&format!("{version}: in process, exec"), &linked, &copied);
         assert!(linked.contains("10.1.2.2"), "{linked}");
@@ -111,7 +112,7 @@ fn a_foreign_delegate_gets_the_derived_configuration() {
 }
 
 #[test]
-fn a_delegates_refusal_is_passed_on_by_every_verb() {
+fn errors_of_delegates_are_returned_by_every_verb() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -136,7 +137,7 @@ fn a_delegates_refusal_is_passed_on_by_every_verb() {
 }
 
 #[test]
-fn gc_hands_attachments_on_and_cleans_up_with_what_was_kept() {
+fn gc_forwards_attachments_and_deletes_recorded_ones() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -156,7 +157,7 @@ fn gc_hands_attachments_on_and_cleans_up_with_what_was_kept() {
 }
 
 #[test]
-fn an_older_delegate_need_not_know_check() {
+fn check_skips_a_delegate_before_0_4_0() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -218,7 +219,7 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
             let again = net.on("DEL", &container).run();
             assert_eq!(again.status, Some(0), "{why}, then {again:?}");
         }
-        crate::node::eventually(&why, || {
+        crate::support::node::eventually(&why, || {
             node.ip("link show type veth").as_array().unwrap().len() == 1
         });
         // Later writers remove the temporary files of a killed one.

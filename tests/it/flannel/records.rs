@@ -5,15 +5,15 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{ENV, ENV_V4, kept, keys, simple};
-use crate::net::Net;
-use crate::node::{Container, Node, exists};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node, exists};
 
 fn record(node: &Node, name: &str) -> Value {
     serde_json::from_slice(&fs::read(node.state("flannel").join(name)).unwrap()).unwrap()
 }
 
 #[test]
-fn what_is_kept_is_what_the_reference_keeps() {
+fn records_equal_the_references() {
     use std::os::unix::fs::PermissionsExt;
     let two = "FLANNEL_NETWORK=10.1.0.0/16,192.168.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
                FLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n";
@@ -59,7 +59,7 @@ fn what_is_kept_is_what_the_reference_keeps() {
 }
 
 #[test]
-fn runtime_config_args_and_dns_are_handed_on() {
+fn runtime_config_args_and_dns_are_passed_to_the_delegate() {
     let node = Node::new();
     let net = simple(&node).with(&json!({
         "runtimeConfig": {"mac": "c2:11:22:33:44:55", "ips": ["10.1.2.77"]},
@@ -112,7 +112,7 @@ fn two_interfaces_of_a_container_are_deleted_one_by_one() {
 }
 
 #[test]
-fn a_record_stays_until_the_delegate_has_done_its_work() {
+fn a_record_is_kept_until_the_delegates_del_succeeds() {
     let node = Node::new();
     let net = simple(&node);
     let container = Container::new();
@@ -132,7 +132,7 @@ fn a_record_stays_until_the_delegate_has_done_its_work() {
 }
 
 #[test]
-fn a_record_that_a_crash_has_emptied_is_made_anew() {
+fn an_empty_record_is_written_again() {
     for (content, daemon) in [("", true), ("{\"name\":", true), ("[]", false)] {
         let node = Node::new();
         let net = simple(&node);
@@ -163,7 +163,7 @@ fn del_needs_no_daemon() {
 }
 
 #[test]
-fn a_second_add_leaves_the_attachment_as_it_is() {
+fn a_second_add_is_refused_and_changes_nothing() {
     let node = Node::new();
     let net = simple(&node);
     let container = Container::new();
@@ -179,7 +179,7 @@ fn a_second_add_leaves_the_attachment_as_it_is() {
 }
 
 #[test]
-fn gc_removes_what_no_attachment_has_also_of_the_reference() {
+fn gc_removes_stale_records_including_the_references() {
     let node = Node::new();
     let net = simple(&node);
     let gc = |valid: Value| {
@@ -213,7 +213,7 @@ fn gc_removes_what_no_attachment_has_also_of_the_reference() {
 }
 
 #[test]
-fn gc_takes_the_interface_from_a_namespace_that_lives() {
+fn gc_deletes_the_interface_in_a_living_namespace() {
     let node = Node::new();
     let net = simple(&node);
     let gc = |valid: Value| {

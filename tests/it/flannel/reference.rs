@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{kept, simple};
-use crate::node::{Container, Node};
+use crate::support::node::{Container, Node};
 
 #[test]
 fn an_attachment_of_the_reference_is_deleted_by_ours() {

@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::{Row, bridge};
 use crate::masquerade::{outside, seen};
-use crate::net::Net;
-use crate::node::{Container, Node};
 use crate::portmap::tcp;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 /// Ways to lose a table's rules; the last one is what a reload of firewalld with its iptables back
 /// end does.
@@ -26,7 +26,7 @@ fn damages(table: &str) -> Vec<String> {
 }
 
 #[test]
-fn masquerading_comes_back() {
+fn add_restores_masquerading() {
     let node = Node::new();
     let outside = outside(&node);
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "iptables"}));
@@ -47,7 +47,7 @@ fn masquerading_comes_back() {
 }
 
 #[test]
-fn what_the_firewall_accepts_and_keeps_apart_comes_back() {
+fn add_restores_accepted_traffic_and_isolation() {
     let node = Node::new();
     let outside = outside(&node);
     outside.sh("ip route add 10.1.2.0/24 via 192.0.2.1");
@@ -73,7 +73,7 @@ fn what_the_firewall_accepts_and_keeps_apart_comes_back() {
 }
 
 #[test]
-fn host_ports_come_back() {
+fn add_restores_host_ports() {
     let node = Node::new();
     let portmap = |host: u16, proto: &str| {
         Net::new(
@@ -119,7 +119,7 @@ fn make_native(node: &Node, native: &str) {
 }
 
 #[test]
-fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
+fn native_rules_in_tables_of_iptables_do_not_block_add() {
     let node = Node::new();
     let outside = outside(&node);
     let gateway = json!({"isDefaultGateway": true, "ipMasq": true});

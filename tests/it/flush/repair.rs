@@ -3,12 +3,12 @@
 use serde_json::json;
 
 use super::{Row, bridge, firewall};
-use crate::net::Net;
-use crate::node::{Container, Node, Running, eventually};
 use crate::portmap::tcp;
+use crate::support::net::Net;
+use crate::support::node::{Container, Node, Running, eventually};
 
 #[test]
-fn what_is_missing_is_restored_and_named() {
+fn repair_restores_and_names_missing_rules() {
     let node = Node::new();
     let keys = json!({"ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true});
     let row = Row::new(&node, vec![bridge(&node, &keys), firewall(&node, "isolated")]);
@@ -33,7 +33,7 @@ fn what_is_missing_is_restored_and_named() {
 }
 
 #[test]
-fn rules_of_iptables_are_restored() {
+fn repair_restores_rules_of_iptables() {
     let node = Node::new();
     let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables"});
     let row = Row::new(&node, vec![bridge(&node, &keys)]);
@@ -113,7 +113,7 @@ fn watch_sleeps_when_no_rules_change() {
 
 /// The watcher neither restores state of a deleted container nor disturbs an ADD.
 #[test]
-fn watch_disturbs_no_add_and_no_del() {
+fn watch_does_not_disturb_add_and_del() {
     for backend in ["nftables", "iptables"] {
         let node = Node::new();
         let row = Row::new(&node, chain(&node, backend));

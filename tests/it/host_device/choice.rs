@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{MAC, is_back, plug, simple};
-use crate::node::{Call, Container, Node};
+use crate::support::node::{Call, Container, Node};
 
 #[test]
-fn by_an_alternative_name_and_by_address() {
+fn a_device_is_found_by_alternative_name_and_by_mac() {
     for keys in [
         json!({"device": "a-long-name-of-hd0"}),
         json!({"device": null, "hwaddr": MAC}),
@@ -28,7 +28,7 @@ fn by_an_alternative_name_and_by_address() {
 }
 
 #[test]
-fn an_address_that_several_links_have() {
+fn an_ambiguous_mac_is_refused() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     node.sh(&format!("ip link add br9 address {MAC} type bridge"));
@@ -55,7 +55,7 @@ fn with_sysfs(call: &Call, commands: &str) -> Call {
 }
 
 #[test]
-fn by_the_pci_function() {
+fn a_device_is_found_by_pci_address() {
     const TREE: &str = "mkdir -p pci/devices/0000:3d:00.1/net/hd0";
     const VIRTIO: &str = "mkdir -p pci/devices/0000:3d:00.1/virtio4/net/hd0";
     const SHADOWED: &str = "mkdir -p pci/devices/0000:3d:00.1/net/{a0,hd0}";
@@ -81,7 +81,7 @@ fn by_the_pci_function() {
 }
 
 #[test]
-fn a_name_of_another_device_in_this_namespace_is_not_taken() {
+fn a_link_that_does_not_match_sysfs_is_refused() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -97,7 +97,7 @@ fn a_name_of_another_device_in_this_namespace_is_not_taken() {
 }
 
 #[test]
-fn by_the_auxiliary_device() {
+fn a_device_is_found_by_auxiliary_device() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -113,7 +113,7 @@ fn by_the_auxiliary_device() {
 }
 
 #[test]
-fn by_the_path_of_the_kernel() {
+fn a_device_is_found_by_kernel_path() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     node.sh("ip link set hd0 down; ip link set hd0 name a00; ip link set a00 up");
@@ -128,7 +128,7 @@ fn by_the_path_of_the_kernel() {
 }
 
 #[test]
-fn a_function_that_a_program_drives_is_only_reported() {
+fn a_device_with_a_userspace_driver_is_only_reported() {
     for driver in ["vfio-pci", "uio_pci_generic", "igb_uio"] {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
@@ -152,13 +152,13 @@ fn a_function_that_a_program_drives_is_only_reported() {
 }
 
 #[test]
-fn a_function_with_a_userspace_driver_has_a_name_only() {
+fn a_userspace_device_has_only_a_name_in_the_result() {
     let (node, container) = (Node::new(), Container::new());
     let tree =
         "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";
     for version in ["0.3.0", "1.0.0"] {
         let keys = json!({"pciBusID": "0000:3d:00.1"});
-        let net = crate::net::Net::new(&node, "host-device", version, &keys);
+        let net = crate::support::net::Net::new(&node, "host-device", version, &keys);
         let result = with_sysfs(&net.on("ADD", &container), tree).result();
         let entry: Value = json!([{"name": "eth0", "sandbox": container.path()}]);
         assert_eq!(result["interfaces"], entry);

@@ -3,12 +3,12 @@
 use serde_json::json;
 
 use super::plug;
-use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
+use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
 
 /// The neighbour has its own device. The records of devices count as leases, which must be as
 /// before.
 fn scene() -> Scene {
-    let prepare = |node: &crate::node::Node| {
+    let prepare = |node: &crate::support::node::Node| {
         plug(node);
         node.sh("ip link add hd1 type veth peer name far1");
         json!({"device": "hd0"})
@@ -17,7 +17,7 @@ fn scene() -> Scene {
 }
 
 #[test]
-fn a_failing_add_gives_the_device_back_at_any_system_call() {
+fn add_failing_at_any_system_call_returns_the_device() {
     no_add_leaves_anything(&scene());
 }
 

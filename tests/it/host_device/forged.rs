@@ -4,8 +4,8 @@
 use serde_json::json;
 
 use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
-use crate::net::{Net, settles};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, settles};
+use crate::support::node::{Container, Node};
 
 /// Hides the device and replaces it by a veth with the same name, alias, MAC and peer index.
 fn forge(node: &Node, container: &Container, far: Option<&Container>) {
@@ -44,7 +44,7 @@ fn a_forged_device_does_not_get_the_hosts_addresses() {
 }
 
 #[test]
-fn nor_when_the_device_is_nowhere() {
+fn a_forged_device_gets_nothing_if_the_real_one_is_missing() {
     let (node, container, other) = (Node::new(), Container::new(), Container::new());
     plug(&node);
     let net = simple(&node, &json!({}));
@@ -73,7 +73,7 @@ fn a_forged_link_on_the_host_gets_no_addresses() {
 }
 
 #[test]
-fn gc_gives_nothing_to_a_forged_link_either() {
+fn gc_restores_nothing_to_a_forged_link() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -95,7 +95,7 @@ fn by_mac<'n>(node: &'n Node, container: &Container) -> Net<'n> {
 }
 
 #[test]
-fn a_container_does_not_choose_a_name_on_the_host() {
+fn a_container_cannot_choose_a_name_on_the_host() {
     for name in ["docker0", "hd0"] {
         let (node, container) = (Node::new(), Container::new());
         let net = by_mac(&node, &container);
@@ -112,7 +112,7 @@ fn a_container_does_not_choose_a_name_on_the_host() {
 }
 
 #[test]
-fn without_a_record_a_link_that_the_container_made_stays_there() {
+fn without_a_record_a_link_of_the_container_is_not_moved() {
     let (node, container) = (Node::new(), Container::new());
     let net = by_mac(&node, &container);
     forge(&node, &container, None);
@@ -123,7 +123,7 @@ fn without_a_record_a_link_that_the_container_made_stays_there() {
 }
 
 #[test]
-fn alternative_names_of_the_container_s_choice_stay_behind() {
+fn alternative_names_of_the_container_do_not_block_del() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -152,7 +152,7 @@ fn an_unproved_tunnel_comes_back_down_and_renamed() {
 }
 
 #[test]
-fn what_cannot_be_given_back_is_told_and_tried_once_more() {
+fn a_failed_return_of_a_device_is_reported_and_retried() {
     for helps in [true, false] {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
@@ -178,7 +178,7 @@ fn what_cannot_be_given_back_is_told_and_tried_once_more() {
 }
 
 #[test]
-fn nobody_else_can_write_where_records_are_whatever_the_umask() {
+fn records_are_private_whatever_the_umask() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let net = layer2(&node, "1.0.0");

@@ -4,11 +4,11 @@
 use serde_json::json;
 
 use super::{MAC, fall_back, is_back, layer2, plug, records, simple};
-use crate::net::settles;
-use crate::node::{Container, Node};
+use crate::support::net::settles;
+use crate::support::node::{Container, Node};
 
 #[test]
-fn a_device_that_was_changed_in_the_container() {
+fn del_restores_a_device_changed_in_the_container() {
     for change in [
         "ip link set eth0 mtu 1280",
         "ip link set eth0 address 02:00:00:00:00:99",
@@ -35,7 +35,7 @@ fn a_device_that_was_changed_in_the_container() {
 }
 
 #[test]
-fn a_device_that_was_down_comes_back_down() {
+fn del_returns_a_device_down_if_it_was_down() {
     let node = Node::new();
     plug(&node);
     node.sh("ip link set hd0 down");
@@ -50,7 +50,7 @@ fn a_device_that_was_down_comes_back_down() {
 }
 
 #[test]
-fn what_a_protocol_gave_the_device_is_left_to_the_protocol() {
+fn addresses_and_routes_of_protocols_are_not_restored() {
     let node = Node::new();
     plug(&node);
     node.sh("ip addr add 203.0.113.5/24 dev hd0 valid_lft 600 preferred_lft 600");
@@ -65,7 +65,7 @@ fn what_a_protocol_gave_the_device_is_left_to_the_protocol() {
 }
 
 #[test]
-fn interfaces_of_the_same_names_on_either_side_are_left_alone() {
+fn other_interfaces_with_the_same_name_are_kept() {
     let node = Node::new();
     plug(&node);
     // The host has another `eth0`, the container another `hd0`.
@@ -85,7 +85,7 @@ fn interfaces_of_the_same_names_on_either_side_are_left_alone() {
 }
 
 #[test]
-fn the_device_stays_while_its_name_is_taken_on_the_host() {
+fn del_keeps_the_device_while_its_name_is_in_use() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -120,7 +120,7 @@ fn the_device_stays_while_its_name_is_taken_on_the_host() {
 }
 
 #[test]
-fn a_device_that_fell_back_to_the_host_gets_its_name_again() {
+fn del_renames_a_device_already_back_on_the_host() {
     for name in ["eth0", "dev7"] {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
@@ -138,7 +138,7 @@ fn a_device_that_fell_back_to_the_host_gets_its_name_again() {
 }
 
 #[test]
-fn the_reference_s_alias_alone_is_enough_to_come_back() {
+fn del_returns_a_device_by_the_references_alias() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let net = layer2(&node, "1.0.0");
@@ -152,7 +152,7 @@ fn the_reference_s_alias_alone_is_enough_to_come_back() {
 }
 
 #[test]
-fn without_a_place_to_keep_how_the_device_was_it_stays() {
+fn add_is_refused_if_no_record_can_be_written() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     std::fs::write(node.state("host-device"), "").unwrap();

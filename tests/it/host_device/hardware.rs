@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::merged;
-use crate::node::{Call, Container, Node, eventually};
+use crate::support::net::merged;
+use crate::support::node::{Call, Container, Node, eventually};
 
 /// The VM's initial network namespace.
 const HOST: &str = "--net=/proc/1/ns/net";
@@ -55,7 +55,7 @@ fn is_back(node: &Node, card: &Card) {
 }
 
 #[test]
-fn cards_are_found_by_every_name_and_come_back() {
+fn real_cards_are_found_by_every_key_and_returned() {
     needs!(lane::CARDS);
     let node = Node::new();
     for directory in ["net", "virtio*/net"] {
@@ -104,7 +104,7 @@ fn ends_with_its_namespace(node: &Node, card: &Card, before: &str, after: &str) 
 }
 
 #[test]
-fn a_card_that_a_program_drives_is_reported_and_left_alone() {
+fn a_card_with_a_userspace_driver_is_only_reported() {
     needs!(lane::CARDS);
     let node = Node::new();
     let Card { id, mac, .. } = card(&node, "net");

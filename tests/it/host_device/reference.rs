@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{MAC, fall_back, layer2, plug, records, simple};
-use crate::compare::{assert_same, peer};
-use crate::net::{Net, normal_json};
-use crate::node::{Call, Container, Node};
+use crate::support::compare::{assert_same, peer};
+use crate::support::net::{Net, normal_json};
+use crate::support::node::{Call, Container, Node};
 
 /// Replaces the program of the call by the reference's plugin, if given.
 fn by(call: Call, peer: Option<&Path>) -> Call {
@@ -43,7 +43,7 @@ fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value,
 }
 
 #[test]
-fn results_and_state_are_those_of_the_reference() {
+fn results_and_state_equal_the_references() {
     let Some(peer) = peer("host-device") else { return };
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
         for addresses in [true, false] {
@@ -61,7 +61,7 @@ fn results_and_state_are_those_of_the_reference() {
 }
 
 #[test]
-fn each_brings_back_what_the_other_took() {
+fn each_returns_devices_added_by_the_other() {
     let Some(peer) = peer("host-device across") else { return };
     for addresses in [true, false] {
         for (adds, deletes) in [(None, Some(peer.as_path())), (Some(peer.as_path()), None)] {
@@ -77,7 +77,7 @@ fn each_brings_back_what_the_other_took() {
             // Debian's release keeps the alias on the host; later releases and cnibox remove it.
             assert!(deletes.is_some() || link[0]["ifalias"].is_null(), "{link}");
             assert_eq!(net.leases(), [""; 0]);
-            crate::net::settles(&inside, || container.snapshot(&node));
+            crate::support::net::settles(&inside, || container.snapshot(&node));
             // The next DEL of cnibox removes the record.
             net.del(&container);
             assert_eq!(records(&node), "");
@@ -90,7 +90,7 @@ fn each_brings_back_what_the_other_took() {
 }
 
 #[test]
-fn the_reference_s_add_is_undone_without_its_namespace_too() {
+fn del_without_a_namespace_works_after_the_references_add() {
     let Some(peer) = peer("host-device that fell back") else { return };
     let (node, container) = (Node::new(), Container::new());
     plug(&node);

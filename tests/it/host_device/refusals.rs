@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{MAC, dual, is_back, layer2, plug, simple};
-use crate::net::{Net, settles};
-use crate::node::{Container, Node, assert_unchanged};
+use crate::support::net::{Net, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn bad_configurations_change_nothing() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
-    let without = |keys: Value| crate::net::merged(&json!({"device": null}), &keys);
+    let without = |keys: Value| crate::support::net::merged(&json!({"device": null}), &keys);
     let path = "kernel device path \"/sys/class\" must be absolute and begin with /sys/devices/";
     for (keys, code, msg) in [
         (json!({}), 999, "specify either \"device\", \"hwaddr\", \"kernelpath\" or \"pciBusID\""),
@@ -69,7 +69,7 @@ fn bad_configurations_change_nothing() {
 }
 
 #[test]
-fn a_name_that_is_taken_in_the_container() {
+fn a_name_in_use_in_the_container_is_refused() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     node.sh("ip link property add dev hd0 altname eth5");
@@ -88,7 +88,7 @@ fn a_name_that_is_taken_in_the_container() {
 }
 
 #[test]
-fn a_device_that_the_kernel_does_not_let_go_stays_as_it_was() {
+fn a_device_that_cannot_move_is_not_changed() {
     let (node, container) = (Node::new(), Container::new());
     // Bridges cannot change their network namespace.
     node.sh("ip link add br9 up type bridge; ip addr add 192.0.2.1/24 dev br9");
@@ -100,7 +100,7 @@ fn a_device_that_the_kernel_does_not_let_go_stays_as_it_was() {
 }
 
 #[test]
-fn when_addresses_cannot_be_had_or_set_the_device_comes_back() {
+fn add_returns_the_device_if_addressing_fails() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = (node.snapshot(), container.snapshot(&node));
@@ -122,7 +122,7 @@ fn when_addresses_cannot_be_had_or_set_the_device_comes_back() {
 }
 
 #[test]
-fn a_namespace_that_cannot_be_used() {
+fn an_invalid_namespace_is_refused() {
     let node = Node::new();
     plug(&node);
     let before = node.snapshot();
@@ -140,7 +140,7 @@ fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
 }
 
 #[test]
-fn check_finds_what_is_wrong() {
+fn check_reports_every_kind_of_damage() {
     let route = "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table";
     let mac = format!("Interface eth0 Mac {MAC} doesn't match link Mac: 02:00:00:00:00:99");
     for (line, msg) in [

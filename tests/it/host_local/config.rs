@@ -5,10 +5,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{add, del, net, one_set, refused};
-use crate::node::{Node, VERSIONS};
+use crate::support::node::{Node, VERSIONS};
 
 #[test]
-fn ranges_that_make_no_sense_are_named_with_their_index() {
+fn invalid_ranges_are_named_with_their_index() {
     let node = Node::new();
     let set = |range: Value| json!({"ranges": [[{"subnet": "192.168.0.0/24"}], [range]]});
     let subnet = |text: &str| set(json!({"subnet": text}));
@@ -71,11 +71,11 @@ fn ranges_that_make_no_sense_are_named_with_their_index() {
     }
     let missing = net(&node, "1.1.0", &json!({})).with(&json!({"ipam": null}));
     refused(&missing, "c1", 7, "IPAM config missing 'ipam' key");
-    assert!(!crate::node::exists(node.path("leases")));
+    assert!(!crate::support::node::exists(node.path("leases")));
 }
 
 #[test]
-fn texts_that_are_no_addresses_are_quoted() {
+fn invalid_addresses_are_quoted() {
     let node = Node::new();
     for (ipam, word) in [
         (json!({"subnet": "x"}), "invalid CIDR address: x"),
@@ -103,7 +103,7 @@ fn texts_that_are_no_addresses_are_quoted() {
         let net = net(&node, "1.1.0", &ipam);
         let error = net.call("ADD", "c1").netns("/x").error();
         assert!(error.code != 0 && format!("{error:?}").contains(word), "{ipam}: {error:?}");
-        assert!(!crate::node::exists(node.path("leases")));
+        assert!(!crate::support::node::exists(node.path("leases")));
     }
 }
 
@@ -122,7 +122,7 @@ fn runtime_ranges_come_first_then_the_single_one_then_the_list() {
 }
 
 #[test]
-fn a_family_twice_needs_0_3_0_and_del_releases() {
+fn two_addresses_of_a_family_require_0_3_0() {
     for version in VERSIONS {
         let node = Node::new();
         let two = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.2.2.0/24"}]]});
@@ -154,7 +154,7 @@ fn del_with_a_broken_configuration_releases_the_address() {
 }
 
 #[test]
-fn resolv_conf_that_is_missing_is_named_and_nothing_leased() {
+fn a_missing_resolv_conf_is_named_and_nothing_leased() {
     let node = Node::new();
     let ipam = json!({"subnet": "10.1.2.0/24", "resolvConf": "/no/such.conf"});
     let net = net(&node, "1.1.0", &ipam);
@@ -171,7 +171,7 @@ fn resolv_conf_that_is_missing_is_named_and_nothing_leased() {
 }
 
 #[test]
-fn a_gateway_outside_its_subnet_is_taken() {
+fn a_gateway_outside_its_subnet_is_accepted() {
     let node = Node::new();
     for (gateway, first, warns) in
         [("172.16.0.1", "10.1.2.1/24", false), ("2001:db8::1", "10.1.2.2/24", true)]
@@ -187,7 +187,7 @@ fn a_gateway_outside_its_subnet_is_taken() {
 
 /// A STATUS has no `runtimeConfig`: the ranges come with ADD.
 #[test]
-fn ranges_of_the_runtime_are_awaited_by_status() {
+fn status_accepts_ranges_that_come_from_the_runtime() {
     let node = Node::new();
     let awaiting =
         net(&node, "1.1.0", &json!({})).with(&json!({"capabilities": {"ipRanges": true}}));

@@ -8,8 +8,8 @@ use std::sync::Barrier;
 use serde_json::json;
 
 use super::{del, net, one_set};
-use crate::node::Node;
-use crate::strace;
+use crate::support::node::Node;
+use crate::support::strace;
 
 /// Runs `work` for 0..32 in as many threads at the same time. The threads, and so their child
 /// processes, inherit the caller's namespaces.
@@ -38,7 +38,7 @@ fn crowd(node: &Node, count: u32, free: &[u32]) {
 }
 
 #[test]
-fn five_thousand_leases_and_thirty_two_calls_at_once() {
+fn thirty_two_concurrent_calls_work_on_5000_leases() {
     let node = Node::new();
     let net = one_set(&node, &["10.77.0.0/16"]);
     crowd(&node, 5_000, &[]);
@@ -59,7 +59,7 @@ fn five_thousand_leases_and_thirty_two_calls_at_once() {
 }
 
 #[test]
-fn the_last_free_address_of_a_large_pool_is_found_at_once() {
+fn the_last_free_address_of_a_large_pool_is_found_quickly() {
     const FREE: u32 = 41_234;
     let node = Node::new();
     let net = one_set(&node, &["10.77.0.0/16"]);
@@ -82,7 +82,7 @@ fn the_last_free_address_of_a_large_pool_is_found_at_once() {
 }
 
 #[test]
-fn huge_pools_cost_no_more_than_small_ones() {
+fn large_pools_are_as_fast_as_small_ones() {
     let node = Node::new();
     for subnet in ["2001:db8:1::/64", "2001:db8:100::/56", "2001:db8:2::/48"] {
         let net = net(&node, "1.1.0", &json!({"ranges": [[{"subnet": subnet}]]}));

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{heal, net};
-use crate::net::{Net, merged};
-use crate::node::{Call, Node, eventually};
-use crate::strace::{self, Syscall};
+use super::{net, reclaim};
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Node, eventually};
+use crate::support::strace::{self, Syscall};
 
 /// 13 allocatable addresses, without the gateway's; no other test assigns them to an interface.
 const POOL: (&str, usize) = ("198.51.100.128/28", 13);
@@ -167,17 +167,17 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
 }
 
 #[test]
-fn killed_at_any_system_call_the_store_is_sound() {
+fn the_store_survives_kills_at_any_system_call() {
     at_every_call(POOL, &json!({}));
 }
 
 #[test]
-fn killed_at_any_system_call_with_a_delay_the_store_is_sound() {
+fn the_store_survives_kills_after_delayed_system_calls() {
     at_every_call(LARGE_POOL, &json!({"reuseDelay": 1}));
 }
 
 #[test]
-fn killed_at_any_time_the_store_is_sound() {
+fn the_store_survives_kills_at_random_times() {
     let node = Node::new();
     let scene = Scene::new(&node, POOL, &json!({}));
     let count = rounds().map_or(600, |rounds| rounds * 1000);
@@ -208,8 +208,8 @@ fn killed_at_any_time_the_store_is_sound() {
 }
 
 #[test]
-fn killed_while_it_heals_it_heals_the_next_time() {
-    if !heal::has_machine_id("a kill while leases are reclaimed") {
+fn reclaiming_is_completed_after_a_kill() {
+    if !reclaim::has_machine_id("a kill while leases are reclaimed") {
         return;
     }
     let node = Node::new();
@@ -218,7 +218,7 @@ fn killed_while_it_heals_it_heals_the_next_time() {
     let add = |id: &str| net.call("ADD", id).netns("/no/such");
     let dead = |id: &str| {
         add(id).result();
-        heal::age(&net);
+        reclaim::age(&net);
     };
     dead("dead");
     let (outcome, calls) = strace::record(&node, &add("next"));

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{add, net, one_set};
-use crate::net::Net;
-use crate::node::{Node, VERSIONS, assert_unchanged};
+use crate::support::net::Net;
+use crate::support::node::{Node, VERSIONS, assert_unchanged};
 
 fn two_sets(node: &Node) -> Net<'_> {
     let ranges = json!([[{"subnet": "10.1.2.0/24"}, {"subnet": "10.2.2.0/29"}],
@@ -32,7 +32,7 @@ fn asking(net: &Net<'_>, env: &str, args: &[&str], runtime: &[&str]) -> Result<V
 }
 
 #[test]
-fn each_channel_is_heard_with_and_without_a_prefix_length() {
+fn addresses_may_be_requested_in_every_way() {
     let node = Node::new();
     let net = two_sets(&node);
     let both = Ok(json!(["10.1.2.77/24", "2001:db8::7/64"]));
@@ -61,7 +61,7 @@ fn the_first_requested_address_that_fits_wins() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_by_name() {
+fn unavailable_requested_addresses_are_named() {
     let node = Node::new();
     let net = two_sets(&node);
     let failed = |msg: &str| Err(format!("failed to allocate for range 0: {msg}"));
@@ -83,7 +83,7 @@ fn what_cannot_be_had_is_refused_by_name() {
 }
 
 #[test]
-fn texts_that_are_no_addresses() {
+fn invalid_requested_addresses_are_quoted() {
     let node = Node::new();
     let net = two_sets(&node);
     for (env, msg) in [
@@ -103,7 +103,7 @@ fn texts_that_are_no_addresses() {
 
 /// A wrapper that has no address to ask for sends an empty one.
 #[test]
-fn an_empty_request_is_no_request() {
+fn an_empty_request_is_ignored() {
     let node = Node::new();
     let net = two_sets(&node);
     for (env, args, runtime) in
@@ -116,7 +116,7 @@ fn an_empty_request_is_no_request() {
 }
 
 #[test]
-fn requested_addresses_in_every_version() {
+fn addresses_may_be_requested_in_every_version() {
     for version in VERSIONS {
         let node = Node::new();
         let two = json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]);
@@ -129,7 +129,7 @@ fn requested_addresses_in_every_version() {
 }
 
 #[test]
-fn a_second_address_of_a_set_is_refused_also_on_request() {
+fn a_second_requested_address_of_a_set_is_refused() {
     let node = Node::new();
     let net = one_set(&node, &["10.1.2.0/24"]);
     add(&net, "c1");

@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use serde_json::json;
 
 use super::{add, del, file, net, one_set, refused};
-use crate::net::Net;
-use crate::node::Node;
+use crate::support::net::Net;
+use crate::support::node::Node;
 
 fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
     let valid: Vec<_> =
@@ -41,7 +41,7 @@ fn addresses_go_round_robin_through_the_ranges_of_a_set() {
 }
 
 #[test]
-fn the_reference_s_note_of_the_last_address_is_followed() {
+fn the_references_last_reserved_address_is_respected() {
     for (last, next) in [
         ("10.0.0.5", "10.0.0.6/29"),
         ("10.0.0.6", "10.0.0.2/29"),
@@ -58,7 +58,7 @@ fn the_reference_s_note_of_the_last_address_is_followed() {
 }
 
 #[test]
-fn exhaustion_names_the_set_and_status_tells_with_code_50() {
+fn exhaustion_names_the_set_and_is_code_50_of_status() {
     for (subnets, count, set) in [
         (&["10.0.0.0/30"][..], 1, "10.0.0.1-10.0.0.2"),
         (&["10.0.0.0/29"], 5, "10.0.0.1-10.0.0.6"),
@@ -92,7 +92,7 @@ fn an_exhausted_second_set_releases_the_first_address() {
 }
 
 #[test]
-fn leases_in_the_old_form_are_honoured_found_and_released() {
+fn leases_without_an_interface_are_used_and_released() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
     let lease = node.path("leases/net/10.0.0.2");
@@ -114,7 +114,7 @@ fn leases_in_the_old_form_are_honoured_found_and_released() {
 }
 
 #[test]
-fn leases_of_the_reference_are_taken_over() {
+fn leases_of_the_reference_are_adopted() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
     fs::create_dir_all(node.path("leases/net")).unwrap();
@@ -130,7 +130,7 @@ fn leases_of_the_reference_are_taken_over() {
 }
 
 #[test]
-fn addresses_that_are_reserved_by_hand_are_never_given_out() {
+fn addresses_reserved_by_hand_are_never_leased() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
     let dir = node.path("leases/net");
@@ -173,7 +173,7 @@ fn addresses_that_are_reserved_by_hand_are_never_given_out() {
 }
 
 #[test]
-fn links_in_the_place_of_the_store_s_files_are_not_followed() {
+fn links_in_place_of_files_of_the_store_are_not_followed() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
     let (dir, victim) = (node.path("leases/net"), node.path("victim"));
@@ -213,7 +213,7 @@ fn links_in_the_place_of_the_store_s_files_are_not_followed() {
 }
 
 #[test]
-fn a_fifo_in_the_place_of_a_file_holds_no_call() {
+fn a_fifo_in_place_of_a_file_blocks_no_call() {
     let node = Node::new();
     let fifo = node.path("resolv");
     let net = net(&node, "1.1.0", &json!({"subnet": "10.0.0.0/29", "resolvConf": fifo}));
@@ -245,7 +245,7 @@ fn a_fifo_in_the_place_of_a_file_holds_no_call() {
 }
 
 #[test]
-fn gc_knows_id_and_interface_and_leaves_all_other_files() {
+fn gc_matches_id_and_interface_and_keeps_other_files() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/24"]);
     for id in ["a", "b"] {
@@ -266,7 +266,7 @@ fn gc_knows_id_and_interface_and_leaves_all_other_files() {
 }
 
 #[test]
-fn a_data_dir_that_is_no_directory_fails_add_and_status_by_name() {
+fn add_and_status_name_a_data_dir_that_is_no_directory() {
     let node = Node::new();
     let plain = node.path("plain");
     fs::write(&plain, "").unwrap();
@@ -278,7 +278,7 @@ fn a_data_dir_that_is_no_directory_fails_add_and_status_by_name() {
 }
 
 #[test]
-fn a_read_only_file_system_fails_add_and_status_by_name() {
+fn add_and_status_name_a_read_only_file_system() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/24"]);
     let leases = node.path("leases");
@@ -293,7 +293,7 @@ fn a_read_only_file_system_fails_add_and_status_by_name() {
 }
 
 #[test]
-fn a_full_file_system_fails_add_by_name_and_leaves_no_lease() {
+fn add_names_a_full_file_system_and_leaves_no_lease() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/24"]);
     let leases = node.path("leases");
@@ -311,7 +311,7 @@ fn a_full_file_system_fails_add_by_name_and_leaves_no_lease() {
 }
 
 #[test]
-fn on_a_full_file_system_all_but_add_work_and_nothing_is_lost() {
+fn other_verbs_work_on_a_full_file_system() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
     let (leases, conf, gc) = (node.path("leases"), node.path("conf"), node.path("gc"));
@@ -343,7 +343,7 @@ fn on_a_full_file_system_all_but_add_work_and_nothing_is_lost() {
 }
 
 #[test]
-fn on_a_read_only_file_system_del_says_what_it_cannot_do() {
+fn del_reports_a_read_only_file_system() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/24"]);
     add(&net, "c1");
@@ -364,7 +364,7 @@ fn on_a_read_only_file_system_del_says_what_it_cannot_do() {
 }
 
 #[test]
-fn many_containers_at_once_get_different_addresses() {
+fn concurrent_adds_get_different_addresses() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/27"]);
     let calls: Vec<_> = (0..24).map(|n| net.call("ADD", &format!("c{n}")).netns("/x")).collect();
@@ -380,7 +380,7 @@ fn many_containers_at_once_get_different_addresses() {
 }
 
 #[test]
-fn a_file_system_without_hard_links_holds_leases() {
+fn leases_work_without_hard_links() {
     for errno in ["EPERM", "EOPNOTSUPP", "ENOSYS", "EXDEV"] {
         let node = Node::new();
         let net = one_set(&node, &["10.1.2.0/29"]);

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{Installer, like_the_reference};
-use crate::node::Node;
-use crate::strace::{self, Syscall};
+use crate::support::node::Node;
+use crate::support::strace::{self, Syscall};
 
 /// Few names suffice. No plugin is started, because strace would follow the child processes.
 const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];
@@ -38,7 +38,7 @@ fn points(node: &Node, at: &Installer<'_>) -> (Vec<Syscall>, Vec<Syscall>) {
 }
 
 #[test]
-fn a_name_is_only_ever_renamed_to() {
+fn files_are_replaced_by_rename_only() {
     let node = Node::new();
     let at = Installer::new(&node);
     let (calls, _) = points(&node, &at);
@@ -59,7 +59,7 @@ fn a_name_is_only_ever_renamed_to() {
 }
 
 #[test]
-fn whatever_fails_the_directory_is_as_it_was() {
+fn a_failed_install_changes_nothing() {
     let node = Node::new();
     let at = Installer::new(&node);
     let (_, points) = points(&node, &at);
@@ -106,7 +106,7 @@ fn a_killed_install_leaves_a_plugin_at_every_name() {
 }
 
 #[test]
-fn uninstall_killed_anywhere_can_be_repeated() {
+fn a_killed_uninstall_can_be_repeated() {
     let node = Node::new();
     let at = Installer::new(&node);
     prepare(&at);

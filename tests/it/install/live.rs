@@ -9,8 +9,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::Installer;
-use crate::compare;
-use crate::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::support::compare;
+use crate::support::node::{Call, Container, Node, assert_unchanged, executable};
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -33,7 +33,7 @@ fn copy_reference(at: &Installer<'_>, peer: &Path) {
 }
 
 #[test]
-fn a_node_with_containers_is_switched_and_rolled_back() {
+fn a_node_with_containers_is_migrated_and_rolled_back() {
     let Some(peer) = compare::peer("switch of a node with containers") else { return };
     let node = Node::new();
     let at = Installer::new(&node);
@@ -67,7 +67,7 @@ fn a_node_with_containers_is_switched_and_rolled_back() {
 }
 
 #[test]
-fn rules_of_running_containers_go_back_with_the_plugins() {
+fn uninstall_converts_rules_of_running_containers() {
     let node = Node::new();
     let at = Installer::new(&node);
     for name in ["bridge", "host-local"] {
@@ -103,7 +103,7 @@ fn rules_of_running_containers_go_back_with_the_plugins() {
 
 /// A later installation would restore rules of containers that another plugin has deleted meanwhile.
 #[test]
-fn uninstall_leaves_no_record_also_if_nothing_is_restored() {
+fn uninstall_removes_its_records() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -161,7 +161,7 @@ fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
 }
 
 #[test]
-fn no_call_fails_while_releases_follow_each_other() {
+fn no_call_fails_during_upgrades() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -184,7 +184,7 @@ fn no_call_fails_while_releases_follow_each_other() {
 }
 
 #[test]
-fn no_call_fails_while_the_reference_goes_and_returns() {
+fn no_call_fails_while_replacing_and_restoring_the_reference() {
     let Some(peer) = compare::peer("switch under load") else { return };
     let node = Node::new();
     let at = Installer::new(&node);
@@ -201,11 +201,11 @@ fn no_call_fails_while_the_reference_goes_and_returns() {
 }
 
 #[test]
-fn installers_at_once_agree() {
+fn concurrent_installers_agree() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", &super::like_the_reference("1.5.1"));
-    let outcomes = crate::concurrency::at_once(8, |i| {
+    let outcomes = crate::support::parallel::at_once(8, |i| {
         at.call("install", &["--mode", ["symlink", "copy"][i % 2]]).run()
     });
     assert!(outcomes.iter().all(|outcome| outcome.status == Some(0)), "{outcomes:?}");
@@ -216,7 +216,7 @@ fn installers_at_once_agree() {
 }
 
 #[test]
-fn what_a_killed_installer_left_is_taken_up() {
+fn an_install_completes_what_a_killed_one_left() {
     let node = Node::new();
     let at = Installer::new(&node);
     // Killed between the switches of two names: no manifest yet, a backup, incomplete files.

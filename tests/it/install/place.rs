@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use super::Installer;
-use crate::node::{Call, Node, executable};
+use crate::support::node::{Call, Node, executable};
 
 /// The call as `$0 "$@"` of a shell script that mounts a file system first.
 fn after_mount(call: &Call, script: &str) -> Call {
@@ -14,7 +14,7 @@ fn after_mount(call: &Call, script: &str) -> Call {
 }
 
 #[test]
-fn a_read_only_directory_is_a_clear_error_unless_all_is_done() {
+fn a_read_only_directory_is_an_error_unless_up_to_date() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
@@ -35,7 +35,7 @@ fn a_read_only_directory_is_a_clear_error_unless_all_is_done() {
 }
 
 #[test]
-fn a_noexec_directory_is_noticed_before_the_switch() {
+fn a_noexec_directory_is_refused_before_any_change() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
@@ -56,7 +56,7 @@ fn a_noexec_directory_is_noticed_before_the_switch() {
 }
 
 #[test]
-fn a_full_disk_leaves_the_node_as_it_was() {
+fn a_full_disk_changes_nothing() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
@@ -71,7 +71,7 @@ fn a_full_disk_leaves_the_node_as_it_was() {
 }
 
 #[test]
-fn as_an_ordinary_user_below_another_root() {
+fn an_ordinary_user_may_install_below_another_root() {
     let node = Node::new();
     let at = Installer::new(&node);
     // The executable must be readable by the unprivileged user.
@@ -121,7 +121,7 @@ fn files_get_the_label_of_their_directory() {
 }
 
 #[test]
-fn the_executable_of_a_process_that_runs_is_replaced() {
+fn a_running_executable_is_replaced() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);

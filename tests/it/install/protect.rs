@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Installer, as_release};
-use crate::node::{Node, Running, eventually, executable, exists};
+use crate::support::node::{Node, Running, eventually, executable, exists};
 
 /// A directory on its own file system.
 fn on_tmpfs(node: &Node) -> Installer<'_> {
@@ -37,12 +37,12 @@ fn copies(at: &Installer<'_>, how: &str, name: &str) -> bool {
 }
 
 #[test]
-fn cp_replaces_its_own_name_at_most() {
+fn cp_cannot_overwrite_a_protected_executable() {
     let node = Node::new();
     let at = on_tmpfs(&node);
     at.install(&["--protect"]);
     if is_immutable(&at.binary()).is_none() {
-        println!("SKIP cp_replaces_its_own_name_at_most: no immutable flag on tmpfs");
+        println!("SKIP cp_cannot_overwrite_a_protected_executable: no immutable flag on tmpfs");
         return;
     }
     assert_eq!(is_immutable(&at.binary()), Some(true));
@@ -75,7 +75,7 @@ fn cp_replaces_its_own_name_at_most() {
 }
 
 #[test]
-fn without_the_flag_it_goes_on_and_says_so() {
+fn install_warns_if_the_immutable_flag_cannot_be_set() {
     let node = Node::new();
     let at = on_tmpfs(&node);
     // Without `CAP_LINUX_IMMUTABLE` the flag cannot be set.
@@ -90,12 +90,12 @@ fn without_the_flag_it_goes_on_and_says_so() {
 
 /// The flag would be cleared for a moment, in which another program may write through a link.
 #[test]
-fn the_flag_stays_while_links_are_restored() {
+fn restoring_links_keeps_the_immutable_flag() {
     let node = Node::new();
     let at = on_tmpfs(&node);
     at.install(&["--protect"]);
     if is_immutable(&at.binary()).is_none() {
-        println!("SKIP the_flag_stays_while_links_are_restored: no immutable flag on tmpfs");
+        println!("SKIP restoring_links_keeps_the_immutable_flag: no immutable flag on tmpfs");
         return;
     }
     fs::remove_file(at.directory.join("portmap")).unwrap();
@@ -110,7 +110,7 @@ fn the_flag_stays_while_links_are_restored() {
 
 /// No process runs the executable, so writing to it does not fail with `ETXTBSY`.
 #[test]
-fn what_cp_wrote_through_is_healed() {
+fn install_restores_an_overwritten_executable() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -144,7 +144,7 @@ fn repair(at: &Installer<'_>) -> Running {
 }
 
 #[test]
-fn repair_keeps_the_directory_as_well() {
+fn repair_restores_overwritten_plugins() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.install(&[]);
@@ -158,7 +158,7 @@ fn repair_keeps_the_directory_as_well() {
 
 /// As on K3s, whose own plugins are skipped.
 #[test]
-fn repair_keeps_only_what_was_installed() {
+fn repair_restores_installed_files_only() {
     let node = Node::new();
     let at = Installer::new(&node);
     at.write("bridge", b"theirs");

@@ -9,10 +9,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Installer;
-use crate::node::{Node, Running, eventually, executable, exists};
+use crate::support::node::{Node, Running, eventually, executable, exists};
 
 #[test]
-fn drift_is_repaired_until_the_signal() {
+fn watch_restores_changed_files_until_a_signal() {
     let node = Node::new();
     let at = Installer::new(&node);
     let watcher = Running::start(&at.call("install", &["--watch"]));
@@ -46,7 +46,7 @@ fn drift_is_repaired_until_the_signal() {
 }
 
 #[test]
-fn it_sleeps_when_nothing_happens() {
+fn watch_sleeps_when_nothing_changes() {
     let node = Node::new();
     let at = Installer::new(&node);
     let watcher = Running::start(&at.call("install", &["--watch"]));
@@ -59,7 +59,7 @@ fn it_sleeps_when_nothing_happens() {
 
 /// `install --watch` is the former name of `repair --watch --install`.
 #[test]
-fn install_watch_says_once_that_it_is_deprecated() {
+fn install_watch_warns_once_of_its_deprecation() {
     let node = Node::new();
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
@@ -89,7 +89,7 @@ fn install_watch_says_once_that_it_is_deprecated() {
 }
 
 #[test]
-fn pause_ends_at_the_signal_also_as_process_1() {
+fn pause_ends_at_a_signal_even_as_process_1() {
     let node = Node::new();
     let pause = node.tool("cnitool", &["pause"]).program(executable());
     let running = Running::start(&pause);

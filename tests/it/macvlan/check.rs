@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::net::{Net, wire};
-use crate::node::{Container, Node};
+use crate::support::net::{Net, wire};
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "macvlan", "1.1.0", &(SUBJECT.keys)(node));
@@ -27,7 +27,7 @@ fn broken(inside: &str, msg: &str) {
 }
 
 #[test]
-fn addresses_and_routes_that_were_removed() {
+fn check_reports_missing_addresses_and_routes() {
     for address in ["10.1.2.2/24", "2001:db8:1::2/64"] {
         let msg = format!("Failed to match addr {address} on interface eth0");
         broken(&format!("ip addr del {address} dev eth0"), &msg);
@@ -38,7 +38,7 @@ fn addresses_and_routes_that_were_removed() {
 }
 
 #[test]
-fn a_link_that_is_down_gone_or_another_one() {
+fn check_reports_link_down_missing_or_replaced() {
     broken("ip link set eth0 down", "interface \"eth0\" is down");
     broken("ip link del eth0", "Interface name eth0 not found in NETNS");
     let replaced = "sh -c 'ip link del eth0; ip link add eth0 up type bridge'";
@@ -46,7 +46,7 @@ fn a_link_that_is_down_gone_or_another_one() {
 }
 
 #[test]
-fn a_mac_or_mode_that_was_changed() {
+fn check_reports_changed_mac_or_mode() {
     let mac = "ip link set eth0 address 02:00:00:00:00:99";
     broken(mac, "Interface eth0 Mac MAC doesn't match link Mac: 02:00:00:00:00:99");
     let mode = "ip link set eth0 type macvlan mode private";
@@ -55,7 +55,7 @@ fn a_mac_or_mode_that_was_changed() {
 }
 
 #[test]
-fn another_configuration_than_that_of_add() {
+fn check_reports_changed_configuration() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     node.sh("ip link add other type bridge");
@@ -85,7 +85,7 @@ fn another_configuration_than_that_of_add() {
 }
 
 #[test]
-fn a_master_of_the_container_in_place_of_the_hosts() {
+fn check_reports_wrong_namespace_of_the_master() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     let index = node.ip("link show wire0")[0]["ifindex"].as_u64().unwrap();
@@ -100,7 +100,7 @@ fn a_master_of_the_container_in_place_of_the_hosts() {
 }
 
 #[test]
-fn a_lease_that_was_removed_no_prev_result_or_another_sandbox() {
+fn check_requires_lease_prev_result_and_sandbox() {
     let (node, container) = (Node::new(), Container::new());
     let (net, mut result) = attached(&node, &container);
     let error = net.on("CHECK", &container).error();
@@ -118,7 +118,7 @@ fn a_lease_that_was_removed_no_prev_result_or_another_sandbox() {
 }
 
 #[test]
-fn status_tells_of_what_add_would_refuse() {
+fn status_reports_what_add_would_refuse() {
     let node = Node::new();
     wire(&node);
     let ok = |net: Net<'_>| net.call("STATUS", "").ok();

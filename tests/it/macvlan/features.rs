@@ -5,13 +5,13 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{SUBJECT, layer2, simple};
-use crate::net::{Net, addresses, routes, settles, wire};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::{Net, addresses, routes, settles, wire};
+use crate::support::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 #[test]
-fn the_container_has_exactly_what_was_asked_for() {
+fn the_container_has_exactly_the_configured_state() {
     let node = Node::new();
     let container = Container::new();
     let net = Net::new(&node, "macvlan", "1.1.0", &(SUBJECT.keys)(&node));
@@ -54,7 +54,7 @@ fn the_container_has_exactly_what_was_asked_for() {
 }
 
 #[test]
-fn an_ipv6_address_that_another_machine_has_is_not_given() {
+fn a_duplicate_ipv6_address_is_refused() {
     let node = Node::new();
     wire(&node);
     node.sh("ip addr add 2001:db8:1::2/64 dev wire1 nodad");
@@ -69,7 +69,7 @@ fn an_ipv6_address_that_another_machine_has_is_not_given() {
 }
 
 #[test]
-fn a_master_without_a_signal_makes_nobody_wait() {
+fn add_does_not_wait_for_a_master_without_carrier() {
     let node = Node::new();
     wire(&node);
     node.sh("ip link set wire1 down");
@@ -84,14 +84,14 @@ fn a_master_without_a_signal_makes_nobody_wait() {
     net.check(&container, &result).ok();
     assert!(container.sh("ip -6 -o addr show eth0").contains("tentative"));
     node.sh("ip link set wire1 up; ip addr add 2001:db8:1::1/64 dev wire1 nodad");
-    crate::node::eventually("the address was never checked", || {
+    crate::support::node::eventually("the address was never checked", || {
         !container.sh("ip -6 -o addr show eth0").contains("tentative")
     });
     assert!(container.reaches("2001:db8:1::1"));
 }
 
 #[test]
-fn neighbours_learn_that_an_address_has_moved() {
+fn add_announces_a_reused_address_to_neighbours() {
     let node = Node::new();
     wire(&node);
     // Keeps the neighbour entry reachable, so that only an announcement changes it.
@@ -110,7 +110,7 @@ fn neighbours_learn_that_an_address_has_moved() {
     let ipam = same_again(&node);
     let second = mac(&net.with(&json!({"ipam": ipam})).add(&two));
     assert_ne!(first, second);
-    crate::node::eventually("the neighbour was not told", || known() == second);
+    crate::support::node::eventually("the neighbour was not told", || known() == second);
 }
 
 /// A host-local configuration that leases the same address again instead of the next one.
@@ -122,7 +122,7 @@ fn same_again(node: &Node) -> Value {
 }
 
 #[test]
-fn the_mac_is_that_of_the_capability_of_cni_args_or_of_the_key() {
+fn the_mac_comes_from_capability_cni_args_or_key() {
     let node = Node::new();
     wire(&node);
     let [key, args, capability] = ["c2:11:22:33:44:51", "c2:11:22:33:44:52", "c2:11:22:33:44:53"];
@@ -149,7 +149,7 @@ fn the_mac_is_that_of_the_capability_of_cni_args_or_of_the_key() {
 }
 
 #[test]
-fn a_mac_that_a_sibling_has_is_refused() {
+fn a_mac_of_a_sibling_is_refused() {
     let node = Node::new();
     wire(&node);
     let (one, two) = (Container::new(), Container::new());
@@ -167,7 +167,7 @@ fn a_mac_that_a_sibling_has_is_refused() {
 }
 
 #[test]
-fn mtu_and_queue_length_have_the_right_defaults() {
+fn mtu_and_queue_length_have_the_documented_defaults() {
     let node = Node::new();
     wire(&node);
     for (keys, mtu, queue) in [
@@ -341,7 +341,7 @@ fn del_deletes_no_other_interface_with_its_mac() {
 }
 
 #[test]
-fn del_leaves_an_interface_of_another_kind_alone() {
+fn del_keeps_an_interface_of_another_kind() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();
@@ -401,7 +401,7 @@ fn bad_configurations_change_nothing() {
 }
 
 #[test]
-fn dns_is_the_configurations_or_else_that_of_ipam() {
+fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
     let node = Node::new();
     wire(&node);
     let file = node.path("resolv.conf");

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{layer2, simple};
-use crate::net::{Net, wire};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{Net, wire};
+use crate::support::node::{Container, Node};
+use crate::support::traffic::Place;
 
 /// The index of the master of the container's `eth0`.
 fn lower(container: &Container) -> u64 {
@@ -31,7 +31,7 @@ fn added_on(net: &Net<'_>, master: &str) {
 }
 
 #[test]
-fn without_a_master_the_default_routes_link_is_used_ipv4_first() {
+fn the_default_master_has_the_default_route_ipv4_first() {
     let node = Node::new();
     wire(&node);
     node.sh(
@@ -55,7 +55,7 @@ fn without_a_master_the_default_routes_link_is_used_ipv4_first() {
 }
 
 #[test]
-fn the_first_way_of_a_multipath_default_route_counts() {
+fn the_first_next_hop_of_a_default_route_is_the_master() {
     let node = Node::new();
     wire(&node);
     node.sh(
@@ -82,7 +82,7 @@ fn check_needs_the_master_not_the_default_route() {
 }
 
 #[test]
-fn the_container_may_have_a_name_that_the_host_uses_too() {
+fn the_container_may_use_an_interface_name_of_the_host() {
     let node = Node::new();
     wire(&node);
     node.sh("ip link set wire0 down; ip link set wire0 name eth0; ip link set eth0 up");
@@ -96,7 +96,7 @@ fn the_container_may_have_a_name_that_the_host_uses_too() {
 }
 
 #[test]
-fn a_master_in_the_container() {
+fn the_master_may_be_in_the_container() {
     let node = Node::new();
     let container = Container::new();
     let path = container.path();
@@ -118,7 +118,7 @@ fn a_master_in_the_container() {
 }
 
 #[test]
-fn the_containers_default_route_counts_for_a_master_in_it() {
+fn a_default_master_may_be_in_the_container() {
     let node = Node::new();
     wire(&node);
     node.sh("ip route add default dev wire0");
@@ -135,7 +135,7 @@ fn the_containers_default_route_counts_for_a_master_in_it() {
 }
 
 #[test]
-fn a_master_in_the_container_of_the_wanted_name_is_refused() {
+fn a_master_with_the_name_of_the_interface_is_refused() {
     let node = Node::new();
     let container = Container::new();
     container.sh("ip link add eth0 type bridge");
@@ -145,7 +145,7 @@ fn a_master_in_the_container_of_the_wanted_name_is_refused() {
 }
 
 #[test]
-fn a_master_that_is_not_there_is_named() {
+fn a_missing_master_is_named() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();
@@ -160,7 +160,7 @@ fn a_master_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_master_that_another_driver_has_is_explained() {
+fn a_master_in_use_by_another_driver_is_explained() {
     let node = Node::new();
     wire(&node);
     node.sh("ip link add sw0 type bridge; ip link set wire0 master sw0");

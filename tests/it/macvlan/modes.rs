@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{layer2, simple};
-use crate::net::wire;
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::wire;
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 const ONE: &str = "10.1.2.2";
 const TWO: &str = "10.1.2.3";
@@ -42,7 +42,7 @@ fn children_in_mode_bridge_reach_each_other() {
 }
 
 #[test]
-fn children_in_mode_private_do_not() {
+fn children_in_mode_private_do_not_reach_each_other() {
     let node = Node::new();
     wire(&node);
     assert!(!see_each_other(&two(&node, "private")));
@@ -62,7 +62,7 @@ fn children_in_mode_vepa_need_a_switch_that_reflects() {
 }
 
 #[test]
-fn a_child_in_mode_passthru_has_its_master_for_itself() {
+fn a_master_in_mode_passthru_has_one_child() {
     let node = Node::new();
     wire(&node);
     let net = layer2(&node, &json!({"mode": "passthru"}));
@@ -108,7 +108,7 @@ fn a_mac_for_mode_passthru_is_refused_with_a_warning() {
 }
 
 #[test]
-fn every_mode_is_the_kernels_and_the_default_is_bridge() {
+fn every_mode_is_set_and_the_default_is_bridge() {
     let node = Node::new();
     wire(&node);
     let set = |mode| ("mode", mode);

@@ -10,7 +10,7 @@ use cnibox::testing::netfilter::{
 use serde_json::{Value, json};
 
 use super::{BACKENDS, HOST, Masq, OUTSIDE, each_back_end, lines_of, outside, rules, seen};
-use crate::node::{Container, Node, eventually};
+use crate::support::node::{Container, Node, eventually};
 
 /// The addresses of both attachments.
 const SHARED: [&str; 2] = ["10.1.2.2/24", "2001:db8:1::2/64"];
@@ -41,7 +41,7 @@ fn check(masq: &Masq<'_>, prev: &Value, id: &str, container: &Container) {
 }
 
 #[test]
-fn the_second_of_two_networks_with_one_subnet_may_go_first() {
+fn del_of_the_second_network_keeps_the_first_masqueraded() {
     each_back_end(|node, masq| {
         let first = masq("bridge");
         let second = second(node, &first);
@@ -68,7 +68,7 @@ fn the_second_of_two_networks_with_one_subnet_may_go_first() {
 }
 
 #[test]
-fn the_first_of_two_networks_with_one_subnet_may_go_first() {
+fn del_of_the_first_network_keeps_the_second_masqueraded() {
     for gc in [false, true] {
         each_back_end(|node, masq| {
             let first = masq("bridge");
@@ -93,7 +93,7 @@ fn the_first_of_two_networks_with_one_subnet_may_go_first() {
 }
 
 #[test]
-fn a_fixed_address_of_a_neighbour_takes_nothing_from_it() {
+fn a_shared_address_stays_masqueraded_for_its_other_owner() {
     each_back_end(|node, masq| {
         let first = masq("bridge");
         let (outside, one, two) = (outside(node), Container::new(), Container::new());
@@ -113,7 +113,7 @@ fn a_fixed_address_of_a_neighbour_takes_nothing_from_it() {
 }
 
 #[test]
-fn the_element_of_a_dead_container_is_taken_over() {
+fn the_element_of_a_dead_container_is_replaced() {
     let node = Node::new();
     let masq = Masq::new(&node, "bridge", BACKENDS[0]);
     let second = second(&node, &masq);
@@ -128,7 +128,7 @@ fn the_element_of_a_dead_container_is_taken_over() {
 }
 
 #[test]
-fn the_reference_gets_a_rule_for_each_owner_of_an_address() {
+fn handover_makes_a_rule_for_each_owner_of_an_address() {
     let node = Node::new();
     let masq = Masq::new(&node, "bridge", BACKENDS[0]);
     let second = second(&node, &masq);

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{ALL, Ports, Rules, mapping};
-use crate::node::{MILESTONES, VERSIONS};
-use crate::strace;
+use crate::support::node::{MILESTONES, VERSIONS};
+use crate::support::strace;
 
 fn two() -> Value {
     json!([mapping(8080, 80, "tcp"), {"HostPort": 5353, "ContainerPort": 53, "Protocol": "UDP",
@@ -59,7 +59,7 @@ fn del_needs_neither_namespace_nor_prev_result_nor_ports() {
 }
 
 #[test]
-fn repeated_add_replaces_whatever_was_there() {
+fn a_repeated_add_replaces_the_mappings() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let mut pod = ports.pod("c1");
@@ -78,7 +78,7 @@ fn repeated_add_replaces_whatever_was_there() {
 }
 
 #[test]
-fn nothing_to_map_passes_the_result_through_and_makes_nothing() {
+fn add_without_mappings_creates_no_rules() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     let before = ports.state();
@@ -152,7 +152,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn check_finds_every_kind_of_damage() {
+fn check_reports_every_kind_of_damage() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     ports.add(&pod, &two());
@@ -193,7 +193,7 @@ fn check_finds_every_kind_of_damage() {
 }
 
 #[test]
-fn nothing_is_started_with_nftables() {
+fn nftables_starts_no_program() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     for verb in ["ADD", "CHECK", "DEL", "DEL", "STATUS"] {
@@ -205,7 +205,7 @@ fn nothing_is_started_with_nftables() {
 }
 
 #[test]
-fn status_says_what_is_missing() {
+fn status_reports_missing_programs() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let net = ports.net(&json!(null), &json!({}));
@@ -224,7 +224,7 @@ fn status_says_what_is_missing() {
 
 /// Mappings without a path from 127.0.0.1 do not need the table that protects loopback addresses.
 #[test]
-fn no_damage_is_seen_where_127_0_0_1_is_not_mapped() {
+fn check_accepts_mappings_without_127_0_0_1() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (list, mut pod) = (json!([mapping(8080, 80, "tcp")]), ports.pod("c1"));

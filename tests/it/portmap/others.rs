@@ -7,9 +7,9 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
-use crate::net::Net;
-use crate::node::Container;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::Container;
+use crate::support::traffic::Place;
 
 impl Ports {
     /// An attachment whose replies to its neighbours pass the host.
@@ -39,7 +39,7 @@ impl Ports {
 /// A host port of a container does not change the source of clients that another program leads to
 /// it, although both have the same port.
 #[test]
-fn services_keep_the_source_of_their_clients() {
+fn services_keep_source_addresses_of_clients() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (client, server) = (ports.routed("c1"), ports.routed("c2"));
@@ -64,7 +64,7 @@ fn services_keep_the_source_of_their_clients() {
 
 /// With nftables a port of the host on `::1` is the host's own.
 #[test]
-fn the_hosts_own_ipv6_loopback_address_is_left_alone() {
+fn services_of_the_ipv6_loopback_address_stay_reachable() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     ports.add(&pod, &json!([mapping(8080, 80, "tcp"), mapping(8081, 81, "tcp")]));
@@ -135,7 +135,7 @@ fn tables_of_an_earlier_release_are_completed() {
 
 /// No hostIP, "0.0.0.0" and "::" mean all addresses: one port in two spellings is one mapping, to two ports a mistake.
 #[test]
-fn a_port_in_two_spellings_is_one_mapping() {
+fn equal_mappings_in_two_spellings_are_merged() {
     for rules in [Rules::Nftables, Rules::Iptables] {
         for other in ["::", "0.0.0.0"] {
             let ports = Ports::new(rules, "1.0.0");

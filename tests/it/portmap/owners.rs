@@ -9,13 +9,13 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
-use crate::net::Net;
-use crate::node::{Call, eventually};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Call, eventually};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 #[test]
-fn a_port_of_another_container_is_refused_by_its_name() {
+fn the_error_names_the_container_that_has_the_port() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two) = (ports.pod("c1"), ports.pod("c2"));
@@ -48,7 +48,7 @@ fn a_port_of_another_container_is_refused_by_its_name() {
 }
 
 #[test]
-fn one_address_is_served_beside_all_of_them_in_either_order() {
+fn a_host_ip_may_be_mapped_beside_all_addresses() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
@@ -89,7 +89,7 @@ fn one_address_is_served_beside_all_of_them_in_either_order() {
 }
 
 #[test]
-fn a_port_that_is_given_up_meanwhile_is_had_at_once() {
+fn a_port_released_during_add_is_mapped() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (old, new) = (ports.pod("c1"), ports.pod("c2"));
@@ -115,7 +115,7 @@ fn a_port_that_is_given_up_meanwhile_is_had_at_once() {
 }
 
 #[test]
-fn a_port_of_a_container_that_is_gone_is_taken_over() {
+fn a_port_of_a_dead_container_is_reclaimed() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (old, new) = (ports.pod("the-dead-one"), ports.pod("c2"));
@@ -160,7 +160,7 @@ fn a_refusal_of_one_family_leaves_nothing_in_the_other() {
 }
 
 #[test]
-fn networks_and_interfaces_of_one_container_are_apart() {
+fn ports_belong_to_network_and_interface() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let pod = ports.pod("c1");
@@ -268,7 +268,7 @@ impl Networks {
 }
 
 #[test]
-fn a_container_has_its_ports_in_each_of_its_networks() {
+fn a_container_may_map_a_port_in_each_of_its_networks() {
     for rules in ALL {
         let on_one = json!({"hostPort": 8081, "containerPort": 80, "protocol": "tcp",
             "hostIP": "10.1.2.1"});
@@ -338,7 +338,7 @@ fn a_container_has_its_ports_in_each_of_its_networks() {
 }
 
 #[test]
-fn gc_removes_what_no_valid_attachment_owns() {
+fn gc_removes_mappings_of_stale_attachments() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, three) = (ports.pod("c1"), ports.pod("c2"), ports.pod("c3"));
@@ -364,7 +364,7 @@ fn gc_removes_what_no_valid_attachment_owns() {
 }
 
 #[test]
-fn mappings_to_an_address_of_two_containers_are_apart() {
+fn mappings_to_a_shared_address_are_separate() {
     for rules in ALL {
         for first in [0, 1] {
             for with_ports in [true, false] {
@@ -401,7 +401,7 @@ fn mappings_to_an_address_of_two_containers_are_apart() {
 }
 
 #[test]
-fn a_port_stays_with_its_living_container_after_a_flush() {
+fn a_port_of_a_living_container_is_kept_after_a_flush() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two) = (ports.pod("c1"), ports.pod("c2"));
@@ -458,7 +458,7 @@ fn fill(ports: &Ports) {
 }
 
 #[test]
-fn ten_thousand_mappings_of_others_cost_nothing() {
+fn ten_thousand_other_mappings_do_not_slow_down_add() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     let one = json!([mapping(80, 80, "tcp")]);
@@ -494,7 +494,7 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
 }
 
 #[test]
-fn many_ports_take_time_in_proportion() {
+fn add_time_is_linear_in_the_number_of_ports() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     let [few, many] = [150, 1_500].map(|count| {
@@ -509,7 +509,7 @@ fn many_ports_take_time_in_proportion() {
 }
 
 #[test]
-fn many_at_once_and_each_once() {
+fn concurrent_adds_map_each_port_once() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c0");
     let ids: [&str; 12] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "pa", "pb"];
@@ -545,7 +545,7 @@ fn many_at_once_and_each_once() {
 /// The reference concatenates network and container id in chain names, so these two distinct
 /// attachments share a name.
 #[test]
-fn containers_whose_chains_have_one_name_stay_apart() {
+fn containers_with_the_same_chain_name_are_separate() {
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two) = (ports.pod("2abc"), ports.pod("abc"));

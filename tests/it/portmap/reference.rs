@@ -9,7 +9,7 @@ fn web() -> Value {
 }
 
 #[test]
-fn either_deletes_what_the_other_made_with_iptables() {
+fn each_deletes_iptables_mappings_of_the_other() {
     let Some(program) = reference() else { return };
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.0.0");
@@ -36,7 +36,7 @@ fn either_deletes_what_the_other_made_with_iptables() {
 }
 
 #[test]
-fn gc_removes_what_the_reference_left() {
+fn gc_removes_stale_mappings_of_the_reference() {
     let Some(program) = reference() else { return };
     let ports = Ports::new(Rules::Iptables, "1.0.0");
     let (one, two) = (ports.pod("c1"), ports.pod("c2"));
@@ -86,7 +86,7 @@ fn mixed() -> Value {
 }
 
 #[test]
-fn check_of_either_accepts_what_the_other_made_with_iptables() {
+fn each_checks_iptables_mappings_of_the_other() {
     let Some(program) = reference() else { return };
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.0.0");
@@ -114,7 +114,7 @@ fn check_of_either_accepts_what_the_other_made_with_iptables() {
 }
 
 #[test]
-fn check_accepts_what_the_reference_made_with_nftables() {
+fn check_accepts_nftables_mappings_of_the_reference() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
     // ADD of the reference enables `route_localnet`.
@@ -147,7 +147,7 @@ fn the_references_nftables_rules_are_deleted_by_container() {
 
 /// The rules that iptables-save prints are those of the reference; iptables finds each of them and deletes it.
 #[test]
-fn the_rules_are_those_of_the_reference() {
+fn rules_equal_the_references() {
     let Some(program) = reference() else { return };
     let ports = Ports::new(Rules::Iptables, "1.0.0");
     let pod = ports.pod("c1");
@@ -207,7 +207,7 @@ fn the_rules_are_those_of_the_reference() {
 
 /// The kernel refuses to delete a chain that a rule jumps to: it stays without rules, and the container can be deleted.
 #[test]
-fn a_jump_of_another_program_keeps_no_container() {
+fn a_foreign_jump_does_not_prevent_del() {
     let ports = Ports::new(Rules::Iptables, "1.1.0");
     let pod = ports.pod("c1");
     ports.add(&pod, &web());

@@ -5,17 +5,17 @@ use std::net::UdpSocket;
 use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, asks, mapping, patiently, tcp, udp};
-use crate::net::Net;
-use crate::node::{Container, eventually, exists};
-use crate::strace;
-use crate::traffic::Place;
+use crate::support::net::Net;
+use crate::support::node::{Container, eventually, exists};
+use crate::support::strace;
+use crate::support::traffic::Place;
 
 fn web() -> Value {
     json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")])
 }
 
 #[test]
-fn mapped_ports_answer_everyone() {
+fn mapped_ports_are_reachable_from_everywhere() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, sibling, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
@@ -43,7 +43,7 @@ fn mapped_ports_answer_everyone() {
     }
 }
 
-/// Where bridged packets pass iptables. Lint notes it (`lint::own_ports_on_a_bridge_without_hairpin_mode_are_noted`).
+/// Where bridged packets pass iptables. Lint notes it (`lint::missing_hairpin_mode_for_own_ports_is_reported`).
 #[test]
 fn own_ports_need_hairpin_mode_with_br_netfilter() {
     for rules in ALL {
@@ -68,7 +68,7 @@ fn own_ports_need_hairpin_mode_with_br_netfilter() {
 
 /// CVE-2025-67499.
 #[test]
-fn traffic_to_other_destinations_is_left_alone() {
+fn traffic_to_other_destinations_is_not_changed() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, sibling, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
@@ -91,7 +91,7 @@ fn traffic_to_other_destinations_is_left_alone() {
 }
 
 #[test]
-fn a_host_ip_is_the_only_one() {
+fn a_host_ip_limits_the_mapping_to_this_address() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, peer) = (ports.pod("c1"), ports.peer());
@@ -146,7 +146,7 @@ fn sources_are_kept_or_translated_as_configured() {
 }
 
 #[test]
-fn thirty_two_ports() {
+fn thirty_two_ports_are_mapped() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, peer) = (ports.pod("c1"), ports.peer());
@@ -164,7 +164,7 @@ fn thirty_two_ports() {
 }
 
 #[test]
-fn udp_clients_that_were_there_before_follow_the_mapping() {
+fn earlier_udp_flows_follow_a_new_mapping() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
@@ -189,7 +189,7 @@ fn udp_clients_that_were_there_before_follow_the_mapping() {
 }
 
 #[test]
-fn udp_flows_of_others_stay() {
+fn udp_flows_of_other_mappings_are_kept() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
@@ -233,7 +233,7 @@ fn udp_flows_of_others_stay() {
 /// service, nor through a mapping restricted to the host, nor through packets with a loopback
 /// source.
 #[test]
-fn loopback_addresses_of_the_host_stay_closed() {
+fn loopback_addresses_of_the_host_are_not_exposed() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, sibling) = (ports.pod("c1"), ports.pod("c2"));
@@ -285,7 +285,7 @@ fn loopback_addresses_of_the_host_stay_closed() {
 
 /// On kernels without `nf_tables`, iptables-legacy has the same rules.
 #[test]
-fn loopback_addresses_are_closed_without_nf_tables() {
+fn loopback_addresses_are_not_exposed_without_nf_tables() {
     let ports = Ports::new(Rules::Legacy, "1.1.0");
     let pod = ports.pod("c1");
     let list = json!([mapping(8080, 80, "tcp")]);
@@ -326,7 +326,7 @@ fn what_others_redirect_to_a_loopback_address_passes() {
 
 /// `route_localnet` is shared by all containers of the bridge.
 #[test]
-fn a_failing_add_leaves_the_localhost_ports_of_others() {
+fn a_failed_add_keeps_localhost_ports_of_others() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, three) = (ports.pod("c1"), ports.pod("c2"), ports.pod("c3"));
@@ -345,7 +345,7 @@ fn a_failing_add_leaves_the_localhost_ports_of_others() {
 }
 
 #[test]
-fn marks_and_conditions_are_those_of_the_configuration() {
+fn configured_marks_and_conditions_are_used() {
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, peer) = (ports.pod("c1"), ports.peer());
@@ -371,7 +371,7 @@ fn marks_and_conditions_are_those_of_the_configuration() {
 }
 
 #[test]
-fn conditions_of_nftables_are_the_containers_own() {
+fn conditions_of_nftables_apply_to_their_container_only() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
     let other = ports.outside("other", "198.51.100", "2001:db8:a");

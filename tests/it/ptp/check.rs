@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::SUBJECT;
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "ptp", "1.1.0", &(SUBJECT.keys)(node));
@@ -27,7 +27,7 @@ fn broken(inside: &str, outside: &str, msg: &str) {
 }
 
 #[test]
-fn addresses_that_were_removed() {
+fn check_reports_missing_addresses() {
     for address in ["10.1.2.2/24", "2001:db8:1::2/64"] {
         broken(
             &format!("ip addr del {address} dev eth0"),
@@ -38,7 +38,7 @@ fn addresses_that_were_removed() {
 }
 
 #[test]
-fn routes_of_the_container_that_were_removed_or_changed() {
+fn check_reports_missing_or_changed_container_routes() {
     let missing = |route: &str| format!("Expected Route {route} not found in routing table");
     let default = missing("0.0.0.0/0 via 10.1.2.1");
     broken("ip route del default", "true", &default);
@@ -49,7 +49,7 @@ fn routes_of_the_container_that_were_removed_or_changed() {
 }
 
 #[test]
-fn links_that_are_down_gone_or_other_ones() {
+fn check_reports_links_down_missing_or_replaced() {
     broken("ip link set eth0 down", "true", "interface \"eth0\" is down");
     broken("true", "ip link set VETH down", "interface \"VETH\" is down");
     broken("ip link del eth0", "true", "Interface name eth0 not found in NETNS");
@@ -66,7 +66,7 @@ fn links_that_are_down_gone_or_other_ones() {
 }
 
 #[test]
-fn macs_that_were_changed() {
+fn check_reports_changed_macs() {
     for index in [0, 1] {
         let (node, container) = (Node::new(), Container::new());
         let (net, result) = attached(&node, &container);
@@ -84,7 +84,7 @@ fn macs_that_were_changed() {
 }
 
 #[test]
-fn the_hosts_side_routes_and_addresses() {
+fn check_reports_missing_host_routes_and_addresses() {
     broken("true", "ip route del 10.1.2.2", "ptp: no route to 10.1.2.2/32 through \"VETH\"");
     broken(
         "true",
@@ -106,7 +106,7 @@ fn the_hosts_side_routes_and_addresses() {
 }
 
 #[test]
-fn a_lease_that_was_removed() {
+fn check_reports_missing_lease() {
     let (node, container) = (Node::new(), Container::new());
     let (net, result) = attached(&node, &container);
     for ip in net.leases() {
@@ -117,7 +117,7 @@ fn a_lease_that_was_removed() {
 }
 
 #[test]
-fn no_prev_result_or_another_sandbox() {
+fn check_requires_prev_result_and_its_sandbox() {
     let (node, container) = (Node::new(), Container::new());
     let (net, mut result) = attached(&node, &container);
     let error = net.on("CHECK", &container).error();

@@ -5,9 +5,9 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{SUBJECT, simple};
-use crate::net::{FIRST, Net, addresses, no_veth_remains, routes, settles};
-use crate::node::{Container, Node, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::net::{FIRST, Net, addresses, no_veth_remains, routes, settles};
+use crate::support::node::{Container, Node, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn host_end(result: &Value) -> &str {
     result["interfaces"][0]["name"].as_str().unwrap()
@@ -141,7 +141,7 @@ fn an_address_without_a_gateway_is_refused_and_released() {
 }
 
 #[test]
-fn a_host_route_of_another_owner_is_refused_and_left() {
+fn a_host_route_of_another_owner_is_kept_and_add_refused() {
     for (route, ip, gateway) in [
         ("10.7.7.7 via 192.0.2.254 dev up0", "10.7.7.7/24", "10.7.7.1"),
         ("10.7.7.7 via 192.0.2.254 dev up0 metric 100", "10.7.7.7/32", "10.9.9.9"),
@@ -172,7 +172,7 @@ fn a_host_route_of_another_owner_is_refused_and_left() {
 }
 
 #[test]
-fn the_route_of_a_living_container_is_named_and_left() {
+fn the_route_of_a_living_container_is_named_and_kept() {
     let node = Node::new();
     let (one, two) = (Container::new(), Container::new());
     let net = |name: &str| {
@@ -196,7 +196,7 @@ fn the_route_of_a_living_container_is_named_and_left() {
 /// A container's address is free when its namespace is gone, a little before the kernel deletes
 /// the pair.
 #[test]
-fn the_route_of_a_vanishing_pair_is_waited_for() {
+fn add_waits_for_the_route_of_a_pair_being_deleted() {
     let node = Node::new();
     let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
     for round in 0..10 {
@@ -208,7 +208,7 @@ fn the_route_of_a_vanishing_pair_is_waited_for() {
 }
 
 #[test]
-fn an_earlier_pair_of_the_attachment_gives_its_route_back() {
+fn the_route_of_an_earlier_pair_is_replaced() {
     let node = Node::new();
     let (earlier, container) = (Container::new(), Container::new());
     let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
@@ -249,7 +249,7 @@ fn a_second_add_is_refused_and_the_first_lease_stays() {
 }
 
 #[test]
-fn a_route_that_the_kernel_refuses_takes_everything_back() {
+fn add_rolls_back_if_the_kernel_refuses_a_route() {
     let node = Node::new();
     let mut ipam = node.host_local(&["10.1.2.0/24"]);
     ipam["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]);
@@ -293,7 +293,7 @@ fn bad_configurations_change_nothing() {
 }
 
 #[test]
-fn del_of_what_the_reference_masqueraded_still_detaches() {
+fn del_works_after_masquerading_by_the_reference() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
@@ -304,7 +304,7 @@ fn del_of_what_the_reference_masqueraded_still_detaches() {
 }
 
 #[test]
-fn a_path_that_is_no_namespace_is_code_8_and_del_releases() {
+fn an_invalid_namespace_is_code_8_and_del_releases() {
     let node = Node::new();
     let net = simple(&node, &json!({}));
     let file = node.path("plain");
@@ -322,7 +322,7 @@ fn a_path_that_is_no_namespace_is_code_8_and_del_releases() {
 }
 
 #[test]
-fn cni_args_are_left_to_ipam() {
+fn cni_args_are_passed_to_ipam() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));

@@ -15,8 +15,6 @@ mod keys;
 mod process;
 mod protocol;
 mod state;
-
-/// All mutants.
 pub(super) fn all() -> Vec<Mutant> {
     let files = [protocol::ALL, state::ALL, delegation::ALL, process::ALL, keys::ALL];
     let rows = files.into_iter().flatten().copied().flatten();
@@ -40,8 +38,6 @@ pub(super) struct Mutant {
     /// The clause of the specification that it breaks, if not the assertion's first one.
     pub(super) clause: Option<&'static str>,
 }
-
-/// A mutant of a table.
 #[derive(Debug)]
 struct Row {
     kind: &'static str,

@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::{Pod, SUBJECT};
-use crate::node::assert_unchanged;
+use crate::support::node::assert_unchanged;
 
 #[test]
-fn check_finds_every_kind_of_damage() {
+fn check_reports_every_kind_of_damage() {
     let attached = SUBJECT.pod_with("1.1.0", &json!({"gateways": ["10.1.2.1"]}));
     let again = || {
         attached.call("DEL").ok();
@@ -44,7 +44,7 @@ fn check_finds_every_kind_of_damage() {
 }
 
 #[test]
-fn check_looks_at_the_fixed_table_and_at_hints() {
+fn check_covers_the_fixed_table_and_hints() {
     let attached = SUBJECT.pod_with("1.1.0", &json!({"table": 300}));
     attached.check_finds("sbr: no rule from 10.1.2.2 to the table 300");
     attached.call("ADD").result();
@@ -60,7 +60,7 @@ fn check_looks_at_the_fixed_table_and_at_hints() {
 }
 
 #[test]
-fn del_leaves_the_rules_of_others() {
+fn del_keeps_rules_of_others() {
     let pod = Pod::new();
     let sh = |line: &str| drop(pod.container.sh(line));
     // The same source with a mark, an interface, the main table, or another interface's table.
@@ -80,7 +80,7 @@ fn del_leaves_the_rules_of_others() {
 }
 
 #[test]
-fn del_with_a_fixed_table_leaves_other_tables() {
+fn del_with_a_fixed_table_keeps_other_tables() {
     let pod = Pod::new();
     pod.container.sh("ip rule add from 192.168.1.209 lookup 4000");
     pod.add(&json!({"table": 5000}));
@@ -91,7 +91,7 @@ fn del_with_a_fixed_table_leaves_other_tables() {
 }
 
 #[test]
-fn rules_go_also_when_the_interface_or_its_addresses_are_gone() {
+fn del_removes_rules_without_interface_or_addresses() {
     let gone = ["ip link del net1", "ip addr flush dev net1"];
     for (prev, gone) in [(true, gone[0]), (false, gone[0]), (true, gone[1]), (false, gone[1])] {
         for table in [json!(null), json!(5000)] {
@@ -109,7 +109,7 @@ fn rules_go_also_when_the_interface_or_its_addresses_are_gone() {
 }
 
 #[test]
-fn two_interfaces_of_a_container_are_apart() {
+fn two_interfaces_of_a_container_have_separate_tables() {
     let pod = Pod::new();
     let before = pod.container.snapshot(&pod.node);
     pod.add(&json!({}));

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::concurrency::at_once;
-use crate::node::{Call, Container, Node, Snapshot, assert_unchanged};
-use crate::strace;
+use crate::support::node::{Call, Container, Node, Snapshot, assert_unchanged};
+use crate::support::parallel::at_once;
+use crate::support::strace;
 
 const LINKS: usize = 24;
 
@@ -70,7 +70,7 @@ fn calls_in_one_namespace_never_choose_the_same_table() {
 }
 
 #[test]
-fn thirty_two_containers_at_once() {
+fn thirty_two_containers_are_attached_concurrently() {
     let node = Node::new();
     let containers: Vec<Container> = (0..32).map(|_| Container::new()).collect();
     let setup = "ip link add net1 type veth peer name far && ip link set far up && \

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::compare::{self, assert_same};
+use crate::support::compare::{self, assert_same};
 
 /// Rules and routes of one family. IPv6 is only partly comparable: the reference copies generic
 /// IPv6 routes to the tables of IPv4 and drops the link-local routes.
@@ -17,7 +17,12 @@ fn state(pod: &Pod, family: &str) -> String {
     lines.join("\n")
 }
 
-fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) -> crate::node::Call {
+fn on(
+    pod: &Pod,
+    program: Option<&std::path::Path>,
+    verb: &str,
+    keys: &Value,
+) -> crate::support::node::Call {
     let mut prev = pod.prev.clone();
     prev["cniVersion"] = json!("1.0.0");
     let mut keys = keys.clone();
@@ -34,8 +39,6 @@ fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) ->
 
 /// A name and the constructor of a pod.
 type Kind = (&'static str, fn() -> Pod);
-
-/// The pods to compare.
 const PODS: [Kind; 3] =
     [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
 
@@ -55,7 +58,7 @@ fn two_addresses() -> Pod {
 }
 
 #[test]
-fn rules_and_routes_of_ipv4_are_those_of_the_reference() {
+fn rules_and_routes_of_ipv4_equal_the_references() {
     let Some(peer) = compare::peer("parity of sbr") else { return };
     for (name, pod) in PODS {
         let run = |program| {
@@ -70,7 +73,7 @@ fn rules_and_routes_of_ipv4_are_those_of_the_reference() {
 }
 
 #[test]
-fn ipv6_differs_in_what_docs_parity_names_only() {
+fn ipv6_differs_only_as_documented_in_parity() {
     let Some(peer) = compare::peer("parity of sbr with IPv6") else { return };
     let run = |program| {
         let pod = Pod::dual();

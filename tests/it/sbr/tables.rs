@@ -41,7 +41,7 @@ fn each_address_has_a_rule_and_a_table() {
 }
 
 #[test]
-fn addresses_of_one_family_share_what_is_generic() {
+fn addresses_of_a_family_share_generic_routes() {
     let mut pod = Pod::new();
     pod.container.sh("ip addr add 192.168.101.209/24 dev net1");
     pod.container.sh("ip route add 172.16.0.0/16 dev net1 scope link");
@@ -85,7 +85,7 @@ fn addresses_of_one_family_share_what_is_generic() {
 }
 
 #[test]
-fn an_address_is_of_the_interface_that_the_result_names() {
+fn only_addresses_of_the_named_interface_are_routed() {
     let mut pod = Pod::new();
     pod.prev["interfaces"] = json!([{"name": "eth0"}, {"name": "net1"}]);
     pod.prev["ips"] = json!([
@@ -109,7 +109,7 @@ fn a_fixed_table_gets_rules_only() {
 }
 
 #[test]
-fn configured_gateways_win_over_all_others() {
+fn configured_gateways_override_all_others() {
     let pod = Pod::dual();
     pod.container.sh("ip route del default");
     pod.container.sh("ip route add default via 192.168.1.1");
@@ -124,7 +124,7 @@ fn configured_gateways_win_over_all_others() {
 }
 
 #[test]
-fn a_default_route_of_the_interface_moves() {
+fn the_default_route_moves_to_the_table() {
     let pod = Pod::new();
     pod.container.sh("ip route del default");
     pod.container.sh("ip route add default via 192.168.1.7 mtu 1300");
@@ -135,7 +135,7 @@ fn a_default_route_of_the_interface_moves() {
 }
 
 #[test]
-fn a_gateway_outside_of_every_network_is_a_neighbour() {
+fn a_gateway_outside_of_all_subnets_is_on_link() {
     let mut pod = Pod::new();
     pod.container.sh("ip addr flush dev net1");
     pod.container.sh("ip addr add 192.168.1.209/32 dev net1");
@@ -161,7 +161,7 @@ fn hints_keep_the_subnets_in_the_main_table() {
 }
 
 #[test]
-fn a_subnet_that_the_kernel_has_not_routed_is_hinted() {
+fn hints_add_missing_routes_of_subnets() {
     let pod = Pod::new();
     pod.container.sh("ip route flush dev net1");
     pod.add(&json!({"addSourceHints": true}));
@@ -171,7 +171,7 @@ fn a_subnet_that_the_kernel_has_not_routed_is_hinted() {
 }
 
 #[test]
-fn tables_in_use_are_left_alone() {
+fn tables_in_use_are_not_assigned() {
     let pod = Pod::new();
     // A rule, a route without a rule, an IPv6 route.
     pod.container.sh("ip rule add from 10.9.9.9 lookup 100");
@@ -182,7 +182,7 @@ fn tables_in_use_are_left_alone() {
 }
 
 #[test]
-fn reserved_tables_are_never_chosen() {
+fn reserved_tables_are_never_assigned() {
     let pod = Pod::new();
     for table in 100..=252 {
         pod.container.sh(&format!("ip rule add from 10.9.9.9 lookup {table} pref {table}"));
@@ -192,7 +192,7 @@ fn reserved_tables_are_never_chosen() {
 }
 
 #[test]
-fn what_a_route_has_besides_survives_the_move() {
+fn attributes_of_routes_survive_the_move() {
     let pod = Pod::new();
     let plain = "172.16.0.0/16 via 192.168.1.3 dev net1 proto static src 192.168.1.209 metric 77";
     pod.container.sh(&format!("ip route add {plain} mtu 1400 advmss 1200"));

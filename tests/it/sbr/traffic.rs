@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use crate::node::{Call, Container, Node};
-use crate::traffic::{Place, tcp};
+use crate::support::node::{Call, Container, Node};
+use crate::support::traffic::{Place, tcp};
 
 /// A pod with two uplinks, each to its own router, and a server behind both routers.
 struct TwoUplinks {
@@ -99,7 +99,7 @@ fn cable(one: (&Container, &str, [&str; 2]), two: (&Container, &str, [&str; 2]))
 }
 
 #[test]
-fn each_answer_leaves_by_its_own_uplink() {
+fn replies_leave_by_the_uplink_of_their_address() {
     let net = TwoUplinks::new();
     for addresses in POD {
         assert_eq!(net.answers(addresses[0]), [20, 0]);
@@ -128,7 +128,7 @@ fn each_answer_leaves_by_its_own_uplink() {
 }
 
 #[test]
-fn hints_reach_the_subnet_from_its_own_address() {
+fn hints_use_the_source_address_of_the_subnet() {
     let net = TwoUplinks::new();
     let source = |target: &str| {
         let text = net.pod.sh(&format!("ip -o route get {target}"));

@@ -3,12 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{Chain, SAMPLE, sweep};
-use crate::net::{merged, wire};
-use crate::node::Node;
+use crate::support::net::{merged, wire};
+use crate::support::node::Node;
 
 fn nothing(_: &Node) {}
-
-/// Creates the master.
 fn uplink(node: &Node) {
     if !node.ip("link").to_string().contains("wire0") {
         wire(node);
@@ -121,13 +119,13 @@ macro_rules! chains {
                 Chain { name: stringify!($name), prepare: $prepare, plugins: $plugins };
 
             #[test]
-            fn a_kill_or_an_error_at_some_points_leaves_nothing() {
+            fn kills_and_errors_at_sampled_points_leave_nothing() {
                 sweep(&CHAIN, Some(SAMPLE));
             }
 
             #[test]
             #[ignore = "takes minutes: make soak"]
-            fn a_kill_or_an_error_at_any_point_leaves_nothing() {
+            fn kills_and_errors_at_every_point_leave_nothing() {
                 sweep(&CHAIN, None);
             }
         }

@@ -12,11 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
 use super::simple;
-use crate::node::{Container, Node, eventually};
+use crate::support::node::{Container, Node, eventually};
 
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
-
-/// `struct ifreq`.
 #[repr(C)]
 struct Request {
     name: [u8; 16],
@@ -89,7 +87,7 @@ fn echo_once(mut tap: File) {
 }
 
 #[test]
-fn a_program_reads_the_containers_frames_and_answers() {
+fn a_program_reads_and_writes_frames() {
     for owners in [json!({}), json!({"owner": 0, "group": 0})] {
         let (node, container) = (Node::new(), Container::new());
         simple(&node, &owners).add(&container);
@@ -101,7 +99,7 @@ fn a_program_reads_the_containers_frames_and_answers() {
 }
 
 #[test]
-fn as_many_queues_can_be_opened_as_the_network_says() {
+fn the_configured_number_of_queues_can_be_opened() {
     for (multi, flags, other) in [(false, SINGLE, MULTI), (true, MULTI, SINGLE)] {
         let (node, container) = (Node::new(), Container::new());
         simple(&node, &json!({"multiQueue": multi})).add(&container);

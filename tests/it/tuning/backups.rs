@@ -5,10 +5,10 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{MAC, SUBJECT, attribute, bare};
-use crate::net::Net;
+use crate::support::net::Net;
 
 #[test]
-fn a_second_add_does_not_lose_what_was_there() {
+fn a_second_add_keeps_the_original_values() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
     let add = |keys: Value| bare(&pod, &keys).add(&pod.container);
@@ -22,7 +22,7 @@ fn a_second_add_does_not_lose_what_was_there() {
 }
 
 #[test]
-fn a_failing_second_add_leaves_the_first_one() {
+fn a_failed_second_add_keeps_the_backup_of_the_first() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
     let path = pod.node.state("tuning/c1_eth0.json");
@@ -69,7 +69,7 @@ fn a_broken_backup_is_replaced_and_removed() {
 }
 
 #[test]
-fn what_cannot_be_restored_is_told_and_tried_once_more() {
+fn a_failed_restoration_is_reported_and_retried() {
     for helps in [true, false] {
         let pod = SUBJECT.pod("1.1.0");
         let path = pod.node.state("tuning/c1_eth0.json");
@@ -90,7 +90,7 @@ fn what_cannot_be_restored_is_told_and_tried_once_more() {
 }
 
 #[test]
-fn gc_removes_backups_of_this_network_that_are_stale() {
+fn gc_removes_stale_backups_of_its_network() {
     let pod = SUBJECT.pod("1.1.0");
     let net = bare(&pod, &json!({"mtu": 1400}));
     let ids = ["c1", "c2", "c3"];
@@ -119,7 +119,7 @@ fn gc_removes_backups_of_this_network_that_are_stale() {
 }
 
 #[test]
-fn a_backup_of_another_attachment_is_left_alone() {
+fn a_backup_of_another_attachment_is_kept() {
     let pod = SUBJECT.pod("1.1.0");
     let path = pod.node.state("tuning/c1_eth0_x.json");
     let net = bare(&pod, &json!({"mtu": 1400}));
@@ -149,7 +149,7 @@ fn del_under_another_name_of_the_network_restores() {
 }
 
 #[test]
-fn gc_removes_what_a_killed_command_left() {
+fn gc_removes_temporary_files_of_killed_commands() {
     let pod = SUBJECT.pod("1.1.0");
     let net = bare(&pod, &json!({"mtu": 1400}));
     net.add(&pod.container);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{SUBJECT, bare};
-use crate::node::Call;
+use crate::support::node::Call;
 
 const TTL: &str = "net/ipv4/ip_default_ttl";
 
@@ -16,7 +16,7 @@ fn with_allowlist(call: Call, lines: &str) -> Call {
 }
 
 #[test]
-fn the_allowlist_decides() {
+fn only_keys_of_the_allowlist_are_accepted() {
     let pod = SUBJECT.pod("1.1.0");
     let add = |key: &str, lines: &str| {
         let net = bare(&pod, &json!({"sysctl": {key: "31"}}));
@@ -94,7 +94,7 @@ fn the_safe_profile_refuses_other_keys_by_name() {
 
 /// The parameters of the safe profile exist in a container and are namespaced.
 #[test]
-fn what_is_safe_belongs_to_the_namespace() {
+fn safe_keys_belong_to_the_network_namespace() {
     let pod = SUBJECT.pod("1.1.0");
     let source = include_str!("../../../src/plugins/tuning/permission.rs");
     let list = source.split("const SAFE").nth(1).unwrap().split("];").next().unwrap();

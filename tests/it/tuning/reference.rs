@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{ATTRIBUTES, MAC, SUBJECT};
-use crate::chained::Pod;
-use crate::compare::peer;
-use crate::net::{Net, normal_json};
-use crate::node::Call;
+use crate::support::chained::Pod;
+use crate::support::compare::peer;
+use crate::support::net::{Net, normal_json};
+use crate::support::node::Call;
 
 /// Debian's reference supports neither 1.1.0, nor `txQLen`, nor `IFNAME`.
 fn keys() -> Value {
@@ -21,7 +21,7 @@ fn call(net: &Net<'_>, pod: &Pod<'_>, verb: &str, ours: bool) -> Call {
 }
 
 #[test]
-fn backups_are_those_of_the_reference_both_ways() {
+fn backups_work_with_the_reference_in_both_directions() {
     if peer("tuning").is_none() {
         return;
     }
@@ -51,7 +51,7 @@ fn backups_are_those_of_the_reference_both_ways() {
             // The other implementation restores.
             call(&net, &pod, "DEL", !ours).ok();
             let after = pod.state();
-            crate::node::assert_unchanged(&before.inside, &after.inside);
+            crate::support::node::assert_unchanged(&before.inside, &after.inside);
             assert_eq!(after.files, before.files, "{version}");
             let mut result = normal_json(&result, &pod.container);
             // Later releases of the reference omit empty objects.
@@ -63,7 +63,7 @@ fn backups_are_those_of_the_reference_both_ways() {
 }
 
 #[test]
-fn the_references_backup_survives_our_second_add() {
+fn a_backup_of_the_reference_survives_a_second_add() {
     let Some(dir) = peer("tuning") else { return };
     let pod = ATTRIBUTES.pod("1.0.0");
     let before = pod.state();

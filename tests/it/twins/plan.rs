@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::support::node::Node;
 
 /// The host's address towards the other host, and that host's.
 pub(super) const HOST: &str = "192.0.2.1";
@@ -67,8 +67,6 @@ impl Network {
     pub(super) fn has(&self, extra: Extra) -> bool {
         self.extras.contains(&extra)
     }
-
-    /// The list of plugins.
     pub(super) fn conf(&self, node: &Node, rules: Rules) -> Value {
         let route = json!([{"dst": "0.0.0.0/0"}]);
         let pool = |subnet: &str| {

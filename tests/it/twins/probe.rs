@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::plan::ECHO;
-use crate::traffic::Place;
+use crate::support::traffic::Place;
 
 /// The socket at which a place answers. It keeps the place's namespace alive.
 pub(super) struct Echo {

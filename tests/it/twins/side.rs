@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use super::plan::{By, ECHO, HOST, Kind, OUTSIDE, Op, PORTS, Place, Plan, Step};
 use super::probe::{Echo, Sender, matrix};
 use super::view;
-use crate::conflist::{Attached, Conflist, Failed};
-use crate::node::{Container, Node};
+use crate::support::conflist::{Attached, Conflist, Failed};
+use crate::support::node::{Container, Node};
 
 /// Whose plugins a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,6 @@ pub(super) enum Plugins {
     Cnibox,
     Reference,
 }
-
-/// What to do next.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
     Do(Step),

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::traffic::Place;
+use crate::support::traffic::Place;
 
 /// The links of the test itself.
 fn is_foreign(name: &str) -> bool {

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::{SUBJECT, quick};
 use crate::lane::{self, needs};
-use crate::net::Net;
-use crate::node::{Container, Node};
+use crate::support::net::Net;
+use crate::support::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "vlan", "1.1.0", &(SUBJECT.keys)(node));
@@ -15,7 +15,7 @@ fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
 }
 
 #[test]
-fn finds_what_was_changed_in_the_container() {
+fn check_reports_changes_in_the_container() {
     needs!(lane::VLAN);
     for (line, msg) in [
         ("ip link set eth0 down", "interface \"eth0\" is down"),
@@ -45,7 +45,7 @@ fn finds_what_was_changed_in_the_container() {
 }
 
 #[test]
-fn finds_another_configuration_than_that_of_add() {
+fn check_reports_changed_configuration() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     let (net, result) = attached(&node, &container);
@@ -60,7 +60,7 @@ fn finds_another_configuration_than_that_of_add() {
 }
 
 #[test]
-fn needs_prev_result_the_same_sandbox_and_the_lease() {
+fn check_requires_lease_prev_result_and_sandbox() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     let (net, mut result) = attached(&node, &container);

@@ -4,12 +4,12 @@ use serde_json::json;
 
 use super::{quick, simple, tagged_wire};
 use crate::lane::{self, needs};
-use crate::net::{GATEWAYS, settles};
-use crate::node::Node;
-use crate::traffic::Place;
+use crate::support::net::{GATEWAYS, settles};
+use crate::support::node::Node;
+use crate::support::traffic::Place;
 
 #[test]
-fn ids_and_mtus_at_the_ends_of_their_ranges() {
+fn the_limits_of_vlan_id_and_mtu_are_accepted() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);
@@ -32,7 +32,7 @@ fn ids_and_mtus_at_the_ends_of_their_ranges() {
 }
 
 #[test]
-fn a_name_that_the_host_has_as_well() {
+fn the_container_may_use_an_interface_name_of_the_host() {
     needs!(lane::VLAN);
     let node = Node::new();
     tagged_wire(&node, &[100, 200]);
@@ -50,7 +50,7 @@ fn a_name_that_the_host_has_as_well() {
 }
 
 #[test]
-fn a_master_in_the_container() {
+fn the_master_may_be_in_the_container() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);
@@ -109,7 +109,7 @@ fn del_needs_no_master_and_no_valid_configuration() {
 }
 
 #[test]
-fn a_master_that_is_down_is_named() {
+fn a_master_that_is_down_is_reported() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);

@@ -3,11 +3,11 @@
 use serde_json::json;
 
 use super::Pod;
-use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::net::{addresses, settles};
-use crate::node::{Container, Node};
-use crate::traffic::Place;
+use crate::support::net::{addresses, settles};
+use crate::support::node::{Container, Node};
+use crate::support::parallel::at_once;
+use crate::support::traffic::Place;
 
 /// Assigns an address of each family to both interfaces.
 fn address(pod: &Pod, addrs: [[&str; 2]; 2]) {
@@ -18,7 +18,7 @@ fn address(pod: &Pod, addrs: [[&str; 2]; 2]) {
 }
 
 #[test]
-fn two_interfaces_in_one_vrf_and_it_goes_with_the_last() {
+fn a_vrf_is_deleted_with_its_last_interface() {
     needs!(lane::VRF);
     let pod = Pod::new();
     address(&pod, [["10.0.0.2/24", "fd00:1::2/64"], ["10.0.1.2/24", "fd00:2::2/64"]]);
@@ -40,7 +40,7 @@ fn two_interfaces_in_one_vrf_and_it_goes_with_the_last() {
 }
 
 #[test]
-fn the_same_addresses_in_two_vrfs() {
+fn two_vrfs_may_have_the_same_addresses() {
     needs!(lane::VRF);
     let (node, pod) = (Node::new(), Container::new());
     super::remember(&pod);
@@ -82,7 +82,7 @@ fn the_same_addresses_in_two_vrfs() {
 }
 
 #[test]
-fn tables_are_given_or_chosen() {
+fn tables_are_configured_or_assigned() {
     needs!(lane::VRF);
     let pod = Pod::new();
     let add = |ifname: &str, keys| pod.call("ADD", ifname, &keys).result();
@@ -112,7 +112,7 @@ fn tables_are_given_or_chosen() {
 }
 
 #[test]
-fn a_vrf_that_was_there_before_stays() {
+fn a_vrf_that_existed_before_is_kept() {
     needs!(lane::VRF);
     let pod = Pod::new();
     pod.container.sh("ip link add red type vrf table 50");
@@ -153,7 +153,7 @@ fn del_works_without_the_interface() {
 }
 
 #[test]
-fn vrfs_made_at_once_have_different_tables() {
+fn concurrently_created_vrfs_have_different_tables() {
     const COUNT: usize = 12;
     needs!(lane::VRF);
     let pod = Pod::new();

@@ -5,14 +5,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::compare::{self, assert_same};
 use crate::lane::{self, needs};
-use crate::node::Call;
+use crate::support::compare::{self, assert_same};
+use crate::support::node::Call;
 
 fn call(pod: &Pod, program: Option<&Path>, verb: &str, keys: &Value) -> Call {
     let prev = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}]});
     let base = json!({"cniVersion": "1.0.0", "prevResult": prev});
-    let call = pod.call(verb, "eth0", &crate::net::merged(&base, keys));
+    let call = pod.call(verb, "eth0", &crate::support::net::merged(&base, keys));
     match program {
         Some(dir) => call.program(dir.join("vrf")),
         None => call,
@@ -39,12 +39,12 @@ fn state(pod: &Pod, table: u64) -> String {
         lines.extend(pod.routes(family, &table.to_string()));
         lines.extend(pod.routes(family, "main"));
     }
-    lines.extend(crate::net::addresses(&pod.container.ip("addr show dev eth0")));
+    lines.extend(crate::support::net::addresses(&pod.container.ip("addr show dev eth0")));
     lines.join("\n")
 }
 
 #[test]
-fn members_tables_and_routes_are_those_of_the_reference() {
+fn members_tables_and_routes_equal_the_references() {
     needs!(lane::VRF);
     let Some(peer) = compare::peer("parity of vrf") else { return };
     for table in [0, 1001] {

@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::Pod;
 use crate::lane::{self, needs};
-use crate::net::settles;
-use crate::node::Call;
-use crate::strace;
+use crate::support::net::settles;
+use crate::support::node::Call;
+use crate::support::strace;
 
 fn at_each_step(verb: &str, action: &str) {
     let pod = Pod::new();

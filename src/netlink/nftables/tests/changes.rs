@@ -65,7 +65,7 @@ table inet t {
 }
 
 #[test]
-fn every_family_and_type() {
+fn objects_of_every_family_and_type_are_created() {
     let nft = sandbox();
     let bridge = NftTable::new(TableFamily::Bridge, "b");
     let (four, six) =
@@ -139,7 +139,7 @@ fn deleting_twice_succeeds_without_destroy_messages() {
 }
 
 #[test]
-fn a_refused_message_type_is_not_used_again() {
+fn an_unsupported_message_type_is_tried_once() {
     let nft = sandbox();
     commit_base(&nft);
     let mut batch = one(|b| {
@@ -151,7 +151,7 @@ fn a_refused_message_type_is_not_used_again() {
 }
 
 #[test]
-fn thousands_of_refusals_do_not_hide_the_first() {
+fn the_first_of_thousands_of_errors_is_reported() {
     let nft = sandbox();
     commit_base(&nft);
     let batch = || {
@@ -200,7 +200,7 @@ fn delete_twice(nft: &NftSocket) {
 }
 
 #[test]
-fn one_refused_change_cancels_all_and_is_reported() {
+fn a_failed_change_cancels_the_whole_batch() {
     let nft = sandbox();
     commit_base(&nft);
     let element = DNAT4
@@ -260,7 +260,7 @@ fn one_refused_change_cancels_all_and_is_reported() {
 }
 
 #[test]
-fn sixteen_concurrent_sockets_need_no_lock() {
+fn sixteen_sockets_commit_concurrently() {
     let nft = sandbox();
     let here = Netns::open_current().unwrap();
     thread::scope(|scope| {

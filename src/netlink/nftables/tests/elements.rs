@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::*;
 
 #[test]
-fn elements_are_read_back_as_they_were_written() {
+fn elements_round_trip() {
     let nft = sandbox();
     commit_base(&nft);
     let marks = T.value_map("marks", &[ValueType::Mark], &[ValueType::IfName]);
@@ -165,48 +165,4 @@ fn ten_thousand_elements_do_not_slow_down_changes() {
         // Reading all elements takes milliseconds.
         assert!(*full < empty * 8 + Duration::from_millis(2), "{full:?} {empty:?}");
     }
-}
-
-#[test]
-fn cost_of_a_commit_and_the_following_close() {
-    let keep = sandbox();
-    commit_base(&keep);
-    let sets = T.value_map("x", &[ValueType::IfName], &[ValueType::Mark]);
-    let element = PODS.element_with_key(ip("10.9.9.9"));
-    let mut n = 0_u16;
-    let mut timed = |what: &str, fill: &mut dyn FnMut(&mut NftBatch, u16)| {
-        let time = median(|| {
-            let mut batch = NftBatch::new();
-            n += 1;
-            fill(&mut batch, n);
-            NftSocket::open().unwrap().commit_batch(batch).unwrap();
-        });
-        eprintln!("{what}: {time:?}");
-    };
-    timed("ensure table", &mut |b, _| {
-        b.ensure_object(T);
-    });
-    timed("ensure base chain", &mut |b, _| {
-        b.ensure_object(PRE);
-    });
-    timed("ensure chain", &mut |b, _| {
-        b.ensure_object(REGULAR);
-    });
-    timed("ensure set", &mut |b, _| {
-        b.ensure_object(sets);
-    });
-    timed("ensure element", &mut |b, _| {
-        b.ensure_element(&element);
-    });
-    timed("add rule", &mut |b, _| {
-        b.append_rule(PRE, &NftRule::new().accept());
-    });
-    timed("add element", &mut |b, n| {
-        let [high, low] = n.to_be_bytes();
-        b.add_element(&PODS.element_with_key(IpAddr::from([10, 3, high, low])));
-    });
-    timed("delete element", &mut |b, n| {
-        let [high, low] = (n - 30).to_be_bytes();
-        b.delete_element(&PODS.element_with_key(IpAddr::from([10, 3, high, low])));
-    });
 }

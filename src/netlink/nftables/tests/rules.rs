@@ -19,7 +19,7 @@ fn shown(rules: &[(NftRule, &str)]) {
 }
 
 #[test]
-fn conditions() {
+fn conditions_are_listed_by_nft_as_intended() {
     let new = NftRule::new;
     let mac = crate::netlink::MacAddress([2, 0, 0, 0, 0, 1]);
     shown(&[
@@ -72,7 +72,7 @@ fn conditions() {
 }
 
 #[test]
-fn statements() {
+fn statements_are_listed_by_nft_as_intended() {
     let new = NftRule::new;
     shown(&[
         (new().accept().with_comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
@@ -86,7 +86,7 @@ fn statements() {
 }
 
 #[test]
-fn translations() {
+fn translations_by_maps_are_listed_by_nft_as_intended() {
     let nft = sandbox();
     let key = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
     let batch = one(|batch| {
@@ -220,7 +220,7 @@ fn rules_of_the_reference_are_found_by_comment_and_deleted() {
 
 /// The kernel sends the first parts of about 4 KiB, the others of 32 KiB: five parts.
 #[test]
-fn a_fresh_socket_reads_a_list_of_many_parts() {
+fn a_new_socket_reads_a_list_of_many_messages() {
     let chain = T.named_chain("f").at_filter_hook(NetfilterHook::Prerouting, RAW);
     let batch = one(|batch| {
         base(batch);

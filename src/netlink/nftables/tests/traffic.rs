@@ -99,7 +99,7 @@ fn a_verdict_map_and_masquerade_change_the_source() {
 }
 
 #[test]
-fn a_set_and_a_direct_dnat() {
+fn a_set_and_dnat_to_a_fixed_address_work() {
     let world = world();
     world.commit(|batch| {
         batch.add_element(&NETS.element_with_key(ip("10.1.0.2")));

@@ -1,6 +1,6 @@
 //! Normalisation and comparison of the results of different runs.
 
-use crate::node::{Container, Node, exists};
+use crate::support::node::{Container, Node, exists};
 
 /// The directory of the reference plugins: `$PEER`, or the directory of Debian's package
 /// containernetworking-plugins. Without it this prints a skip notice and returns `None`, or fails

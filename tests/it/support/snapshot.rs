@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::node::Node;
+use crate::support::node::Node;
 
 /// Links, addresses, routes, rules, qdiscs, packet filter rules, leases and records at one moment, as comparable text.
 #[derive(Debug, PartialEq, Eq, Clone)]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Snapshot, assert_unchanged, eventually};
+use crate::support::node::{Call, Container, Node, Snapshot, assert_unchanged, eventually};
 
 /// The addresses of the first container of [`Net::dual`], and the gateways.
 pub(crate) const FIRST: [&str; 2] = ["10.1.2.2", "2001:db8:1::2"];

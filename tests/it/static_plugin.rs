@@ -5,10 +5,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::compare;
-use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, VERSIONS, assert_unchanged};
-use crate::traffic::Place;
+use crate::support::compare;
+use crate::support::net::{Net, merged};
+use crate::support::node::{Call, Container, Node, VERSIONS, assert_unchanged};
+use crate::support::traffic::Place;
 
 fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
     let own = json!({"type": "static"});
@@ -43,7 +43,7 @@ fn ips(result: &Value) -> Value {
 }
 
 #[test]
-fn the_verbs_of_every_version() {
+fn every_verb_works_in_every_version() {
     for version in VERSIONS {
         let node = Node::new();
         let before = node.snapshot();
@@ -84,7 +84,7 @@ fn the_verbs_of_every_version() {
 }
 
 #[test]
-fn where_addresses_come_from() {
+fn addresses_come_from_capability_args_or_keys() {
     let one = json!({"addresses": [{"address": "10.1.0.1/24", "gateway": "10.1.0.254"},
                                    {"address": "10.2.0.1/24"}]});
     let args = json!({"args": {"cni": {"ips": ["10.10.0.2/24", "2001:db8::2/64"]}}});
@@ -158,7 +158,7 @@ fn where_addresses_come_from() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_configurations_are_refused() {
     let node = Node::new();
     let missing = (7, "IPAM config missing 'ipam' key");
     for version in VERSIONS {
@@ -260,7 +260,7 @@ fn check_compares_with_prev_result() {
 }
 
 #[test]
-fn a_bridge_with_it_carries_traffic_and_leaves_nothing() {
+fn bridge_with_static_carries_traffic_and_leaves_nothing() {
     let node = Node::new();
     let conf = |ips: [&str; 2]| {
         json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "isGateway": true,
@@ -293,7 +293,7 @@ fn a_bridge_with_it_carries_traffic_and_leaves_nothing() {
 }
 
 #[test]
-fn the_same_as_the_reference() {
+fn results_equal_the_references() {
     let Some(peer) = compare::peer("static beside the reference's") else { return };
     let mut plain = upstream();
     // Debian's release does not support the attributes of this route.
@@ -315,7 +315,7 @@ fn the_same_as_the_reference() {
 }
 
 #[test]
-fn an_address_may_come_a_second_time_in_parts() {
+fn addresses_may_have_the_form_of_gos_ipnet() {
     let node = Node::new();
     let address = |parts: &Value| {
         let both = merged(&json!({"address": "10.10.0.1/24"}), parts);
@@ -329,7 +329,7 @@ fn an_address_may_come_a_second_time_in_parts() {
 
 /// Addresses of the runtime replace those of the file, which may be placeholders.
 #[test]
-fn what_is_replaced_is_not_validated() {
+fn replaced_addresses_are_not_validated() {
     let node = Node::new();
     for placeholder in [
         json!([{"gateway": "10.1.0.1"}]),

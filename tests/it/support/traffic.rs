@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::node::{Container, Node};
+use crate::support::node::{Container, Node};
 
 const LIMIT: Duration = Duration::from_secs(5);
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::node::{Call, Node, Outcome};
+use crate::support::node::{Call, Node, Outcome};
 
 /// System calls of libc, the allocator and the runtime: an injected error would test those.
 const NOT_OURS: [&str; 21] = [

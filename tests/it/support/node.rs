@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 pub(crate) use cnibox_tests::cnibox as executable;
 
-pub(crate) use crate::snapshot::{Snapshot, assert_unchanged};
+pub(crate) use crate::support::snapshot::{Snapshot, assert_unchanged};
 
 /// Every version of the specification.
 pub(crate) const VERSIONS: [&str; 7] =
@@ -64,8 +64,6 @@ impl Node {
         node.sh("ip link set lo up");
         node
     }
-
-    /// The plugin directory.
     pub(crate) fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
     }
@@ -386,16 +384,12 @@ impl Call {
         }
     }
 }
-
-/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
-
-/// An error object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) code: u64,

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
-use crate::net::{Net, dual_ipam, merged, normal_json};
-use crate::node::{
+use crate::support::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
+use crate::support::net::{Net, dual_ipam, merged, normal_json};
+use crate::support::node::{
     Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists,
 };
-use crate::strace;
+use crate::support::strace;
 
 /// A plugin under test.
 pub(crate) struct Subject {

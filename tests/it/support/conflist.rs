@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Node, Outcome};
+use crate::support::node::{Call, Node, Outcome};
 
 /// A list of plugins, whose executables are in one directory.
 #[derive(Clone)]

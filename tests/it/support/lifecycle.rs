@@ -4,9 +4,11 @@
 
 use serde_json::{Value, json};
 
-use crate::net::{FIRST, GATEWAYS, Net, SECOND, is_veth, no_veth_remains, normal, settles};
-use crate::node::{Container, MILESTONES, Node, VERSIONS};
-use crate::traffic::{Place, tcp, udp};
+use crate::support::net::{
+    FIRST, GATEWAYS, Net, SECOND, is_veth, no_veth_remains, normal, settles,
+};
+use crate::support::node::{Container, MILESTONES, Node, VERSIONS};
+use crate::support::traffic::{Place, tcp, udp};
 
 /// A plugin under test.
 pub(crate) struct Subject {
@@ -209,7 +211,7 @@ impl Subject {
         self.in_versions(&["1.1.0"], |net| {
             let status = || net.call("STATUS", "").without("CNI_CONTAINERID");
             status().ok();
-            assert!(!crate::node::exists(net.node.path("leases")));
+            assert!(!crate::support::node::exists(net.node.path("leases")));
             let one = Container::new();
             let full = json!({"ipam": net.node.host_local(&["10.1.2.0/30"])});
             net.with(&full).add(&one);

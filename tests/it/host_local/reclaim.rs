@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::{add, del, net, one_set};
-use crate::compare;
-use crate::net::Net;
-use crate::node::{Call, Container, Node, Outcome, eventually};
-use crate::strace;
+use crate::support::compare;
+use crate::support::net::Net;
+use crate::support::node::{Call, Container, Node, Outcome, eventually};
+use crate::support::strace;
 
 const FIVE: &str = "198.51.100.0/29";
 const FULL: &str = "failed to allocate for range 0: no IP addresses available in range set: 198.51.100.1-198.51.100.6";
@@ -85,7 +85,7 @@ fn gc(net: &Net<'_>, valid: &[&str]) -> Call {
 }
 
 #[test]
-fn after_a_reboot_the_leases_of_before_are_free() {
+fn leases_are_reclaimed_after_a_reboot() {
     if !has_machine_id("leases of before a reboot") {
         return;
     }
@@ -119,7 +119,7 @@ fn after_a_reboot_the_leases_of_before_are_free() {
 }
 
 #[test]
-fn after_a_reboot_a_container_of_the_same_name_gets_an_address() {
+fn the_same_container_gets_an_address_after_a_reboot() {
     if !has_machine_id("a container of the same name") {
         return;
     }
@@ -135,7 +135,7 @@ fn after_a_reboot_a_container_of_the_same_name_gets_an_address() {
 
 /// systemd-nspawn and LXC mount a boot id of their own.
 #[test]
-fn a_boot_id_of_a_container_manager_ends_no_lease() {
+fn a_boot_id_set_by_a_container_manager_ends_no_lease() {
     for start_inside in [false, true] {
         let node = Node::new();
         let net = bridged(&node, ONE);
@@ -158,7 +158,7 @@ fn a_boot_id_of_a_container_manager_ends_no_lease() {
 }
 
 #[test]
-fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
+fn a_requested_address_is_reclaimed_from_the_dead_only() {
     let node = Node::new();
     let net = bridged(&node, "198.51.100.0/24");
     let (dead, alive, third) = (Container::new(), Container::new(), Container::new());
@@ -175,7 +175,7 @@ fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
 }
 
 #[test]
-fn a_namespace_that_went_without_del_gives_its_address_back() {
+fn addresses_of_deleted_namespaces_are_reclaimed() {
     let node = Node::new();
     let net = bridged(&node, FIVE);
     let mut containers: Vec<_> = (0..5).map(|_| Container::new()).collect();
@@ -205,7 +205,7 @@ fn a_namespace_that_went_without_del_gives_its_address_back() {
 
 /// What the runtime lists as valid stays: it will send a DEL.
 #[test]
-fn gc_reclaims_the_dead_that_are_not_listed() {
+fn gc_reclaims_unlisted_dead_attachments() {
     let node = Node::new();
     let net = bridged(&node, FIVE);
     let (alive, dead, unknown) = (Container::new(), Container::new(), Container::new());
@@ -277,11 +277,11 @@ fn gc_fails_while_a_stale_address_is_in_use() {
 }
 
 #[test]
-fn in_doubt_a_lease_stays() {
+fn a_lease_of_an_uncertain_owner_is_kept() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
     let wanted = net.call("ADD", "c2").netns("/x");
-    // host-local is told of no link, whatever the path.
+    // Whatever the path: host-local knows no link of the container.
     let container = Container::new();
     for path in [container.path(), "/no/such".into(), "/proc/self/status".into()] {
         net.call("ADD", "c1").netns(&path).result();
@@ -304,7 +304,7 @@ fn in_doubt_a_lease_stays() {
 }
 
 #[test]
-fn the_references_host_local_and_ours_heal_one_store() {
+fn a_store_shared_with_the_reference_is_reclaimed() {
     let Some(peer) = compare::peer("healing beside the reference's host-local") else { return };
     if !has_machine_id("healing beside the reference's host-local") {
         return;
@@ -353,7 +353,7 @@ fn the_references_host_local_and_ours_heal_one_store() {
 }
 
 #[test]
-fn a_freed_address_is_kept_back_for_as_long_as_asked() {
+fn a_freed_address_is_quarantined_for_the_configured_time() {
     let node = Node::new();
     let ipam = json!({"ranges": [[{"subnet": ONE}]], "reuseDelay": 600});
     let net = net(&node, "1.1.0", &ipam);
@@ -382,7 +382,7 @@ fn a_freed_address_is_kept_back_for_as_long_as_asked() {
 
 /// A container cannot hold up, or mislead, a call for another container by its processes, mounts and descriptors.
 #[test]
-fn no_other_process_is_looked_at() {
+fn other_processes_are_not_examined() {
     let node = Node::new();
     let net = bridged(&node, ONE);
     let containers = [Container::new(), Container::new()];
@@ -411,7 +411,7 @@ fn no_other_process_is_looked_at() {
 }
 
 #[test]
-fn an_add_waits_for_the_lock_once_also_when_it_is_taken_back() {
+fn add_waits_for_the_lock_once_even_with_rollback() {
     let node = Node::new();
     let mut ipam = node.host_local(&["198.51.100.0/24"]);
     ipam["lockTimeout"] = json!(4);
@@ -431,7 +431,7 @@ fn an_add_waits_for_the_lock_once_also_when_it_is_taken_back() {
 }
 
 #[test]
-fn a_lock_that_is_not_let_go_is_told_with_its_holder() {
+fn a_lock_timeout_names_the_holder() {
     let node = Node::new();
     let ipam = json!({"ranges": [[{"subnet": "198.51.100.0/24"}]], "lockTimeout": 1});
     let net = net(&node, "1.1.0", &ipam);

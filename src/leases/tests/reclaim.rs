@@ -35,7 +35,7 @@ fn listing(scene: &Scene, network: &str) -> LeaseListing {
 }
 
 #[test]
-fn a_lease_of_an_earlier_boot_is_reclaimed_whoever_made_it() {
+fn leases_of_an_earlier_boot_are_reclaimed() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
     scene.write("10.0.0.3", "container2\r\neth0");
@@ -55,7 +55,7 @@ fn a_lease_of_an_earlier_boot_is_reclaimed_whoever_made_it() {
 }
 
 #[test]
-fn leases_of_another_machine_are_in_doubt() {
+fn leases_of_another_machine_are_kept_as_uncertain() {
     let scene = Scene::new();
     let on = |machine| MACHINE.set(Some(machine));
     on("one");
@@ -81,7 +81,7 @@ fn leases_of_another_machine_are_in_doubt() {
 }
 
 #[test]
-fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
+fn a_new_lease_is_not_mistaken_for_the_recorded_one() {
     let scene = Scene::new();
     let later = SystemTime::now() + Duration::from_secs(5);
     for again in ["container1\r\neth0", "container1", "container2\r\neth0"] {
@@ -103,7 +103,7 @@ fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
 }
 
 #[test]
-fn an_index_that_another_link_has_got_is_no_life() {
+fn a_reused_link_index_does_not_prove_life() {
     isolate_test_thread();
     let scene = Scene::new();
     let (host, ns) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
@@ -128,7 +128,7 @@ fn an_index_that_another_link_has_got_is_no_life() {
 }
 
 #[test]
-fn notes_outlast_kills_while_the_journal_is_replaced() {
+fn notes_survive_kills_during_journal_replacement() {
     type Kill = fn(&Scene);
     isolate_test_thread();
     let kills: [(&str, Kill); 4] = [
@@ -156,7 +156,7 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
 }
 
 #[test]
-fn a_listing_tells_who_is_gone_and_changes_nothing() {
+fn listing_reports_dead_owners_and_changes_nothing() {
     isolate_test_thread();
     let scene = Scene::new();
     let ns = Netns::create_unnamed().unwrap();
@@ -220,7 +220,7 @@ fn freed_addresses_are_quarantined() {
 }
 
 #[test]
-fn why_an_address_was_reclaimed_is_told_with_its_next_lease() {
+fn the_next_lease_tells_why_the_address_was_reclaimed() {
     isolate_test_thread();
     let scene = Scene::new();
     scene.attach("192.0.2.2", owner(1), gone_end());

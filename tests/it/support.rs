@@ -1,0 +1,13 @@
+//! What the tests of several subjects share; nothing in it is a test of its own.
+
+pub(crate) mod chained;
+pub(crate) mod compare;
+pub(crate) mod conflist;
+pub(crate) mod faults;
+pub(crate) mod lifecycle;
+pub(crate) mod net;
+pub(crate) mod node;
+pub(crate) mod parallel;
+pub(crate) mod snapshot;
+pub(crate) mod strace;
+pub(crate) mod traffic;
