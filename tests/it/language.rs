@@ -260,6 +260,6 @@ fn every_help_documents_the_exit_status() {
         assert!(is_told || ["completion", "pause"].contains(&words[0]), "{command}: {help}");
     }
     let help = |tool: &str| node.cnibox(&[tool, "--help"]).printed();
-    assert!(help("gc").contains("\"cnitool gc\" is the runtime's GC"));
+    assert!(help("gc").contains("\"cnitool gc\" is the GC of a runtime"));
     assert!(help("cnitool").contains("\"cnibox gc\" works on the"));
 }

@@ -32,7 +32,7 @@ fn read_only_parameters_with_the_right_value_are_accepted() {
     let added = add(&container, "c1").run();
     assert_eq!(added.status, Some(0), "{added:?}");
     let said = "read-only file system; its file system is mounted read-only: mount it read-write; \
-                IPv6 addresses go if the interface is set down";
+                IPv6 addresses are lost if the interface is set down";
     assert_eq!(added.stderr.lines().count(), 1, "{added:?}");
     assert!(
         added.stderr.contains("keep_addr_on_down=1") && added.stderr.trim().ends_with(said),

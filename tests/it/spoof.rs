@@ -145,7 +145,7 @@ fn a_requested_mac_in_use_is_refused() {
             let start = format!("the MAC {mac} is in use on bridge \"br0\", by \"");
             assert!(error.msg.starts_with(&start), "{error:?}");
             let names =
-                owner.is_empty() || error.details.contains(&format!("container {owner} in"));
+                owner.is_empty() || error.details.contains(&format!("container {owner} has it in"));
             assert!(names && error.details.contains("request another MAC"), "{error:?}");
             settles(&before.0, || node.snapshot());
             settles(&before.1, || three.snapshot(&node));
@@ -191,7 +191,7 @@ fn a_mac_of_another_vlan_is_accepted() {
     call(7, 0).result();
     call(8, 1).result();
     let error = call(8, 2).error();
-    assert!(error.details.contains("container c1 in"), "{error:?}");
+    assert!(error.details.contains("container c1 has it in"), "{error:?}");
 }
 
 /// The reference lets the bridge learn from link-local frames.
