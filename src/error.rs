@@ -73,18 +73,13 @@ impl Error {
 
     /// The error object of another plugin: code and message stay as they are whatever context is
     /// added on the way up.
-    pub fn from_other_plugin(
-        code: ErrorCode,
-        msg: impl Into<String>,
-        details: impl Into<String>,
-    ) -> Error {
+    pub fn from_other_plugin(code: ErrorCode, msg: impl Into<String>, details: impl Into<String>) -> Error {
         Error { code, msg: msg.into(), details: details.into(), foreign: true }
     }
 
     /// A failed system call or file operation on `what`: `open /x: no such file or directory`.
     pub fn io(what: impl fmt::Display, cause: &io::Error) -> Error {
-        Error::new(ErrorCode::IO, format!("{what}: {}", io_text(cause)))
-            .with_details(io_remedy(cause))
+        Error::new(ErrorCode::IO, format!("{what}: {}", io_text(cause))).with_details(io_remedy(cause))
     }
 
     /// Sets the details: the remedy, or the circumstances.
@@ -215,12 +210,10 @@ mod tests {
 
     #[test]
     fn a_delegates_error_keeps_its_message() {
-        let error =
-            Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
+        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "").context("host-local");
         assert_eq!((error.code(), error.message()), (ErrorCode(105), "pool empty"));
         assert_eq!(error.details(), "host-local");
-        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "since noon")
-            .context("host-local");
+        let error = Error::from_other_plugin(ErrorCode(105), "pool empty", "since noon").context("host-local");
         assert_eq!(error.details(), "since noon");
     }
 

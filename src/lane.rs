@@ -36,8 +36,7 @@ pub struct KernelFeature {
 }
 
 pub const DUMMY: KernelFeature = KernelFeature { name: "dummy", probe: "ip link add p type dummy" };
-pub const VRF: KernelFeature =
-    KernelFeature { name: "vrf", probe: "ip link add p type vrf table 9" };
+pub const VRF: KernelFeature = KernelFeature { name: "vrf", probe: "ip link add p type vrf table 9" };
 pub const VLAN: KernelFeature = KernelFeature {
     name: "8021q",
     probe: "ip link add p type veth peer q && ip link add link p name p.5 type vlan id 5",
@@ -110,8 +109,7 @@ struct TestClock {
 
 impl Drop for TestClock {
     fn drop(&mut self) {
-        let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name())
-        else {
+        let (Some(path), Some(test)) = (std::env::var_os("CNIBOX_TIMES"), self.thread.name()) else {
             return;
         };
         let line = format!("{:.1}\t{test}\n", self.begin.elapsed().as_secs_f64());

@@ -58,11 +58,7 @@ impl NetnsIdentity {
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
         let ctime = meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec());
-        Some(NetnsIdentity {
-            dev: meta.dev(),
-            ino: meta.ino(),
-            ctime: if pinned { ctime } else { 0 },
-        })
+        Some(NetnsIdentity { dev: meta.dev(), ino: meta.ino(), ctime: if pinned { ctime } else { 0 } })
     }
 }
 
@@ -77,8 +73,8 @@ nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64,
 /// the cookie.
 pub fn current_cookie() -> Result<Option<u64>, NetnsError> {
     let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
-    let socket = socket(AddressFamily::Inet, kind, flags, None)
-        .map_err(|e| syscall_error("open a socket in", CURRENT, e))?;
+    let socket =
+        socket(AddressFamily::Inet, kind, flags, None).map_err(|e| syscall_error("open a socket in", CURRENT, e))?;
     Ok(getsockopt(&socket, NetnsCookie).ok())
 }
 
@@ -120,13 +116,7 @@ impl NetnsError {
                 let errno = cause.raw_os_error().map(Errno::from_raw);
                 matches!(
                     errno,
-                    Some(
-                        Errno::ENOENT
-                            | Errno::ENAMETOOLONG
-                            | Errno::ENOTDIR
-                            | Errno::ELOOP
-                            | Errno::ESRCH
-                    )
+                    Some(Errno::ENOENT | Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::ESRCH)
                 )
             }
             NetnsError::Stranded(_) => false,
@@ -191,9 +181,7 @@ impl Netns {
         let path = path.into();
         let magic = check_magic(&path)?;
         match File::open(&path) {
-            Ok(file) if is_of_another_kind(&path, &file) => {
-                Err(NetnsError::NotNamespace(path, magic))
-            }
+            Ok(file) if is_of_another_kind(&path, &file) => Err(NetnsError::NotNamespace(path, magic)),
             Ok(file) => Ok(Netns { file: Arc::new(file), path }),
             Err(cause) => Err(NetnsError::Io("open", path, cause)),
         }
@@ -248,8 +236,7 @@ impl Netns {
     }
 
     fn move_thread_into(&self) -> Result<(), NetnsError> {
-        setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|e| syscall_error("enter network namespace", &self.path, e))
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("enter network namespace", &self.path, e))
     }
 
     /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
@@ -268,8 +255,7 @@ impl Netns {
 
     /// Device and inode, which identify the namespace while it exists.
     pub fn device_and_inode(&self) -> Result<(u64, u64), NetnsError> {
-        let meta =
-            self.file.metadata().map_err(|e| NetnsError::Io("stat", self.path.clone(), e))?;
+        let meta = self.file.metadata().map_err(|e| NetnsError::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
     }
 }
@@ -384,11 +370,7 @@ mod tests {
         let there = Netns::create_unnamed().unwrap();
         let ids = [current_id, || Some(current_cookie().unwrap().expect("older than Linux 5.14"))];
         let of = |ns: &Netns| ids.map(|id| ns.run_inside(id).unwrap().unwrap());
-        let all = [
-            of(&Netns::open_current().unwrap()),
-            of(&there),
-            of(&Netns::create_unnamed().unwrap()),
-        ];
+        let all = [of(&Netns::open_current().unwrap()), of(&there), of(&Netns::create_unnamed().unwrap())];
         assert!(all.iter().all(|[id, cookie]| id == cookie && *id < 0xf000_0000), "{all:?}");
         assert!(all[0] != all[1] && all[1] != all[2] && all[2] != all[0] && all[1] == of(&there));
         assert!(current_inode().unwrap() >= 0xf000_0000);
@@ -400,11 +382,7 @@ mod tests {
         for (path, gone, text) in [
             ("/no/such", true, "failed to Statfs \"/no/such\": no such file or directory"),
             (file.path().to_str().unwrap(), true, "unknown FS magic on \"/"),
-            (
-                "/proc/self/status",
-                false,
-                "enter network namespace \"/proc/self/status\": invalid argument",
-            ),
+            ("/proc/self/status", false, "enter network namespace \"/proc/self/status\": invalid argument"),
         ] {
             assert_eq!(NetnsIdentity::at_path(Path::new(path)), None, "{path}");
             let error = Netns::open(path).and_then(|ns| ns.run_inside(|| ())).unwrap_err();
@@ -440,11 +418,7 @@ mod tests {
         }
         assert!(NetnsReturnGuard::for_current_thread().is_none());
         let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
-        assert!(
-            other
-                .run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap())
-                .unwrap()
-        );
+        assert!(other.run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap()).unwrap());
         assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }
 }

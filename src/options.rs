@@ -23,17 +23,12 @@ pub struct CommandOption {
 }
 
 /// An option without a short name.
-pub const fn long_option(
-    flag: &'static str,
-    value: &'static str,
-    about: &'static str,
-) -> CommandOption {
+pub const fn long_option(flag: &'static str, value: &'static str, about: &'static str) -> CommandOption {
     CommandOption { flag, short: None, value, about }
 }
 
 /// An option of every command.
-pub const HELP: CommandOption =
-    CommandOption { short: Some('h'), ..long_option("--help", "", "print this text") };
+pub const HELP: CommandOption = CommandOption { short: Some('h'), ..long_option("--help", "", "print this text") };
 /// An option of every command.
 pub const VERSION: CommandOption =
     CommandOption { short: Some('V'), ..long_option("--version", "", "print the version") };
@@ -69,9 +64,7 @@ pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<Parsed
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|wrong| usage_error(wrong.to_string()))? {
         let matches = |opt: &&CommandOption| match arg {
-            Arg::Long(name) => {
-                opt.flag.strip_prefix("--") == Some(name) || replaces_renamed(opt, name)
-            }
+            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name) || replaces_renamed(opt, name),
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
         };
@@ -108,9 +101,7 @@ fn replaces_renamed(opt: &CommandOption, name: &str) -> bool {
 
 /// Warns that `old` works in this minor version only, and names its replacement.
 pub fn warn_deprecated(old: &str, new: &str) {
-    log::write_line(format_args!(
-        "{old} is deprecated, and the next minor release refuses it: use {new}"
-    ));
+    log::write_line(format_args!("{old} is deprecated, and the next minor release refuses it: use {new}"));
 }
 
 impl CommandLine {

@@ -34,8 +34,7 @@ pub fn open_standard_files() -> nix::Result<()> {
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
     let mut states = files.map(|file| PollFd::new(file, PollFlags::empty()));
     poll(&mut states, PollTimeout::ZERO)?;
-    let is_closed =
-        |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
+    let is_closed = |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
     let modes = [OFlag::O_RDONLY, OFlag::O_RDONLY, OFlag::O_WRONLY];
     for (_, mode) in states.iter().zip(modes).filter(|(state, _)| is_closed(state)) {
         // The new descriptor has the lowest free number, and stays open.
@@ -49,9 +48,8 @@ pub fn open_standard_files() -> nix::Result<()> {
 pub fn run_applet(is_secure: bool) -> ExitCode {
     if is_secure && has_file_privileges() {
         log::write_line(ELEVATED);
-        let error = Error::internal(ELEVATED).with_details(
-            "remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"",
-        );
+        let error = Error::internal(ELEVATED)
+            .with_details("remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"");
         return run::print_error(&error, SpecVersion::NEWEST);
     }
     if is_secure {

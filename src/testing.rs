@@ -4,23 +4,20 @@ pub use crate::applets::APPLETS;
 pub use crate::framework::AppletKind;
 
 pub mod attachment {
-    pub use crate::attachment::{
-        AttachmentId, AttachmentRecord, EndProof, Liveness, LivenessDoubt,
-    };
+    pub use crate::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness, LivenessDoubt};
 }
 
 pub mod options {
     pub use crate::options::{
-        CommandOption, ParsedCommandLine, help_text, long_option, parse_args, unknown_word_error,
-        version_text,
+        CommandOption, ParsedCommandLine, help_text, long_option, parse_args, unknown_word_error, version_text,
     };
     pub use crate::tool::multicall::flags_by_tool;
 }
 
 pub mod netlink {
     pub use crate::netlink::{
-        KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress,
-        OnOffSetting, RouteAddMode, VethPeer,
+        KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode,
+        VethPeer,
     };
 }
 

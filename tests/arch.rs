@@ -130,8 +130,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// The files with unsafe code.
-const UNSAFE: &[&str] =
-    &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
+const UNSAFE: &[&str] = &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
 
 /// Words, and the only files or directories below `src` that may contain them.
 const PLACES: &[(&str, &[&str])] = &[
@@ -175,16 +174,7 @@ const PLACES: &[(&str, &[&str])] = &[
             "tool/install/files.rs",
         ],
     ),
-    (
-        "OpenOptions",
-        &[
-            "files/dir.rs",
-            "iface/tun.rs",
-            "lane.rs",
-            "tool/install/files.rs",
-            "tool/sysdump/mod.rs",
-        ],
-    ),
+    ("OpenOptions", &["files/dir.rs", "iface/tun.rs", "lane.rs", "tool/install/files.rs", "tool/sysdump/mod.rs"]),
 ];
 
 /// Module names that describe no purpose.
@@ -262,8 +252,7 @@ impl Source {
             }
             let Some(name) = start.find(|word| *word != "fn") else { continue };
             let mut text = first.to_owned();
-            while !text.ends_with([';', '}']) || text.lines().next_back().unwrap().starts_with(' ')
-            {
+            while !text.ends_with([';', '}']) || text.lines().next_back().unwrap().starts_with(' ') {
                 let Some(line) = lines.next() else { break };
                 text = format!("{text}\n{line}");
             }
@@ -520,10 +509,7 @@ fn import_cycles_are_found_through_a_list_of_names() {
 fn import_cycles_are_found_through_an_item_of_mod_rs() {
     let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
     let mut all = [
-        source(
-            "a/mod.rs",
-            "mod b;\nmod c;\nconst ALL: &[X] = &[\n    c::X,\n];\nconst ONE: u8 = one.ALL();\n",
-        ),
+        source("a/mod.rs", "mod b;\nmod c;\nconst ALL: &[X] = &[\n    c::X,\n];\nconst ONE: u8 = one.ALL();\n"),
         source("a/b/mod.rs", "mod d;\n"),
         source("a/b/d.rs", "use crate::a::{ALL, ONE};\n"),
         source("a/c.rs", "use super::b::B;\n"),
@@ -543,8 +529,7 @@ fn the_conformance_suite_uses_nothing_of_the_library() {
     let broken: Vec<String> = dependencies.filter(is_own).map(str::to_owned).collect();
     fail_on("dependencies on this repository", &broken);
     let leaves = |source: &&Source| source.text.contains("#[path");
-    let broken =
-        sources_of(SUITE).iter().filter(leaves).map(|it| it.path.clone()).collect::<Vec<_>>();
+    let broken = sources_of(SUITE).iter().filter(leaves).map(|it| it.path.clone()).collect::<Vec<_>>();
     fail_on("files that include others", &broken);
 }
 

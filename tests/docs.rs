@@ -12,8 +12,7 @@ use cnibox::testing::AppletKind;
 use cnibox_tests::root;
 
 /// The required parts of a page, in this order: an example, and headings.
-const SECTIONS: [&str; 6] =
-    ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
+const SECTIONS: [&str; 6] = ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
 
 fn plugins() -> impl Iterator<Item = &'static str> {
     APPLETS.iter().filter(|applet| applet.kind != AppletKind::Tool).map(|applet| applet.name)
@@ -87,9 +86,7 @@ fn keys(text: &str) -> Vec<(String, String)> {
             }
             if let Some((field, _)) = line.split_once(':') {
                 let field = field.rsplit(' ').next().unwrap();
-                let is_skipped = ["(skip)", "skip_deserializing", "flatten"]
-                    .iter()
-                    .any(|s| attribute.contains(s));
+                let is_skipped = ["(skip)", "skip_deserializing", "flatten"].iter().any(|s| attribute.contains(s));
                 if !is_skipped {
                     let key = renamed(&attribute).unwrap_or_else(|| written(field, camel));
                     found.push((key, item.clone()));
@@ -122,9 +119,7 @@ fn written(field: &str, camel: bool) -> String {
 /// The words in a page's code spans: `ipam.ranges` yields `ipam` and `ranges`.
 fn words(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
-    spans
-        .flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c))))
-        .collect()
+    spans.flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c)))).collect()
 }
 
 /// The keys in the first column of a page's tables: the last word of each span.
@@ -213,9 +208,7 @@ fn the_operator_guide_lists_every_option_of_every_tool() {
     for (command, flags) in &tools {
         let tool = command.trim_start_matches("cnibox ");
         for flag in flags.iter().filter(|flag| !["--help", "--version"].contains(flag)) {
-            let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| {
-                options.contains(flag) && tools.contains(&tool)
-            };
+            let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| options.contains(flag) && tools.contains(&tool);
             let is_old = tool == "install" && *flag == "--watch";
             assert!(is_old || rows.iter().any(is_row), "docs/operator.md: {tool} {flag}");
         }
@@ -235,10 +228,7 @@ fn the_image_guide_lists_every_plugin() {
     let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();
     for name in plugins() {
         let row = format!("| `{name}` |");
-        assert!(
-            text.contains(&row),
-            "docs/image-builder.md: add the row \"{row} kernel | files |\""
-        );
+        assert!(text.contains(&row), "docs/image-builder.md: add the row \"{row} kernel | files |\"");
     }
 }
 
@@ -280,8 +270,7 @@ fn unsaid<'t>(messages: impl Iterator<Item = &'t str>) -> Vec<(&'t str, &'t str)
         "file exists",
     ];
     let sources = sources(&root().join("src"));
-    let parts =
-        messages.flat_map(|message| fixed_parts(message).into_iter().map(move |p| (message, p)));
+    let parts = messages.flat_map(|message| fixed_parts(message).into_iter().map(move |p| (message, p)));
     parts.filter(|(_, part)| !ERRNO.contains(part) && !sources.contains(part)).collect()
 }
 
@@ -310,10 +299,7 @@ fn every_file_names_the_version_of_the_manifest() {
     let version = env!("CARGO_PKG_VERSION");
     let places = [
         ("packaging/kubernetes/base/kustomization.yaml", format!("    newTag: {version}\n")),
-        (
-            "packaging/helm/cnibox/Chart.yaml",
-            format!("\nversion: {version}\nappVersion: {version}\n"),
-        ),
+        ("packaging/helm/cnibox/Chart.yaml", format!("\nversion: {version}\nappVersion: {version}\n")),
     ];
     for (path, line) in places {
         let manifest = fs::read_to_string(root().join(path)).unwrap();
@@ -375,13 +361,10 @@ fn links_between_pages_are_valid() {
         let text = fs::read_to_string(&page).unwrap();
         for link in links(&text) {
             let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
-            let target =
-                if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
             let is_there = target.exists()
                 && (anchor.is_empty()
-                    || anchors(&fs::read_to_string(&target).unwrap())
-                        .iter()
-                        .any(|known| known == anchor));
+                    || anchors(&fs::read_to_string(&target).unwrap()).iter().any(|known| known == anchor));
             if !is_there {
                 dead.push(format!("{}: {link}", page.strip_prefix(root()).unwrap().display()));
             }
@@ -392,8 +375,7 @@ fn links_between_pages_are_valid() {
 
 #[test]
 fn links_of_a_page_are_found() {
-    let text =
-        "a [b](c.md#d-e) `[x](no)` ![p](q.svg)\n```\n[x](no)\n```\n    [x](no)\n<img src=\"r\">";
+    let text = "a [b](c.md#d-e) `[x](no)` ![p](q.svg)\n```\n[x](no)\n```\n    [x](no)\n<img src=\"r\">";
     assert_eq!(links(text), ["c.md#d-e", "q.svg", "r"]);
     assert_eq!(anchors("# The `keys` of 1.0, and more\ntext"), ["the-keys-of-10-and-more"]);
 }
@@ -401,8 +383,7 @@ fn links_of_a_page_are_found() {
 #[test]
 fn the_book_has_every_page() {
     let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
-    let listed: Vec<_> =
-        links(&summary).iter().map(|link| root().join("docs").join(link)).collect();
+    let listed: Vec<_> = links(&summary).iter().map(|link| root().join("docs").join(link)).collect();
     let is_listed = |page: &Path| {
         let page = fs::canonicalize(page).unwrap();
         listed.iter().any(|known| fs::canonicalize(known).is_ok_and(|known| known == page))
@@ -416,16 +397,12 @@ fn the_book_has_every_page() {
 #[test]
 fn the_readme_has_the_figures_of_the_scoreboard() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
-    let (readme, sanity) =
-        (read("README.md") + &read("docs/comparison.md"), read("docs/cni-sanity.md"));
+    let (readme, sanity) = (read("README.md") + &read("docs/comparison.md"), read("docs/cni-sanity.md"));
     let board = sanity.split("| plugins | required |").nth(1).unwrap();
     for side in ["cnibox", "reference", "k3s"] {
         let row = board.lines().find(|line| line.starts_with(&format!("| {side}"))).unwrap();
         let required = row.split('|').nth(2).unwrap().trim();
-        assert!(
-            readme.contains(required),
-            "README.md: {side} has {required} in docs/cni-sanity.md"
-        );
+        assert!(readme.contains(required), "README.md: {side} has {required} in docs/cni-sanity.md");
     }
     let rust = env!("CARGO_PKG_RUST_VERSION");
     assert!(readme.contains(&format!("Rust {rust} or newer")), "README.md: Rust {rust} or newer");

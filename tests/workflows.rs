@@ -75,8 +75,8 @@ fn wrong_step(step: &Yaml, targets: &[String]) -> Option<String> {
         return wrong_command(command, targets);
     }
     let action = step["uses"].as_str().unwrap_or_default();
-    let keeps_token = action.starts_with("actions/checkout@")
-        && step["with"]["persist-credentials"].as_bool() != Some(false);
+    let keeps_token =
+        action.starts_with("actions/checkout@") && step["with"]["persist-credentials"].as_bool() != Some(false);
     keeps_token.then(|| "the checkout keeps the token: persist-credentials: false".to_owned())
 }
 

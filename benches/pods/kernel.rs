@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use cnibox::testing::netlink::{
-    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting,
-    RouteAddMode, VethPeer,
+    KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode, VethPeer,
 };
 use cnibox::testing::netns::Netns;
 

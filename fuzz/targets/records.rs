@@ -1,8 +1,8 @@
 //! Input of the DHCP daemon (lease files, requests of plugins) and of its clients (replies).
 #![no_main]
 
-use cnibox::testing::fuzz::dhcp::rpc::{Answer, Request};
 use cnibox::testing::fuzz::dhcp::record;
+use cnibox::testing::fuzz::dhcp::rpc::{Answer, Request};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

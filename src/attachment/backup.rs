@@ -41,8 +41,7 @@ impl BackupFile {
     pub fn write_content(&self, content: &[u8]) -> FileResult<()> {
         dir::ensure_directory(&self.dir, 0o700)?;
         // Volatile, because a power cut also ends the interface.
-        AtomicWriter::new(&self.temporary, Durability::Volatile)
-            .replace_file(&self.path, content, 0o600)
+        AtomicWriter::new(&self.temporary, Durability::Volatile).replace_file(&self.path, content, 0o600)
     }
 
     /// Removes the file and its temporary file, if they exist.
@@ -157,9 +156,7 @@ mod tests {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         for file in [file.clone(), BackupFile::new(&file.path, &OWNER)] {
             assert!(
-                file.read_content().is_err()
-                    && read_backups(&file.dir).is_err()
-                    && file.write_content(b"").is_err()
+                file.read_content().is_err() && read_backups(&file.dir).is_err() && file.write_content(b"").is_err()
             );
         }
     }

@@ -68,10 +68,7 @@ pub(super) fn record_path(name: &str, instance: &str) -> PathBuf {
 
 /// The path of the record of an attachment, and its temporary path.
 fn attachment_paths(owner: AttachmentId<'_>) -> (PathBuf, PathBuf) {
-    (
-        record_path(ATTACHMENTS, &owner.instance_id()),
-        temporary_path(&record_directory(ATTACHMENTS), &owner),
-    )
+    (record_path(ATTACHMENTS, &owner.instance_id()), temporary_path(&record_directory(ATTACHMENTS), &owner))
 }
 
 /// The instances of `network`, or of all networks, that have a file in the directory.
@@ -84,11 +81,7 @@ pub(super) fn list_instances(name: &str, network: Option<&str>) -> Vec<String> {
 }
 
 /// Like [`list_instances`], without the attachments `valid`.
-pub(super) fn stale_instances(
-    name: &str,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Vec<String> {
+pub(super) fn stale_instances(name: &str, network: &str, valid: &[AttachmentId<'_>]) -> Vec<String> {
     let valid: HashSet<String> = valid.iter().map(AttachmentId::instance_id).collect();
     let mut stale = list_instances(name, Some(network));
     stale.retain(|instance| !valid.contains(instance));
@@ -147,11 +140,7 @@ fn is_written_here(record: &AttachmentRecord, here: &HostNetnsIds) -> bool {
 }
 
 /// The record of the instance in a directory, if it was written here.
-pub(super) fn read_record(
-    name: &str,
-    instance: &str,
-    here: &HostNetnsIds,
-) -> Option<AttachmentRecord> {
+pub(super) fn read_record(name: &str, instance: &str, here: &HostNetnsIds) -> Option<AttachmentRecord> {
     let record = load_record(&record_path(name, instance)).ok()??;
     let is_it = record.attachment_id().instance_id() == instance && is_written_here(&record, here);
     is_it.then_some(record)
@@ -165,8 +154,7 @@ impl AttachmentRecord {
 
     /// The record of an attachment, to be changed; an error if it cannot be read.
     pub(super) fn load_for_change(owner: AttachmentId<'_>) -> io::Result<Option<AttachmentRecord>> {
-        Ok(load_record(&attachment_paths(owner).0)?
-            .filter(|record| record.attachment_id() == owner))
+        Ok(load_record(&attachment_paths(owner).0)?.filter(|record| record.attachment_id() == owner))
     }
 
     /// The record of this [instance](AttachmentId::instance_id), if there is one for this host.
@@ -194,8 +182,7 @@ impl AttachmentRecord {
 
     /// All records of `network`, or of all networks.
     pub fn read_all(network: Option<&str>) -> Vec<AttachmentRecord> {
-        let (here, instances) =
-            (host_netns_ids(), list_instances(ATTACHMENTS, network).into_iter());
+        let (here, instances) = (host_netns_ids(), list_instances(ATTACHMENTS, network).into_iter());
         instances.filter_map(|instance| read_record(ATTACHMENTS, &instance, &here)).collect()
     }
 
@@ -223,8 +210,7 @@ impl AttachmentRecord {
     /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
-        let add_link =
-            |ip: &IpAddr| link_record(&address_directory(*ip).join(&instance), &instance);
+        let add_link = |ip: &IpAddr| link_record(&address_directory(*ip).join(&instance), &instance);
         let written = self.save_record().and_then(|()| self.ips.iter().try_for_each(add_link));
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
@@ -275,9 +261,7 @@ impl AttachmentRecord {
 /// temporary file that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
-    let is_its = |record: &AttachmentRecord| {
-        record.plugin == plugin && is_written_here(record, &host_netns_ids())
-    };
+    let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record, &host_netns_ids());
     match load_record(&path) {
         Ok(Some(record)) if is_its(&record) => record.remove_with_addresses()?,
         Ok(Some(_)) => return Ok(()),
@@ -291,13 +275,9 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
 /// Removes all records of this host, links to records that no longer exist, and the files of release 0.2.0: from now on
 /// other plugins are responsible for the attachments.
 pub fn remove_all_records() -> Result<()> {
-    AttachmentRecord::read_all(None)
-        .iter()
-        .try_for_each(AttachmentRecord::remove_with_addresses)?;
+    AttachmentRecord::read_all(None).iter().try_for_each(AttachmentRecord::remove_with_addresses)?;
     let (here, directories) = (host_netns_ids(), fs::read_dir(DIR).into_iter().flatten().flatten());
-    for entry in
-        directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten()
-    {
+    for entry in directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten() {
         let path = entry.path();
         let is_old = || matches!(load_record(&path), Ok(Some(old)) if is_written_here(&old, &here));
         if (path.is_symlink() && !path.exists()) || is_old() {

@@ -45,8 +45,8 @@ impl RecordStore {
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn add_part<T: Serialize>(self, owner: AttachmentId<'_>, content: T) {
         let save = || {
-            let mut record = AttachmentRecord::load_for_change(owner)?
-                .unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
+            let mut record =
+                AttachmentRecord::load_for_change(owner)?.unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
             record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
             record.save_record()?;
             let instance = owner.instance_id();
@@ -54,9 +54,7 @@ impl RecordStore {
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
-            file::log_unrecorded(format_args!(
-                "{e}; flushed rules of this attachment will not be restored"
-            ));
+            file::log_unrecorded(format_args!("{e}; flushed rules of this attachment will not be restored"));
         }
     }
 
@@ -95,8 +93,7 @@ impl RecordStore {
 
     /// Whether any attachment is listed under the feature.
     pub fn is_used(self) -> bool {
-        fs::read_dir(file::record_directory(self.0))
-            .is_ok_and(|mut directory| directory.next().is_some())
+        fs::read_dir(file::record_directory(self.0)).is_ok_and(|mut directory| directory.next().is_some())
     }
 
     /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the feature.
@@ -106,8 +103,7 @@ impl RecordStore {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read_content<T: DeserializeOwned>(self, owner: AttachmentId<'_>) -> Option<T> {
-        serde_json::from_value(self.read_part(&owner.instance_id(), &host_netns_ids())?.content)
-            .ok()
+        serde_json::from_value(self.read_part(&owner.instance_id(), &host_netns_ids())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
@@ -130,8 +126,7 @@ impl RecordStore {
         instances: Vec<String>,
     ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
         let here = host_netns_ids();
-        let parts =
-            instances.into_iter().filter_map(move |instance| self.read_part(&instance, &here));
+        let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance, &here));
         parts.filter_map(|StoredRecord { record, content }| {
             Some(StoredRecord { record, content: serde_json::from_value(content).ok()? })
         })
@@ -143,8 +138,7 @@ impl RecordStore {
         let mut all: Vec<StoredRecord<T>> = self.iter_parts().collect();
         let records: Vec<&AttachmentRecord> = all.iter().map(|stored| &stored.record).collect();
         let mut lives = AttachmentRecord::liveness_of_all(&records).into_iter();
-        let is_here =
-            |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+        let is_here = |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
         all.retain(|_| lives.next().is_some_and(is_here));
         all
     }

@@ -64,9 +64,7 @@ impl fmt::Display for LivenessDoubt {
         f.write_str(match self {
             LivenessDoubt::NoHostEnd => "it has no link on the host that would show its end",
             LivenessDoubt::OtherNamespace => "it was made in another network namespace of the host",
-            LivenessDoubt::OtherBoot => {
-                "it was made in another boot, not certainly an earlier one of this machine"
-            }
+            LivenessDoubt::OtherBoot => "it was made in another boot, not certainly an earlier one of this machine",
             LivenessDoubt::Unlabelled(index) => {
                 return write!(f, "the link with index {index} no longer has its alias");
             }
@@ -98,9 +96,7 @@ impl HostPairEnd {
     /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of a pair.
     pub fn from_link(owner: AttachmentId<'_>, host: &Netlink, link: &Link) -> Option<HostPairEnd> {
         let labelled = instance_in_label(&link.alias) == Some(&owner.instance_id());
-        HostPairEnd::from_labelled_link(host, link)
-            .filter(|_| is_pair(link))
-            .map(|end| HostPairEnd { labelled, ..end })
+        HostPairEnd::from_labelled_link(host, link).filter(|_| is_pair(link)).map(|end| HostPairEnd { labelled, ..end })
     }
 }
 
@@ -125,10 +121,7 @@ pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
 }
 
 /// The liveness of one attachment, by a socket of the calling thread's network namespace.
-pub fn judge_by_socket<'h>(
-    evidence: &LivenessEvidence<'_>,
-    host: &dyn Fn() -> NetlinkResult<&'h Netlink>,
-) -> Liveness {
+pub fn judge_by_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> NetlinkResult<&'h Netlink>) -> Liveness {
     match evidence.made {
         BootRelation::Earlier => return Liveness::Gone(EndProof::EarlierBoot),
         BootRelation::Elsewhere => return Liveness::Unknown(LivenessDoubt::OtherBoot),

@@ -14,9 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
-use super::liveness::{
-    HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness,
-};
+use super::liveness::{HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness};
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
 use crate::netns::{self, NetnsIdentity};
@@ -85,9 +83,7 @@ impl AttachmentRecord {
 
     /// Whether the attachment exists.
     pub fn liveness(&self) -> Liveness {
-        AttachmentRecord::liveness_of_all(&[self])
-            .pop()
-            .unwrap_or(Liveness::Unknown(LivenessDoubt::NoRecord))
+        AttachmentRecord::liveness_of_all(&[self]).pop().unwrap_or(Liveness::Unknown(LivenessDoubt::NoRecord))
     }
 
     /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.

@@ -30,9 +30,8 @@ fn find_in_path(name: &str, path: &OsStr) -> Option<PathBuf> {
     let system = OsString::from(SYSTEM_PATH);
     let dirs = std::env::split_paths(path).chain(std::env::split_paths(&system));
     let files = dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
-    let is_executable = |file: &PathBuf| {
-        fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-    };
+    let is_executable =
+        |file: &PathBuf| fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     files.into_iter().find(is_executable)
 }
 
@@ -66,8 +65,7 @@ impl ProgramOutput {
 pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<ProgramOutput> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = [&[name.as_str()], args].concat().join(" ");
-    let failed =
-        |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
+    let failed = |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
     let span = trace::begin_span("process");
     span.add_text("process.command", || line.as_str());
     netns::require_home_netns()?;

@@ -23,8 +23,7 @@ impl ContainerId {
             return Err(Error::new(ErrorCode::UNKNOWN_CONTAINER, "missing containerID"));
         }
         if !is_identifier(text) {
-            let error =
-                Error::new(ErrorCode::INVALID_ENVIRONMENT, "invalid characters in containerID");
+            let error = Error::new(ErrorCode::INVALID_ENVIRONMENT, "invalid characters in containerID");
             return Err(error.with_details(text));
         }
         Ok(ContainerId(text.to_owned()))
@@ -38,11 +37,9 @@ impl NetworkName {
             return Err(Error::config("missing network name"));
         }
         if !is_identifier(text) {
-            return Err(
-                Error::config("invalid characters found in network name").with_details(format!(
-                    "{text}; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit"
-                ))
-            );
+            return Err(Error::config("invalid characters found in network name").with_details(format!(
+                "{text}; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit"
+            )));
         }
         Ok(NetworkName(text.to_owned()))
     }

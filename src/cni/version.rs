@@ -71,9 +71,7 @@ impl SpecVersion {
     pub fn result_layout(self) -> ResultLayout {
         match self {
             SpecVersion::V0_1_0 | SpecVersion::V0_2_0 => ResultLayout::Ip4Ip6,
-            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => {
-                ResultLayout::TypedIps
-            }
+            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => ResultLayout::TypedIps,
             SpecVersion::V1_0_0 | SpecVersion::V1_1_0 => ResultLayout::Current,
         }
     }
@@ -126,8 +124,7 @@ impl From<SpecVersion> for VersionNumber {
 /// spelling, else the next older one, else the oldest.
 pub fn nearest_supported(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
     let wanted = parse_parts(text.trim().trim_start_matches(['v', 'V'])).map(VersionNumber);
-    let is_older =
-        |v: &&SpecVersion| wanted.is_none_or(|wanted| VersionNumber::from(**v) <= wanted);
+    let is_older = |v: &&SpecVersion| wanted.is_none_or(|wanted| VersionNumber::from(**v) <= wanted);
     supported.iter().rfind(is_older).or(supported.first()).copied()
 }
 
@@ -171,10 +168,7 @@ mod tests {
             ("0.0.1", "0.1.0"),
             ("latest", "1.1.0"),
         ] {
-            assert_eq!(
-                nearest_supported(text, &SpecVersion::ALL).map(SpecVersion::as_str),
-                Some(expected)
-            );
+            assert_eq!(nearest_supported(text, &SpecVersion::ALL).map(SpecVersion::as_str), Some(expected));
         }
         assert_eq!(nearest_supported("0.3.1", &old), Some(SpecVersion::V0_4_0));
         assert_eq!(nearest_supported("1.1.0", &old), Some(SpecVersion::V1_0_0));

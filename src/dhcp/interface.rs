@@ -21,8 +21,8 @@ use crate::iface::configure;
 use crate::iface::inside::ContainerNetns;
 use crate::log;
 use crate::netlink::{
-    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, MacAddress, Netlink,
-    NewLinkAddress, OperationalState, RouteAddMode, RouteFilter,
+    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, OperationalState,
+    RouteAddMode, RouteFilter,
 };
 use crate::netns::Netns;
 
@@ -31,8 +31,7 @@ const CARRIER: Duration = Duration::from_secs(2);
 /// `RTPROT_KERNEL`: routes that the kernel adds and deletes with their addresses.
 const RTPROT_KERNEL: u8 = 2;
 /// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a runtime waits for this.
-const CONFIRMATIONS: [Duration; 3] =
-    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
+const CONFIRMATIONS: [Duration; 3] = [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
 
@@ -49,8 +48,7 @@ pub fn bring_up(ifname: &str) -> Result<MacAddress> {
             .change_link(link.index, LinkChange::new().set_up())
             .context(|| format!("failed to set \"{ifname}\" UP"))?;
     }
-    let ready =
-        |link: &Link| matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown);
+    let ready = |link: &Link| matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown);
     netlink.wait_for_link(link.index, CARRIER, ready)?;
     Ok(mac)
 }
@@ -86,10 +84,7 @@ impl DhcpLeaseChange {
         }
         if let Some(new) = &self.new {
             if !has(new) {
-                let address = NewLinkAddress {
-                    dad: DuplicateDetection::Off,
-                    ..NewLinkAddress::new(new.ip_net())
-                };
+                let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(new.ip_net()) };
                 inside.netlink.add_address(link.index, &address)?;
             }
             configure::add_routes(&inside, &link, &new.ipam_result(self.priority))?;
@@ -108,12 +103,7 @@ impl DhcpLeaseChange {
     }
 
     /// Deletes routes and address. The kernel deletes routes with the last address only.
-    fn remove_old_lease(
-        &self,
-        inside: &ContainerNetns<'_>,
-        link: &Link,
-        old: &DhcpLease,
-    ) -> Result<()> {
+    fn remove_old_lease(&self, inside: &ContainerNetns<'_>, link: &Link, old: &DhcpLease) -> Result<()> {
         for route in &old.ipam_result(self.priority).routes {
             let mut kernel = KernelRoute::new(route.dst);
             kernel.gw = route.gw.filter(|gw| !gw.is_unspecified());
@@ -129,8 +119,7 @@ impl DhcpLeaseChange {
 
     /// Restores the routes of other programs, such as a chained plugin, as far as the kernel accepts them.
     fn restore_routes(&self, inside: &ContainerNetns<'_>, routes: &[KernelRoute]) {
-        let old =
-            self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
+        let old = self.old.as_ref().map(|old| old.ipam_result(self.priority).routes).unwrap_or_default();
         let ours = |route: &KernelRoute| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
         let local = |route: &KernelRoute| route.protocol == Some(RTPROT_KERNEL);
         for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
@@ -167,16 +156,11 @@ pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
     match release {
         ReleaseMessage::V4(message, ends) => {
             let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
-            send_release_v4(ifname, message, ends)
-                .map_err(|e| Error::io(ifname, &e))
-                .context(failed)
+            send_release_v4(ifname, message, ends).map_err(|e| Error::io(ifname, &e)).context(failed)
         }
         ReleaseMessage::V6(message, _) => {
             let failed = || "failed to release DHCPv6 lease";
-            if send_release_v6(ifname, message)
-                .map_err(|e| Error::io(ifname, &e))
-                .context(failed)?
-            {
+            if send_release_v6(ifname, message).map_err(|e| Error::io(ifname, &e)).context(failed)? {
                 return Ok(());
             }
             Err(Error::internal(failed()).with_details("the server did not confirm the release"))
@@ -185,11 +169,7 @@ pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
 }
 
 /// Sends one message from the leased address to the Ethernet address that the server replied from.
-fn send_release_v4(
-    ifname: &str,
-    mut message: MessageV4,
-    mut ends: FrameAddresses,
-) -> io::Result<()> {
+fn send_release_v4(ifname: &str, mut message: MessageV4, mut ends: FrameAddresses) -> io::Result<()> {
     // A chained plugin may have changed the interface's address.
     message.chaddr = socket::mac_address(ifname)?;
     ends.src_mac = message.chaddr;
@@ -213,19 +193,14 @@ fn send_release_v6(ifname: &str, mut message: Dhcp6Message) -> io::Result<bool> 
     Ok(false)
 }
 
-fn wait_for_confirmation(
-    mut socket: &Socket,
-    sent: &Dhcp6Message,
-    timeout: Duration,
-) -> io::Result<bool> {
+fn wait_for_confirmation(mut socket: &Socket, sent: &Dhcp6Message, timeout: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; BUFFER];
     while socket::wait_readable(socket, deadline)? {
         let length = socket.read(&mut buffer)?;
         let is_reply = |message: Dhcp6Message| {
             message.kind == Dhcp6MessageKind::Reply
-                && (message.xid, &message.client, &message.server)
-                    == (sent.xid, &sent.client, &sent.server)
+                && (message.xid, &message.client, &message.server) == (sent.xid, &sent.client, &sent.server)
         };
         if Dhcp6Message::decode(&buffer[..length]).is_some_and(is_reply) {
             return Ok(true);

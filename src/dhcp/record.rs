@@ -72,9 +72,7 @@ impl DhcpRecord {
                 let options = self.options.clone();
                 let client = machine::v4::Dhcp4Client { mac, broadcast, options, timing };
                 Box::new(match &self.lease {
-                    Some(DhcpLease::V4(lease)) => {
-                        ClientMachine::resume_lease(client, lease.clone(), random)
-                    }
+                    Some(DhcpLease::V4(lease)) => ClientMachine::resume_lease(client, lease.clone(), random),
                     _ => ClientMachine::new(client, now, limit, random),
                 })
             }
@@ -82,9 +80,7 @@ impl DhcpRecord {
                 let (duid, iaid) = (self.client_duid(), v6::interface_iaid(&self.key.ifname));
                 let client = machine::v6::Dhcp6Client { duid, iaid, mac, timing, sol_max_rt: None };
                 Box::new(match &self.lease {
-                    Some(DhcpLease::V6(lease)) => {
-                        ClientMachine::resume_lease(client, lease.clone(), random)
-                    }
+                    Some(DhcpLease::V6(lease)) => ClientMachine::resume_lease(client, lease.clone(), random),
                     _ => ClientMachine::new(client, now, limit, random),
                 })
             }
@@ -144,10 +140,7 @@ impl DhcpRecordStore {
     }
 
     fn from_directory(dir: PathBuf) -> DhcpRecordStore {
-        DhcpRecordStore {
-            dir,
-            boot: sysctl::read_value("kernel/random/boot_id").unwrap_or_default(),
-        }
+        DhcpRecordStore { dir, boot: sysctl::read_value("kernel/random/boot_id").unwrap_or_default() }
     }
 
     pub fn directory_path(&self) -> &Path {
@@ -179,24 +172,20 @@ impl DhcpRecordStore {
     /// Removes a record, if it exists.
     pub fn remove_record(&self, key: &DhcpLeaseKey) -> Result<()> {
         match fs::remove_file(self.dir.join(file_name(key))) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                Err(Error::io(format_args!("remove the lease of {key}"), &e))
-            }
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(format_args!("remove the lease of {key}"), &e)),
             _ => Ok(()),
         }
     }
 
     /// The record of `key`.
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
-        let content =
-            self.read_record_file(&file_name(key)).filter(|content| content.boot == self.boot)?;
+        let content = self.read_record_file(&file_name(key)).filter(|content| content.boot == self.boot)?;
         Some(content.record).filter(|record| record.key == *key)
     }
 
     /// All records. Records of another boot are removed; foreign files are not.
     pub fn load_all(&self) -> Vec<DhcpRecord> {
-        let names =
-            OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
+        let names = OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
         let mut found = Vec::new();
         for name in names.iter().filter(|name| is_own_name(name)) {
             let path = self.dir.join(name);
@@ -295,11 +284,7 @@ mod tests {
             search: vec!["example.com".to_owned()],
         };
         let record = record(id);
-        DhcpRecord {
-            key: record.key.with_family(DhcpFamily::V6),
-            lease: Some(DhcpLease::V6(lease)),
-            ..record
-        }
+        DhcpRecord { key: record.key.with_family(DhcpFamily::V6), lease: Some(DhcpLease::V6(lease)), ..record }
     }
 
     #[test]
@@ -346,11 +331,7 @@ mod tests {
     #[test]
     fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
-        assert_eq!(
-            one.client_duid(),
-            record_v6("b").client_duid(),
-            "the configured identifier, whatever the key"
-        );
+        assert_eq!(one.client_duid(), record_v6("b").client_duid(), "the configured identifier, whatever the key");
         let plain = |id: &str| DhcpRecord { options: Dhcp4Options::new(), ..record_v6(id) };
         assert_ne!(plain("a").client_duid(), plain("b").client_duid());
     }
@@ -381,11 +362,8 @@ mod tests {
         let path = records.dir.join(file_name(&record("a").key));
         let text = fs::read_to_string(&path).unwrap();
         let of_before = text.replace(&records.boot, "another");
-        let foreign = [
-            "daemon.json".to_owned(),
-            format!("{}.json", "0".repeat(32)),
-            file_name(&record("a").key).to_uppercase(),
-        ];
+        let foreign =
+            ["daemon.json".to_owned(), format!("{}.json", "0".repeat(32)), file_name(&record("a").key).to_uppercase()];
         for name in &foreign {
             fs::write(records.dir.join(name), &of_before).unwrap();
         }

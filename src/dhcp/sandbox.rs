@@ -62,10 +62,7 @@ enum SandboxAccess {
 impl LeaseSandbox {
     /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can
     /// open.
-    pub fn from_passed(
-        path: PathBuf,
-        passed: PassedDescriptors,
-    ) -> Result<LeaseSandbox, InterfaceError> {
+    pub fn from_passed(path: PathBuf, passed: PassedDescriptors) -> Result<LeaseSandbox, InterfaceError> {
         let Some(netns) = passed.netns.map(|netns| Netns::from_descriptor(netns, &path)) else {
             return LeaseSandbox::from_mount(path, None);
         };
@@ -73,10 +70,7 @@ impl LeaseSandbox {
         let Some(directory) = passed.directory else {
             return LeaseSandbox::from_mount(path, Some(id));
         };
-        let sandbox = LeaseSandbox {
-            id,
-            way: SandboxAccess::Link(netns, ProcfsLink::from_directory(directory, path)),
-        };
+        let sandbox = LeaseSandbox { id, way: SandboxAccess::Link(netns, ProcfsLink::from_directory(directory, path)) };
         sandbox.verify_present().map(|()| sandbox)
     }
 
@@ -118,13 +112,8 @@ impl LeaseSandbox {
             SandboxAccess::Mount(path) => open_verified(path, Some(self.id)).map(drop),
             SandboxAccess::Link(_, link) => match link.exists() {
                 Ok(true) => Ok(()),
-                Ok(false) => {
-                    Err(InterfaceError::Gone(format!("{} is gone", link.link_path().display())))
-                }
-                Err(cause) => {
-                    Err(Error::io(format_args!("look for {}", link.link_path().display()), &cause)
-                        .into())
-                }
+                Ok(false) => Err(InterfaceError::Gone(format!("{} is gone", link.link_path().display()))),
+                Err(cause) => Err(Error::io(format_args!("look for {}", link.link_path().display()), &cause).into()),
             },
         }
     }

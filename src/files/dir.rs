@@ -20,8 +20,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 use super::{FileError, FileOperationContext, FileResult};
 
 /// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and SMB.
-const NO_LINKS: [Errno; 5] =
-    [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
+const NO_LINKS: [Errno; 5] = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -42,17 +41,12 @@ impl OpenDirectory {
 
     /// The directory of a network; `None` if there is none. The directory may be a symbolic link that this user owns,
     /// for example to another disk; links of other users are not followed.
-    pub(crate) fn open_network(
-        data_dir: &Path,
-        network: &str,
-    ) -> FileResult<Option<OpenDirectory>> {
+    pub(crate) fn open_network(data_dir: &Path, network: &str) -> FileResult<Option<OpenDirectory>> {
         let path = data_dir.join(network);
         match openat(AT_FDCWD, &path, DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty()) {
             Ok(dir) => Ok(Some(OpenDirectory { path, dir: dir.into() })),
             Err(Errno::ENOENT) => Ok(None),
-            Err(Errno::ELOOP | Errno::ENOTDIR) => {
-                OpenDirectory::open_linked(data_dir, path).map(Some)
-            }
+            Err(Errno::ELOOP | Errno::ENOTDIR) => OpenDirectory::open_linked(data_dir, path).map(Some),
             Err(e) => Err(FileError::new("open", &path, e)),
         }
     }
@@ -122,12 +116,7 @@ impl OpenDirectory {
     }
 
     /// Opens a file in the directory.
-    pub(crate) fn open_file(
-        &self,
-        name: &str,
-        flags: OFlag,
-        mode: Mode,
-    ) -> io::Result<(File, Metadata)> {
+    pub(crate) fn open_file(&self, name: &str, flags: OFlag, mode: Mode) -> io::Result<(File, Metadata)> {
         open_regular(&self.dir, Path::new(name), flags, mode)
     }
 
@@ -157,8 +146,7 @@ impl OpenDirectory {
     pub(crate) fn overwrite_file(&self, name: &str, bytes: &[u8]) -> FileResult<()> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let path = self.file_path(name);
-        let (file, meta) =
-            self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
+        let (file, meta) = self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
         if meta.nlink() > 1 {
             let error = io::Error::new(ErrorKind::InvalidInput, "it has a second name (hard link)");
             return Err(FileError::new("write", &path, error));
@@ -171,12 +159,7 @@ impl OpenDirectory {
 
     /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
     /// this directory may remain.
-    pub(crate) fn publish_file(
-        &self,
-        name: &str,
-        to: &OpenDirectory,
-        as_name: &str,
-    ) -> FileResult<bool> {
+    pub(crate) fn publish_file(&self, name: &str, to: &OpenDirectory, as_name: &str) -> FileResult<bool> {
         let published = match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
             Err(errno) if NO_LINKS.contains(&errno) => self.publish_by_rename(name, to, as_name),
             linked => linked,
@@ -194,8 +177,8 @@ impl OpenDirectory {
         let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let taken = openat(&to.dir, as_name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
-        let renamed = futimens(&taken, &TimeSpec::UTIME_OMIT, &time)
-            .and_then(|()| renameat(&self.dir, name, &to.dir, as_name));
+        let renamed =
+            futimens(&taken, &TimeSpec::UTIME_OMIT, &time).and_then(|()| renameat(&self.dir, name, &to.dir, as_name));
         if renamed.is_err() {
             unlinkat(&to.dir, as_name, UnlinkatFlags::NoRemoveDir)?;
         }
@@ -216,13 +199,7 @@ impl AsFd for OpenDirectory {
 
 /// Creates the file `name` in the directory `dir` with this content, in place of a file that a killed process left.
 /// Errors show `path`.
-pub(super) fn create_new(
-    dir: BorrowedFd<'_>,
-    name: &Path,
-    path: &Path,
-    mode: Mode,
-    bytes: &[u8],
-) -> FileResult<File> {
+pub(super) fn create_new(dir: BorrowedFd<'_>, name: &Path, path: &Path, mode: Mode, bytes: &[u8]) -> FileResult<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = match openat(dir, name, flags, mode) {
         Err(Errno::EEXIST) => {
@@ -267,12 +244,7 @@ pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::R
 
 /// Opens a regular file without following a link and without blocking: a FIFO or a device in its place would block the
 /// call forever, and a link could lead to any file.
-pub(crate) fn open_regular(
-    dir: impl AsFd,
-    path: &Path,
-    flags: OFlag,
-    mode: Mode,
-) -> io::Result<(File, Metadata)> {
+pub(crate) fn open_regular(dir: impl AsFd, path: &Path, flags: OFlag, mode: Mode) -> io::Result<(File, Metadata)> {
     let irregular = || io::Error::new(ErrorKind::InvalidInput, "not a regular file");
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = match openat(dir, path, flags, mode) {
@@ -308,8 +280,7 @@ pub fn ensure_directory(dir: &Path, mode: u32) -> FileResult<()> {
 /// not writable by others.
 pub fn require_own_directory(dir: &Path) -> FileResult<bool> {
     let mut options = OpenOptions::new();
-    let opened =
-        options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
+    let opened = options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
     let meta = match opened.and_then(|dir: File| dir.metadata()) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
         meta => meta.during("open", dir)?,
@@ -362,10 +333,7 @@ mod tests {
         symlink("good", path("link")).unwrap();
         fs::write(path("file"), "").unwrap();
         for name in ["link", "file"] {
-            assert!(
-                require_own_directory(&path(name)).is_err()
-                    && ensure_directory(&path(name), 0o700).is_err()
-            );
+            assert!(require_own_directory(&path(name)).is_err() && ensure_directory(&path(name), 0o700).is_err());
         }
     }
 
@@ -374,9 +342,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = OpenDirectory::open(root.path()).unwrap();
         let meta = |name| dir.read_file(name, 9).unwrap().1;
-        let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| {
-            dir.publish_by_rename(name, to, as_name)
-        };
+        let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| dir.publish_by_rename(name, to, as_name);
         let temp = dir.create_file("temp", b"new").unwrap();
         let mark = TimeSpec::new(7, 9);
         futimens(&temp, &TimeSpec::UTIME_OMIT, &mark).unwrap();
@@ -401,10 +367,6 @@ mod tests {
             dir.overwrite_file("hint", text.as_bytes()).unwrap();
             assert_eq!(dir.read_file("hint", 100).unwrap().0, text.as_bytes());
         }
-        assert_eq!(
-            dir.read_file("hint", 3).unwrap().0.len(),
-            4,
-            "more is there than was asked for"
-        );
+        assert_eq!(dir.read_file("hint", 3).unwrap().0.len(), 4, "more is there than was asked for");
     }
 }

@@ -72,10 +72,7 @@ impl FileLock {
 
     /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock.
     pub fn acquire_attachment_lock(instance: &str) -> FileResult<Option<FileLock>> {
-        FileLock::acquire_in_lock_directory(
-            &attachment_lock_name(instance),
-            FileLock::acquire_with_removal,
-        )
+        FileLock::acquire_in_lock_directory(&attachment_lock_name(instance), FileLock::acquire_with_removal)
     }
 
     /// Removes the file of an attachment's lock that a killed process left. Only for DEL: no ADD of the attachment runs
@@ -118,16 +115,13 @@ impl FileLock {
     fn remove_stale_locks_in(dir: &Path) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let is_left = |name: &str| {
-            [OF_NETNS, OF_ATTACHMENT]
-                .iter()
-                .any(|(prefix, suffix)| name.starts_with(prefix) && name.ends_with(suffix))
+            [OF_NETNS, OF_ATTACHMENT].iter().any(|(prefix, suffix)| name.starts_with(prefix) && name.ends_with(suffix))
         };
         for path in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left)) {
             let path = path.path();
             // Not created: another process may have removed it.
             let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
-            let lock =
-                file.ok().and_then(|(file, _)| FileLock::try_acquire_open(file, &path).ok()?);
+            let lock = file.ok().and_then(|(file, _)| FileLock::try_acquire_open(file, &path).ok()?);
             drop(lock.and_then(|lock| lock.with_file_removal(&path)));
         }
     }
@@ -171,10 +165,7 @@ impl FileLock {
     }
 
     /// As [`FileLock::acquire_within`], for the lock of a store.
-    pub(crate) fn acquire_store_lock(
-        store: &OpenDirectory,
-        timeout: Duration,
-    ) -> FileResult<FileLock> {
+    pub(crate) fn acquire_store_lock(store: &OpenDirectory, timeout: Duration) -> FileResult<FileLock> {
         let path = store.file_path("lock");
         let file = store.open_file("lock", FLAGS, MODE).during("open lock", &path)?;
         FileLock::wait_for_lock(file.0, &path, timeout)
@@ -203,18 +194,14 @@ impl FileLock {
         let thread = thread::Builder::new().stack_size(64 * 1024).spawn(waiter);
         drop(thread.during("start a thread for lock", path)?);
         match outcome.recv_timeout(timeout) {
-            Ok(outcome) => {
-                outcome.during("take lock", path).map(|()| FileLock { file, passing: None })
-            }
+            Ok(outcome) => outcome.during("take lock", path).map(|()| FileLock { file, passing: None }),
             Err(RecvTimeoutError::Timeout) => {
                 let holder = describe_holder(&file);
                 let seconds = timeout.as_secs_f32();
                 let text = format!("held for more than {seconds} s by {holder}");
                 Err(FileError::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(FileError::new("take lock", path, ErrorKind::Other))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(FileError::new("take lock", path, ErrorKind::Other)),
         }
     }
 }

@@ -58,9 +58,7 @@ impl From<FileError> for error::Error {
                 let remedy = "try again; if that process hangs, end it to release the lock";
                 error.with_code(error::ErrorCode::TRY_AGAIN).with_details(remedy)
             }
-            io::ErrorKind::InvalidInput => {
-                error.with_details("find out where it comes from, and move it away")
-            }
+            io::ErrorKind::InvalidInput => error.with_details("find out where it comes from, and move it away"),
             _ => error,
         }
     }

@@ -86,9 +86,6 @@ mod tests {
         assert_eq!(read_regular_file(dir.path(), 9).unwrap_err().kind(), ErrorKind::IsADirectory);
         let huge = File::create(path("huge")).unwrap();
         huge.set_len(1 << 40).unwrap();
-        assert_eq!(
-            read_regular_file(&path("huge"), 2048).unwrap_err().to_string(),
-            "larger than 2 KiB"
-        );
+        assert_eq!(read_regular_file(&path("huge"), 2048).unwrap_err().to_string(), "larger than 2 KiB");
     }
 }

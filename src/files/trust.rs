@@ -32,9 +32,7 @@ const REMEDY: &str = "its files decide what DEL does as root, so only root may b
 /// missing can be created by root only. Fails with code 7 otherwise.
 pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     require_data_dir_path(path)?;
-    let refuse = |why: String| {
-        Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY)
-    };
+    let refuse = |why: String| Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY);
     let found = resolve_links(path).map_err(refuse)?;
     if found.metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0) {
         return Err(refuse(format!("{} can be written by others", found.display())));
@@ -134,8 +132,7 @@ mod tests {
         for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
             require_data_dir_path(Path::new(path)).unwrap();
         }
-        let foreign =
-            ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
+        let foreign = ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
         for path in foreign {
             let error = require_data_dir_path(Path::new(path)).unwrap_err();
             assert_eq!(error.code(), crate::error::ErrorCode::INVALID_CONFIG, "{path}");
@@ -171,8 +168,7 @@ mod tests {
         assert_eq!(found(&path("closed/link")).unwrap(), path("disk"));
         for mode in [0o775, 0o757] {
             fs::set_permissions(path("closed"), Permissions::from_mode(mode)).unwrap();
-            let why =
-                format!("{} can be written by others (mode {mode:o})", path("closed").display());
+            let why = format!("{} can be written by others (mode {mode:o})", path("closed").display());
             assert_eq!(found(&path("closed/link")).unwrap_err(), why);
             assert_eq!(found(&path("closed/new")).unwrap_err(), why);
         }

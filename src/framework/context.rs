@@ -41,11 +41,7 @@ pub struct CallContext<'a> {
 }
 
 impl<'a> CallContext<'a> {
-    pub(super) fn new(
-        call: &'a PluginCall<'a>,
-        net: NetworkConfig,
-        version: SpecVersion,
-    ) -> CallContext<'a> {
+    pub(super) fn new(call: &'a PluginCall<'a>, net: NetworkConfig, version: SpecVersion) -> CallContext<'a> {
         let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
         CallContext { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
     }
@@ -84,9 +80,7 @@ impl<'a> CallContext<'a> {
         let (filter, addrs) = (&self.filter, result.all_addresses());
         let backend = RuleBackend::choose_for_add(configured, filter);
         let registered = addrs.clone();
-        undo.add_step("end masquerading", move || {
-            masquerade::delete_addresses(filter, owner, &registered)
-        });
+        undo.add_step("end masquerading", move || masquerade::delete_addresses(filter, owner, &registered));
         masquerade::add_addresses(filter, backend, owner, &addrs)
     }
 

@@ -7,9 +7,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::call::{
-    AppletKind, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction,
-};
+use super::call::{AppletKind, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction};
 use super::context::CallContext;
 use super::reclaim;
 use super::rollback::{Failures, Rollback};
@@ -67,13 +65,9 @@ impl<'a> CallContext<'a> {
     pub fn ipam_plugin(&'a self) -> Result<DelegatePlugin<'a>> {
         let name = &self.net.ipam_type;
         match self.call.table.find_plugin(name) {
-            Some(BuiltinPlugin {
-                kind: kind @ (AppletKind::Interface | AppletKind::Chained),
-                ..
-            }) => {
+            Some(BuiltinPlugin { kind: kind @ (AppletKind::Interface | AppletKind::Chained), .. }) => {
                 let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
-                Err(Error::config(msg)
-                    .with_details("host-local, static and dhcp are plugins that manage addresses"))
+                Err(Error::config(msg).with_details("host-local, static and dhcp are plugins that manage addresses"))
             }
             _ => self.find_delegate(name),
         }
@@ -98,9 +92,7 @@ impl<'a> CallContext<'a> {
         } else {
             undo.add_last_step(what, release);
         }
-        let added = ipam
-            .run_verb(CniVerb::Add)
-            .inspect_err(|e| drop(add_error.set(e.message().to_owned())));
+        let added = ipam.run_verb(CniVerb::Add).inspect_err(|e| drop(add_error.set(e.message().to_owned())));
         let mut result = added?.unwrap_or_default();
         let CallEnvironment { container_id: id, ifname, .. } = &self.call.env;
         let owner = AttachmentId { network: self.net.name.as_str(), ifname, id };
@@ -109,9 +101,8 @@ impl<'a> CallContext<'a> {
         }
         result.version = SpecVersion::NEWEST;
         if result.ips.is_empty() {
-            return Err(Error::internal("IPAM plugin returned missing IP config").with_details(
-                format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name),
-            ));
+            return Err(Error::internal("IPAM plugin returned missing IP config")
+                .with_details(format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name)));
         }
         Ok(result)
     }
@@ -194,8 +185,7 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn call_builtin(&self, run: PluginFunction, verb: CniVerb) -> Result<Option<CniResult>> {
-        run(&self.plugin_call(verb))
-            .map_err(|e| Error::from_other_plugin(e.code(), e.message(), e.details()))
+        run(&self.plugin_call(verb)).map_err(|e| Error::from_other_plugin(e.code(), e.message(), e.details()))
     }
 
     fn plugin_call(&self, verb: CniVerb) -> PluginCall<'_> {
@@ -211,9 +201,7 @@ impl<'a> DelegatePlugin<'a> {
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
     pub fn repair_attachment(&self, repairs: &mut RepairFindings) -> Result<()> {
         match &self.program {
-            DelegateProgram::Own(plugin) => {
-                (plugin.repair)(&self.plugin_call(CniVerb::Add), repairs)
-            }
+            DelegateProgram::Own(plugin) => (plugin.repair)(&self.plugin_call(CniVerb::Add), repairs),
             DelegateProgram::Foreign(_) => Ok(()),
         }
     }

@@ -1,8 +1,8 @@
 //! Decodes and checks a call (names, version, namespace, configuration, `prevResult`) and calls the plugin's method.
 
 use super::call::{
-    Applet, AppletKind, AppletMain, BuiltinPlugin, CallEnvironment, CniVerb, ConfigRemarks,
-    PluginCall, PluginCaller, PluginService,
+    Applet, AppletKind, AppletMain, BuiltinPlugin, CallEnvironment, CniVerb, ConfigRemarks, PluginCall, PluginCaller,
+    PluginService,
 };
 use super::context::{CallContext, is_removal, warn_absent_key};
 use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, Plugin};
@@ -10,9 +10,7 @@ use super::reclaim;
 use super::rollback::Rollback;
 use crate::attachment::{AttachmentId, forget_attachment};
 use crate::cni::version::{nearest_supported, quoted_list};
-use crate::cni::{
-    CniResult, ContainerId, InterfaceName, NetworkConfig, SpecVersion, VersionNumber,
-};
+use crate::cni::{CniResult, ContainerId, InterfaceName, NetworkConfig, SpecVersion, VersionNumber};
 use crate::error::{Error, ErrorCode, Result};
 use crate::log;
 use crate::netfilter::localhost;
@@ -26,10 +24,7 @@ impl Applet {
     }
 
     /// The applet of a plugin that may have a service.
-    pub const fn for_plugin_with_service<P: Plugin>(
-        kind: AppletKind,
-        service: Option<PluginService>,
-    ) -> Applet {
+    pub const fn for_plugin_with_service<P: Plugin>(kind: AppletKind, service: Option<PluginService>) -> Applet {
         let plugin = BuiltinPlugin {
             kind,
             versions: P::VERSIONS,
@@ -101,8 +96,7 @@ fn repair_call<P: Plugin>(call: &PluginCall<'_>, repairs: &mut RepairFindings) -
 
 fn decode_config<P: Plugin>(cx: &CallContext<'_>) -> Result<P::Conf> {
     let json = &cx.net.json;
-    let conf =
-        if cx.is_removal() { json.decode_valid_members(&warn_absent_key) } else { json.decode() };
+    let conf = if cx.is_removal() { json.decode_valid_members(&warn_absent_key) } else { json.decode() };
     conf.map_err(|e| e.context("failed to load netconf"))
 }
 
@@ -110,10 +104,7 @@ const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothin
     an absent list says nothing about what is valid";
 
 /// Decodes and checks the part of a call that is the same for all plugins.
-fn prepare_call<'a>(
-    call: &'a PluginCall<'a>,
-    supported: &[SpecVersion],
-) -> Result<(CniVerb, CallContext<'a>)> {
+fn prepare_call<'a>(call: &'a PluginCall<'a>, supported: &[SpecVersion]) -> Result<(CniVerb, CallContext<'a>)> {
     let command = &call.env.command;
     let verb = CniVerb::parse(command);
     let unknown = || {
@@ -125,9 +116,7 @@ fn prepare_call<'a>(
         .map_err(|e| if verb.is_none() { e.with_details(unknown().to_string()) } else { e })?;
     let Some(verb) = verb else { return Err(unknown()) };
     if net.json.get_present_member("plugins").is_some() {
-        log::warn(
-            "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list",
-        );
+        log::warn("the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list");
     }
     if verb == CniVerb::Del
         && let Err(error) = net.read_version()
@@ -138,19 +127,14 @@ fn prepare_call<'a>(
     }
     let version = match verb {
         CniVerb::Check => version_for_verb(verb, SpecVersion::V0_4_0, &net.cni_version, supported)?,
-        CniVerb::Gc | CniVerb::Status => {
-            version_for_verb(verb, SpecVersion::V1_1_0, &net.cni_version, supported)?
+        CniVerb::Gc | CniVerb::Status => version_for_verb(verb, SpecVersion::V1_1_0, &net.cni_version, supported)?,
+        CniVerb::Del => {
+            supported_version(&net.cni_version, supported).unwrap_or_else(|error| newest_for_del(call, &error))
         }
-        CniVerb::Del => supported_version(&net.cni_version, supported)
-            .unwrap_or_else(|error| newest_for_del(call, &error)),
         _ => supported_version(&net.cni_version, supported)?,
     };
     // A plugin that calls this one has warned of these keys.
-    let report = if call.caller == PluginCaller::Runtime {
-        warn_absent_key
-    } else {
-        |error: &Error| log::debug(error)
-    };
+    let report = if call.caller == PluginCaller::Runtime { warn_absent_key } else { |error: &Error| log::debug(error) };
     net.read_common(is_removal(call).then_some(&report))?;
     log::set_network(net.name.as_str());
     Ok((verb, CallContext::new(call, net, version)))
@@ -178,12 +162,7 @@ fn supported_version(text: &str, supported: &[SpecVersion]) -> Result<SpecVersio
 }
 
 /// The checks for a verb of version `since` and later, in the reference's order.
-fn version_for_verb(
-    verb: CniVerb,
-    since: SpecVersion,
-    text: &str,
-    supported: &[SpecVersion],
-) -> Result<SpecVersion> {
+fn version_for_verb(verb: CniVerb, since: SpecVersion, text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
     let refuse = |part: &str| {
         let msg = format!("{part} version does not allow {}", verb.as_str());
         Err(Error::new(ErrorCode::INCOMPATIBLE_VERSION, msg))
@@ -277,9 +256,7 @@ fn usable_namespace(call: &PluginCall<'_>) -> Result<Option<Netns>> {
         Ok(netns) if matches!(call.caller, PluginCaller::Plugin(_)) => Ok(Some(netns)),
         Ok(netns) if is_own_namespace(&call.env, &netns)? => {
             let path = &call.env.netns;
-            log::warn(format_args!(
-                "{path} is this plugin's own namespace: the container's namespace is gone"
-            ));
+            log::warn(format_args!("{path} is this plugin's own namespace: the container's namespace is gone"));
             Ok(None)
         }
         Ok(netns) => Ok(Some(netns)),
@@ -306,9 +283,9 @@ fn is_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<bool> {
     if env.overrides_netns_check() {
         return Ok(false);
     }
-    Netns::open_current().and_then(|own| own.is_same_as(netns)).map_err(|e| {
-        Error::from(e).context("get plugin's netns failed").with_code(ErrorCode::INVALID_NETNS)
-    })
+    Netns::open_current()
+        .and_then(|own| own.is_same_as(netns))
+        .map_err(|e| Error::from(e).context("get plugin's netns failed").with_code(ErrorCode::INVALID_NETNS))
 }
 
 fn refuse_own_namespace(env: &CallEnvironment, netns: &Netns) -> Result<()> {

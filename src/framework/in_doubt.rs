@@ -39,21 +39,13 @@ struct UnlabelledEnds<'a> {
 
 impl<'a> CallContext<'a> {
     /// The request of a GC for the attachments that the runtime calls valid, and for those in doubt.
-    pub(super) fn gc_request(
-        &self,
-        plugin: &str,
-        mut valid: Vec<ValidAttachment>,
-    ) -> Result<GcRequest> {
+    pub(super) fn gc_request(&self, plugin: &str, mut valid: Vec<ValidAttachment>) -> Result<GcRequest> {
         let in_doubt = self.find_in_doubt(plugin, &valid)?;
         valid.extend(self.in_doubt.get_or_init(|| in_doubt).iter().cloned());
         Ok(GcRequest { valid })
     }
 
-    fn find_in_doubt(
-        &self,
-        plugin: &str,
-        valid: &[ValidAttachment],
-    ) -> Result<Vec<ValidAttachment>> {
+    fn find_in_doubt(&self, plugin: &str, valid: &[ValidAttachment]) -> Result<Vec<ValidAttachment>> {
         if !["bridge", "ptp"].contains(&plugin) {
             return Ok(Vec::new());
         }

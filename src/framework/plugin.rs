@@ -9,9 +9,7 @@ use super::call::ConfigRemarks;
 use super::context::CallContext;
 use super::rollback::{Failures, Rollback};
 use crate::cni::json::keys::DecodedKeys;
-use crate::cni::{
-    CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment,
-};
+use crate::cni::{CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment};
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
 use crate::iface::{ContainerNetns, veth};
@@ -62,12 +60,7 @@ pub trait Plugin {
     fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
     /// Restores the missing links and addresses of the host and the missing routes of the container, as ADD created
     /// them; changed ones are left. The rules of the packet filter have been restored already.
-    fn repair(
-        _: &CallContext<'_>,
-        _: &Self::Conf,
-        _: &CheckRequest,
-        _: &mut RepairFindings,
-    ) -> Result<()> {
+    fn repair(_: &CallContext<'_>, _: &Self::Conf, _: &CheckRequest, _: &mut RepairFindings) -> Result<()> {
         Ok(())
     }
     /// Detaches the container: completes all steps that can be done, then reports the first error.
@@ -140,9 +133,7 @@ impl AddRequest {
         // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
         let is_layer2 = addresses.as_ref().is_some_and(|result| result.ips.is_empty());
         child::create_link(master_netlink, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
-        undo.add_step(format!("delete \"{}\"", self.ifname), || {
-            child::roll_back_link(inside, &self.ifname)
-        });
+        undo.add_step(format!("delete \"{}\"", self.ifname), || child::roll_back_link(inside, &self.ifname));
         let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
         let link = child::complete_link(inside, &self.ifname, &self.sandbox.path, &mut result)?;
         cx.finish_result(&mut result);
@@ -154,9 +145,8 @@ impl AddRequest {
 /// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
 pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| {
-        Error::internal(msg).with_details(
-            "it needs an interface: put it after an interface plugin, such as bridge or ptp, in a list",
-        )
+        Error::internal(msg)
+            .with_details("it needs an interface: put it after an interface plugin, such as bridge or ptp, in a list")
     })
 }
 
@@ -182,13 +172,7 @@ impl CheckRequest {
 
     /// The attachment's link, of this kind, as the result of ADD lists it.
     pub fn find_link(&self, inside: &ContainerNetns<'_>, kind: &str) -> Result<CheckedLink<'_>> {
-        child::find_listed_link(
-            inside,
-            self.require_final_result()?,
-            &self.ifname,
-            &self.sandbox.path,
-            kind,
-        )
+        child::find_listed_link(inside, self.require_final_result()?, &self.ifname, &self.sandbox.path, kind)
     }
 
     /// Restores the routes of the attachment's link of this kind that are missing.
@@ -214,27 +198,16 @@ impl DelRequest {
     pub fn delete_veth(&self, cx: &CallContext<'_>) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &self.id, &self.ifname);
         let is_own = |label: &str| owner.owns_comment(Some(label));
-        veth::delete_pair(
-            cx.host_netlink()?,
-            &self.ifname,
-            self.netns.as_ref(),
-            self.prev.as_ref(),
-            &is_own,
-        )
+        veth::delete_pair(cx.host_netlink()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
     }
 
     /// The MAC and the addresses of the attachment's link in the result of ADD.
     fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
-        let is_own = |entry: &ResultInterface| {
-            entry.name == self.ifname.as_str() && !entry.sandbox.is_empty()
-        };
+        let is_own = |entry: &ResultInterface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
         let index = prev.interfaces.iter().position(is_own)?;
         let mac = prev.interfaces[index].mac.parse().ok()?;
-        Some(RecordedLink {
-            mac,
-            addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect(),
-        })
+        Some(RecordedLink { mac, addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect() })
     }
 
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
@@ -242,9 +215,8 @@ impl DelRequest {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             let netns = self.netns.as_ref();
-            let deleted = netns.map_or(Ok(()), |netns| {
-                child::delete_link(netns, &self.ifname, kind, self.recorded_link().as_ref())
-            });
+            let deleted = netns
+                .map_or(Ok(()), |netns| child::delete_link(netns, &self.ifname, kind, self.recorded_link().as_ref()));
             failures.keep_error(deleted)
         });
         failures.into_result()

@@ -9,15 +9,11 @@ use ipnet::IpNet;
 use super::context::CallContext;
 use super::plugin::{AddRequest, GcRequest};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{
-    AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, log_unrecorded,
-};
+use crate::attachment::{AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, log_unrecorded};
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, ErrorContext, Result};
 use crate::iface::peer;
-use crate::leases::{
-    DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease,
-};
+use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
 use crate::log;
 use crate::netfilter::ports::PortOwner;
 use crate::netfilter::{PacketFilter, spoof};
@@ -29,17 +25,12 @@ use crate::trace;
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
     // The record is removed last, so that the owner of remaining state is known.
-    AttachmentRecord::find_by_attachment(owner)
-        .map_or(Ok(()), |record| record.remove_with_addresses())
+    AttachmentRecord::find_by_attachment(owner).map_or(Ok(()), |record| record.remove_with_addresses())
 }
 
 /// Removes the rules of all features, and the devices. The source MAC check of an attachment that `is_being_added`
 /// stays: ADD creates it before it requests addresses.
-fn remove_rules_and_devices(
-    owner: AttachmentId<'_>,
-    ips: &[IpAddr],
-    is_being_added: bool,
-) -> Result<()> {
+fn remove_rules_and_devices(owner: AttachmentId<'_>, ips: &[IpAddr], is_being_added: bool) -> Result<()> {
     let packets = PacketFilter::new();
     let mut failures = Failures::new();
     for feature in packets.features {
@@ -66,19 +57,12 @@ fn remove_shaping_devices(owner: AttachmentId<'_>) -> Result<()> {
 impl<'a> CallContext<'a> {
     /// Records the attachment on the node, before the first state is created that outlives the container. The record
     /// of an earlier plugin of the list is sufficient.
-    pub fn record_attachment(
-        &self,
-        plugin: &str,
-        req: &AddRequest,
-        result: &CniResult,
-        undo: &mut Rollback<'a>,
-    ) {
+    pub fn record_attachment(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
         if req.prev.is_some() && self.is_recorded(owner, req) {
             return;
         }
-        let data_dir =
-            self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
+        let data_dir = self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
         let mut record = AttachmentRecord {
             netns: req.sandbox.netns_identity(),
             end: self.host_end().or_else(|| self.find_listed_end(owner, req, result)),
@@ -99,9 +83,7 @@ impl<'a> CallContext<'a> {
             record.save_with_addresses()
         };
         if let Err(e) = write() {
-            log_unrecorded(format_args!(
-                "{e}; if the container dies without a DEL, its state is not reclaimed"
-            ));
+            log_unrecorded(format_args!("{e}; if the container dies without a DEL, its state is not reclaimed"));
         }
         undo.add_step("forget the attachment", move || record.remove_with_addresses());
     }
@@ -113,13 +95,7 @@ impl<'a> CallContext<'a> {
     }
 
     /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has recorded it already.
-    pub(super) fn record_if_leased(
-        &self,
-        plugin: &str,
-        req: &AddRequest,
-        result: &CniResult,
-        undo: &mut Rollback<'a>,
-    ) {
+    pub(super) fn record_if_leased(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
         if self.has_mac_lease(plugin) && !self.is_recorded(owner, req) {
             self.record_attachment(plugin, req, result, undo);
@@ -127,15 +103,9 @@ impl<'a> CallContext<'a> {
     }
 
     /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be another program's.
-    fn find_listed_end(
-        &self,
-        owner: AttachmentId<'_>,
-        req: &AddRequest,
-        result: &CniResult,
-    ) -> Option<HostPairEnd> {
+    fn find_listed_end(&self, owner: AttachmentId<'_>, req: &AddRequest, result: &CniResult) -> Option<HostPairEnd> {
         let host = self.host_netlink().ok()?;
-        let ends =
-            req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
+        let ends = req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
         match ends.unwrap_or_default().as_slice() {
             [end] => HostPairEnd::from_link(owner, host, end),
             _ => None,
@@ -144,8 +114,7 @@ impl<'a> CallContext<'a> {
 
     /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
     fn is_recorded(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
-        let may_exist =
-            |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+        let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
         let is_current = |record: AttachmentRecord| {
             record.netns == req.sandbox.netns_identity()
                 && self.host_netlink().is_ok_and(|host| may_exist(record.liveness_by(host)))
@@ -158,10 +127,7 @@ impl<'a> CallContext<'a> {
 /// still exists.
 pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
-        if !remove_if_ended(&record)?
-            && record.network == next.network
-            && record.liveness() == Liveness::Alive
-        {
+        if !remove_if_ended(&record)? && record.network == next.network && record.liveness() == Liveness::Alive {
             let AttachmentRecord { id, ifname, .. } = &record;
             log::warn(format_args!("{ip} is also in use by container {id}, interface {ifname}"));
         }
@@ -177,9 +143,7 @@ pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
         let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
         let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
         let mut failures = Failures::new();
-        store.map_or(Ok(Vec::new()), |mut store| {
-            remove_ended_leases(&mut store, None, &mut failures)
-        })?;
+        store.map_or(Ok(Vec::new()), |mut store| remove_ended_leases(&mut store, None, &mut failures))?;
         failures.into_result()?;
     }
     remove_without_leases(record)
@@ -190,9 +154,7 @@ fn remove_without_leases(record: &AttachmentRecord) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     let _turn = AttachmentRecord::lock_attachment(record.attachment_id())?;
     // Meanwhile the container may have been created again, with the same id.
-    if AttachmentRecord::find_by_attachment(record.attachment_id())
-        .is_some_and(|now| !now.is_same_instance(record))
-    {
+    if AttachmentRecord::find_by_attachment(record.attachment_id()).is_some_and(|now| !now.is_same_instance(record)) {
         return Ok(false);
     }
     let AttachmentRecord { id, ifname, network, .. } = record;
@@ -212,9 +174,7 @@ pub fn log_reclaimed(what: String) {
 
 /// Reclaims the state of an earlier container of the same id, except for its leases, if it has certainly ended.
 pub fn remove_former_instance(owner: AttachmentId<'_>) {
-    if let Some(Err(e)) =
-        AttachmentRecord::find_by_attachment(owner).map(|record| remove_without_leases(&record))
-    {
+    if let Some(Err(e)) = AttachmentRecord::find_by_attachment(owner).map(|record| remove_without_leases(&record)) {
         log::warn(e);
     }
 }
@@ -231,8 +191,7 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
     let mut failures = Failures::new();
     for dir in dirs.filter(|dir| !done.contains(dir)) {
         let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
-        let released =
-            store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
+        let released = store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
         for ip in failures.keep_error(released.and_then(|released| released)).unwrap_or_default() {
             log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
         }
@@ -248,10 +207,7 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
     let listing = LeaseListing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.lease_statuses()).unwrap_or_default();
     let is_its = |status: &&LeaseStatus| status.lease.attachment_in(owner.network) == Some(owner);
-    leases
-        .iter()
-        .find(is_its)
-        .map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
+    leases.iter().find(is_its).map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
 }
 
 /// Reclaims the state of the attachment that holds a port, if the attachment has certainly ended; returns whether it
@@ -269,11 +225,7 @@ pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
 /// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
 /// which the next plugins find their rules stay. Then reclaims attachments that have certainly ended, except for those
 /// that the runtime lists as valid. Without a request only attachments that have certainly ended are reclaimed.
-pub(super) fn collect_garbage(
-    plugin: &str,
-    network: &NetworkName,
-    req: Option<&GcRequest>,
-) -> Result<()> {
+pub(super) fn collect_garbage(plugin: &str, network: &NetworkName, req: Option<&GcRequest>) -> Result<()> {
     let mut failures = Failures::new();
     for record in AttachmentRecord::read_all(Some(network.as_str())) {
         match req {
@@ -287,21 +239,14 @@ pub(super) fn collect_garbage(
         }
     }
     if let Some(req) = req {
-        AttachmentRecord::remove_leftovers(
-            network,
-            &AttachmentId::from_attachments(network, &req.valid),
-        );
+        AttachmentRecord::remove_leftovers(network, &AttachmentId::from_attachments(network, &req.valid));
     }
     failures.into_result()
 }
 
 /// Removes the state of the owner of leases, except for the leases. The attachment being added, `next`, may have the
 /// same names: its record and its source MAC check stay.
-fn remove_lease_owner_state(
-    owner: AttachmentId<'_>,
-    ips: &[IpAddr],
-    next: Option<AttachmentId<'_>>,
-) -> Result<()> {
+fn remove_lease_owner_state(owner: AttachmentId<'_>, ips: &[IpAddr], next: Option<AttachmentId<'_>>) -> Result<()> {
     let _turn = AttachmentRecord::lock_attachment(owner)?;
     match AttachmentRecord::find_by_attachment(owner) {
         // The record proves the end; the lease does not, because its store may be in a directory of a tenant.
@@ -318,8 +263,7 @@ pub fn remove_ended_leases(
     next: Option<AttachmentId<'_>>,
     failures: &mut Failures,
 ) -> Result<Vec<ReclaimedLease>> {
-    let reclaimed =
-        store.reclaim_ended(|network, gone| remove_lease_owners(network, gone, next, failures))?;
+    let reclaimed = store.reclaim_ended(|network, gone| remove_lease_owners(network, gone, next, failures))?;
     for gone in &reclaimed {
         log_reclaimed(format!("reclaimed {gone}"));
     }

@@ -8,8 +8,7 @@ use std::process::ExitCode;
 use nix::errno::Errno;
 
 use super::call::{
-    Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall,
-    PluginCaller, PluginFunction,
+    Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction,
 };
 use super::record;
 use crate::cni::json::keys::DecodedKeys;
@@ -31,9 +30,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
         AppletMain::Tool(tool) => return tool(args, table),
         AppletMain::Plugin(plugin) => plugin,
     };
-    if let Some(service) =
-        plugin.service.filter(|service| args.first().is_some_and(|arg| arg == service.name))
-    {
+    if let Some(service) = plugin.service.filter(|service| args.first().is_some_and(|arg| arg == service.name)) {
         args.remove(0);
         return (service.main)(args);
     }
@@ -143,10 +140,7 @@ fn key_paths(at: &str, keys: &DecodedKeys) -> Vec<String> {
         DecodedKeys::Items(keys) => key_paths(&format!("{at}[]"), keys),
         DecodedKeys::Fields(fields) => {
             let dot = if at.is_empty() { "" } else { "." };
-            fields
-                .iter()
-                .flat_map(|(name, keys)| key_paths(&format!("{at}{dot}{name}"), keys))
-                .collect()
+            fields.iter().flat_map(|(name, keys)| key_paths(&format!("{at}{dot}{name}"), keys)).collect()
         }
     }
 }
@@ -207,10 +201,7 @@ mod tests {
     #[test]
     fn panics_become_errors() {
         let error = run_guarded(&|| panic!("boom {}", 1)).unwrap_err();
-        assert_eq!(
-            (error.code(), error.message()),
-            (ErrorCode::INTERNAL, "cnibox panicked: boom 1")
-        );
+        assert_eq!((error.code(), error.message()), (ErrorCode::INTERNAL, "cnibox panicked: boom 1"));
     }
 
     #[test]

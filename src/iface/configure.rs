@@ -12,8 +12,8 @@ use crate::cni::{self, CniResult};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netlink::{
-    self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink,
-    NewLinkAddress, OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
+    self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink, NewLinkAddress,
+    OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
 };
 use crate::sysctl;
 
@@ -50,10 +50,7 @@ fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r 
         let Some(index) = ip.interface else { continue };
         let target = usize::try_from(index).ok().and_then(|i| result.interfaces.get(i));
         if target.is_none_or(|interface| interface.name != ifname) {
-            let msg = format!(
-                "failed to add IP addr {} to \"{ifname}\": invalid interface index",
-                ip.address
-            );
+            let msg = format!("failed to add IP addr {} to \"{ifname}\": invalid interface index", ip.address);
             return Err(Error::internal(msg));
         }
         own.push(ip);
@@ -69,11 +66,7 @@ pub fn add_addresses_and_set_up(
     style: AddressStyle,
 ) -> Result<()> {
     let ips = addresses_of_link(result, &link.name)?;
-    let dad = if style == AddressStyle::Detect {
-        DuplicateDetection::Kernel
-    } else {
-        DuplicateDetection::Off
-    };
+    let dad = if style == AddressStyle::Detect { DuplicateDetection::Kernel } else { DuplicateDetection::Off };
     for ip in &ips {
         let prefix_route = style != AddressStyle::Routed;
         let address = NewLinkAddress { dad, prefix_route, ..NewLinkAddress::new(ip.address) };
@@ -89,8 +82,7 @@ pub fn add_addresses_and_set_up(
     if !ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
         return Ok(());
     }
-    wait_for_detection(inside, link)
-        .context(|| format!("failed to settle addresses for \"{}\"", link.name))
+    wait_for_detection(inside, link).context(|| format!("failed to settle addresses for \"{}\"", link.name))
 }
 
 /// Configures the container's interface with the addresses and routes of `result`, and sets the interface up. `ipv6`
@@ -119,11 +111,7 @@ pub fn request_to_restore(addr: &LinkAddress) -> NewLinkAddress {
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
 /// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
-pub fn add_gateway_address(
-    host: &Netlink,
-    link: &Link,
-    gateway: IpNet,
-) -> netlink::NetlinkResult<()> {
+pub fn add_gateway_address(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::NetlinkResult<()> {
     let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(gateway) };
     let add = || host.add_address(link.index, &address);
     let added = add();
@@ -213,12 +201,9 @@ pub fn prepare_ipv6(
     inside.netns.run_inside(|| {
         try_set(&key("lo", "disable_ipv6"), "0");
         // `ensure`: a parameter with the right value need not be writable.
-        sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0")
-            .context(|| "configure the interface")?;
+        sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
         if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
-            log::warn(format_args!(
-                "{error}; IPv6 addresses are lost if the interface is set down"
-            ));
+            log::warn(format_args!("{error}; IPv6 addresses are lost if the interface is set down"));
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);
@@ -236,9 +221,9 @@ pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) 
             if let Some(family) = family_without_address(&route, result) {
                 let (name, dst) = (&link.name, route.dst);
                 let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
-                return error.context(what).with_details(format!(
-                    "remove the route from \"routes\", or add {family} addresses"
-                ));
+                return error
+                    .context(what)
+                    .with_details(format!("remove the route from \"routes\", or add {family} addresses"));
             }
             let what = format_args!("failed to add route '{}'", describe_route(&route, &link.name));
             let error = error.context(what);
@@ -296,9 +281,7 @@ fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
         route_gateways.chain(result.ips.iter().filter_map(|ip| ip.gateway)).any(|gw| gw == ip)
     };
     let is_outside = || !result.ips.iter().any(|own| own.address.contains(&ip));
-    route.gw.is_none()
-        && (route.scope >= Some(ON_LINK)
-            || (route.dst == host_net(ip) && is_outside() && is_gateway()))
+    route.gw.is_none() && (route.scope >= Some(ON_LINK) || (route.dst == host_net(ip) && is_outside() && is_gateway()))
 }
 
 /// The routes of `result` through the link `oif` as [`add_routes`] adds them.
@@ -344,8 +327,7 @@ pub(super) fn route_gateways(route: &KernelRoute) -> Vec<IpAddr> {
 /// A route through the link `ifname`, in the syntax of `ip route`.
 pub fn describe_route(route: &KernelRoute, ifname: &str) -> String {
     let gateways: Vec<String> = route_gateways(route).iter().map(ToString::to_string).collect();
-    let via =
-        if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
+    let via = if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
     let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
     let metric = route.priority.map(|metric| format!(" metric {metric}")).unwrap_or_default();
     format!("{}{via} dev {ifname}{metric}{table}", route.dst)
@@ -368,16 +350,8 @@ mod tests {
                 "routes":[{"dst":"0.0.0.0/0"},{"dst":"0.0.0.0/0","gw":"10.0.0.1"},
                           {"dst":"192.168.5.7/16"},{"dst":"::/0"}]}"#,
         );
-        let texts: Vec<_> =
-            plan_routes(&result, 3).iter().map(|route| describe_route(route, "eth0")).collect();
-        assert_eq!(
-            texts,
-            [
-                "0.0.0.0/0 via 10.0.0.1 dev eth0",
-                "192.168.0.0/16 via 10.0.0.1 dev eth0",
-                "::/0 dev eth0"
-            ]
-        );
+        let texts: Vec<_> = plan_routes(&result, 3).iter().map(|route| describe_route(route, "eth0")).collect();
+        assert_eq!(texts, ["0.0.0.0/0 via 10.0.0.1 dev eth0", "192.168.0.0/16 via 10.0.0.1 dev eth0", "::/0 dev eth0"]);
     }
 
     #[test]
@@ -417,13 +391,8 @@ mod tests {
     #[test]
     fn addresses_are_selected_by_interface_index() {
         let mut result = result(r#"{"ips":[{"address":"10.0.0.2/24"}]}"#);
-        assert_eq!(
-            addresses_of_link(&result, "eth0").unwrap_err().message(),
-            "no interfaces to configure"
-        );
-        result
-            .interfaces
-            .push(ResultInterface { name: "eth0".into(), ..ResultInterface::default() });
+        assert_eq!(addresses_of_link(&result, "eth0").unwrap_err().message(), "no interfaces to configure");
+        result.interfaces.push(ResultInterface { name: "eth0".into(), ..ResultInterface::default() });
         assert!(addresses_of_link(&result, "eth0").unwrap().is_empty());
         for (index, fine) in [(0, true), (1, false), (-1, false)] {
             result.ips[0].interface = Some(index);

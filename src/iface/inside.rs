@@ -5,8 +5,7 @@ use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 
 /// The remedy for a name that is taken in the container.
-pub(super) const DEL_FIRST: &str =
-    "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
+pub(super) const DEL_FIRST: &str = "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
 
 #[derive(Debug)]
 pub struct ContainerNetns<'a> {

@@ -27,17 +27,13 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
 /// ptp, and default routes and routes through a gateway lead out of the node.
 pub fn is_subnet_route(route: &KernelRoute) -> bool {
     let length = route.dst.prefix_len();
-    route.table == Some(RT_TABLE_MAIN)
-        && route.gw.is_none()
-        && length != 0
-        && length != route.dst.max_prefix_len()
+    route.table == Some(RT_TABLE_MAIN) && route.gw.is_none() && length != 0 && length != route.dst.max_prefix_len()
 }
 
 /// The warning about a route through another link that shares addresses with a network's subnet.
 pub fn conflict_warning(route: &KernelRoute, subnet: IpNet, link: &Link) -> Error {
     let (dst, name) = (route.dst, &link.name);
-    Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\""))
-        .with_details(
-            "containers, or hosts behind that link, are not reached: choose a subnet that nothing else on the node uses",
-        )
+    Error::config(format!("{dst}, in or around the subnet {subnet}, is routed to \"{name}\"")).with_details(
+        "containers, or hosts behind that link, are not reached: choose a subnet that nothing else on the node uses",
+    )
 }

@@ -48,9 +48,7 @@ pub struct TapDevice(Option<File>);
 pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let made = netns.run_inside(|| match wanted.label {
         // On a thread of its own: the label applies to all programs that the thread starts.
-        Some(label) if Path::new(SELINUX).exists() => {
-            netns::on_scratch_thread(|| create_labelled(label, wanted))?
-        }
+        Some(label) if Path::new(SELINUX).exists() => netns::on_scratch_thread(|| create_labelled(label, wanted))?,
         _ => create_in_current_netns(wanted),
     });
     made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))
@@ -80,13 +78,11 @@ fn open_clone_device() -> Result<File> {
 fn create_in_current_netns(wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let file = open_clone_device()?;
     attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
-    for (what, request, id) in [
-        ("set the owner", libc::TUNSETOWNER, wanted.owner),
-        ("set the group", libc::TUNSETGROUP, wanted.group),
-    ] {
+    for (what, request, id) in
+        [("set the owner", libc::TUNSETOWNER, wanted.owner), ("set the group", libc::TUNSETGROUP, wanted.group)]
+    {
         let Some(id) = id else { continue };
-        set_parameter(file.as_fd(), request, id.into())
-            .map_err(|errno| ioctl_error(what, errno))?;
+        set_parameter(file.as_fd(), request, id.into()).map_err(|errno| ioctl_error(what, errno))?;
     }
     Ok(TapDevice(Some(file)))
 }
@@ -109,9 +105,8 @@ fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
         Error::internal("the program \"ip\" was not found")
             .with_details("\"selinuxContext\" needs iproute2 on a node with SELinux")
     })?;
-    fs::write(EXEC_LABEL, label).map_err(|e| {
-        Error::internal(format!("failed set socket label: {label}: {}", io_text(&e)))
-    })?;
+    fs::write(EXEC_LABEL, label)
+        .map_err(|e| Error::internal(format!("failed set socket label: {label}: {}", io_text(&e))))?;
     let args = tuntap_args(wanted);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     cmd::run_program(&program, &args, "")?.require_success()?;
@@ -119,8 +114,7 @@ fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
 }
 
 fn tuntap_args(wanted: NewTapDevice<'_>) -> Vec<String> {
-    let mut args: Vec<String> =
-        ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
+    let mut args: Vec<String> = ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
     args.push(wanted.ifname.to_string());
     if wanted.multi_queue {
         args.push("multi_queue".to_owned());
@@ -162,11 +156,7 @@ fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<(
 
 /// Sets a numeric parameter of the device.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
-fn set_parameter(
-    tun: BorrowedFd<'_>,
-    request: libc::Ioctl,
-    value: libc::c_ulong,
-) -> nix::Result<()> {
+fn set_parameter(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
     // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory is read or written.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
     Errno::result(done).map(drop)
@@ -184,8 +174,7 @@ mod tests {
     #[test]
     fn a_tap_is_deleted_with_its_descriptor_unless_persistent() {
         isolate_test_thread();
-        let (netns, ifname) =
-            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
+        let (netns, ifname) = (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
         let netlink = Netlink::open_in(&netns).unwrap();
         let tap = create_device(&netns, PLAIN(&ifname)).unwrap();
         let link = netlink.find_link("tap0").unwrap().unwrap();
@@ -203,29 +192,21 @@ mod tests {
     #[test]
     fn a_name_in_use_is_refused() {
         isolate_test_thread();
-        let (netns, ifname) =
-            (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
+        let (netns, ifname) = (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
         let _tap = create_device(&netns, PLAIN(&ifname)).unwrap();
         let error = create_device(&netns, PLAIN(&ifname)).unwrap_err();
         let msg = "failed to create tap \"tap0\": set the name: device or resource busy";
         assert_eq!(error.message(), msg);
         let lo = InterfaceName::parse("lo").unwrap();
         let error = create_device(&netns, PLAIN(&lo)).unwrap_err();
-        assert!(
-            error.message().starts_with("failed to create tap \"lo\": set the name: "),
-            "{error}"
-        );
+        assert!(error.message().starts_with("failed to create tap \"lo\": set the name: "), "{error}");
     }
 
     #[test]
     fn ip_tuntap_gets_the_options_of_the_device() {
         let ifname = InterfaceName::parse("tap0").unwrap();
-        let all =
-            NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
-        assert_eq!(
-            tuntap_args(all).join(" "),
-            "tuntap add mode tap name tap0 multi_queue user 0 group 7"
-        );
+        let all = NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
+        assert_eq!(tuntap_args(all).join(" "), "tuntap add mode tap name tap0 multi_queue user 0 group 7");
         assert_eq!(tuntap_args(PLAIN(&ifname)).join(" "), "tuntap add mode tap name tap0");
     }
 }

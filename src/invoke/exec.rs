@@ -43,10 +43,7 @@ pub fn execute_plugin(call: &PluginCommand<'_>) -> Result<Vec<u8>> {
 }
 
 /// As [`execute_plugin`], with another destination for the plugin's stderr.
-pub(super) fn execute_with_stderr(
-    call: &PluginCommand<'_>,
-    stderr: &mut dyn Write,
-) -> Result<Vec<u8>> {
+pub(super) fn execute_with_stderr(call: &PluginCommand<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
     let span = trace::begin_span("plugin");
     span.add_text("process.executable.path", || call.path.display().to_string());
     span.end_with(run_process(call, stderr))

@@ -179,16 +179,13 @@ pub fn query_version_info(
     let stdin = br#"{"cniVersion":"1.1.0"}"#;
     match executor.run_plugin(&PluginCommand { path, env, stdin, deadline }) {
         Ok(stdout) => decode_version_info(&stdout),
-        Err(e) if e.message() == "unknown CNI_COMMAND: VERSION" => {
-            Ok(VersionInfo::of_old_plugin("0.1.0", &["0.1.0"]))
-        }
+        Err(e) if e.message() == "unknown CNI_COMMAND: VERSION" => Ok(VersionInfo::of_old_plugin("0.1.0", &["0.1.0"])),
         Err(e) => Err(e),
     }
 }
 
 fn decode_version_info(stdout: &[u8]) -> Result<VersionInfo> {
-    let malformed =
-        |why: &str| Error::new(ErrorCode::DECODE, format!("decoding version info: {why}"));
+    let malformed = |why: &str| Error::new(ErrorCode::DECODE, format!("decoding version info: {why}"));
     let json = Json::parse(stdout).map_err(|e| malformed(&e.to_string()))?;
     if !matches!(json, Json::Object(_) | Json::Null) {
         return Err(malformed(&json.wrong_type_message("an object")));

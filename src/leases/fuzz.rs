@@ -16,8 +16,7 @@ pub fn parse_lease_files(bytes: &[u8]) {
     if let Some(lease) = AddressLease::parse_file(ip, bytes) {
         assert_eq!(AddressLease::parse_file(ip, lease.file_text().as_bytes()), Some(lease));
     }
-    let JournalContents { entries, removals, .. } =
-        JournalContents::parse(&String::from_utf8_lossy(bytes));
+    let JournalContents { entries, removals, .. } = JournalContents::parse(&String::from_utf8_lossy(bytes));
     for entry in entries.values() {
         assert_eq!(JournalEntry::parse(entry.to_line().trim_start()).as_ref(), Some(entry));
     }

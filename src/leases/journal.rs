@@ -85,8 +85,7 @@ impl LeaseJournal {
         let sealed = seal_seconds(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
         let (mut file, meta) = directory.open_file(JOURNAL, flags, Mode::empty()).ok()?;
-        if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err()
-        {
+        if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
@@ -178,8 +177,7 @@ impl LeaseJournal {
         // More than three lines for each lease; at most two stay.
         if 3 * self.removed > 2 * self.added + SPARE_LINES {
             let header = self.text.lines().next().unwrap_or_default().to_owned();
-            let text = header
-                + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
+            let text = header + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
             self.file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
         let sealed = current_unix_time();
@@ -203,13 +201,9 @@ pub(super) fn withheld_addresses(
     let Some(directory) = directory.filter(|_| quarantine.removal_time().is_some()) else {
         return BTreeMap::new();
     };
-    let JournalContents { entries, mut removals, .. } =
-        JournalContents::parse(&read_journal_text(directory));
+    let JournalContents { entries, mut removals, .. } = JournalContents::parse(&read_journal_text(directory));
     removals.retain(|ip, _| !entries.contains_key(ip));
-    removals
-        .iter()
-        .filter_map(|(ip, removal)| Some((*ip, removal.time_left(quarantine)?)))
-        .collect()
+    removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.time_left(quarantine)?))).collect()
 }
 
 /// The directory `.cnibox` in `network`, created if missing. Without the directory there is no journal, and every

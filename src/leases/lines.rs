@@ -77,10 +77,7 @@ impl JournalContents {
 
     /// Drops the removals of addresses that are not in quarantine, unless a removal explains why the present owner got
     /// the address.
-    pub(super) fn without_old_removals(
-        mut self,
-        quarantine: &AddressQuarantine,
-    ) -> JournalContents {
+    pub(super) fn without_old_removals(mut self, quarantine: &AddressQuarantine) -> JournalContents {
         let JournalContents { entries, removals, .. } = &mut self;
         removals.retain(|ip, removal| {
             let explains = removal.reclaimed.is_some() && entries.contains_key(ip);
@@ -112,14 +109,7 @@ impl JournalRemoval {
         match &self.reclaimed {
             Some(ReclaimedLease { lease, why }) => {
                 let ifname = escape_word(lease.ifname.as_deref().unwrap_or_default());
-                join_line(&[
-                    "-",
-                    &ip,
-                    &freed,
-                    end_proof_word(*why),
-                    &escape_word(&lease.id),
-                    &ifname,
-                ])
+                join_line(&["-", &ip, &freed, end_proof_word(*why), &escape_word(&lease.id), &ifname])
             }
             None if self.freed.is_some() => join_line(&["-", &ip, &freed]),
             None => join_line(&["-", &ip]),
@@ -131,9 +121,7 @@ impl JournalRemoval {
         let words = split_line(line);
         let freed = words.get(2).and_then(|word| RemovalTime::parse(word));
         let reclaimed = if let [_, _, _, why, id, ifname] = words[..] {
-            let why = [EndProof::HostEnd, EndProof::EarlierBoot]
-                .into_iter()
-                .find(|w| end_proof_word(*w) == why);
+            let why = [EndProof::HostEnd, EndProof::EarlierBoot].into_iter().find(|w| end_proof_word(*w) == why);
             let lease = AddressLease { ip, id: unescape_word(id)?, ifname: unescape_word(ifname) };
             why.map(|why| ReclaimedLease { lease, why })
         } else {
@@ -177,11 +165,8 @@ impl JournalEntry {
 }
 
 /// The words for the boot in which a lease was created.
-const MADE: [(BootRelation, &str); 3] = [
-    (BootRelation::Now, "this"),
-    (BootRelation::Earlier, "earlier"),
-    (BootRelation::Elsewhere, UNKNOWN),
-];
+const MADE: [(BootRelation, &str); 3] =
+    [(BootRelation::Now, "this"), (BootRelation::Earlier, "earlier"), (BootRelation::Elsewhere, UNKNOWN)];
 
 /// The last part of the word for an end with the attachment's label, and for an end without it.
 const LABELLED: &str = "own";

@@ -80,11 +80,7 @@ pub(super) enum AddressFile {
 impl LeaseListing {
     /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store
     /// that ADD could create is empty.
-    pub fn open_writable(
-        data_dir: &Path,
-        network: &str,
-        options: LeaseOptions,
-    ) -> error::Result<LeaseListing> {
+    pub fn open_writable(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<LeaseListing> {
         let path = data_dir.join(network);
         require_writable(&path)?;
         let Some(dir) = OpenDirectory::open_network(data_dir, network)? else {
@@ -95,8 +91,7 @@ impl LeaseListing {
             dir.read_file("lock", 0).during("open lock", &dir.file_path("lock"))?;
         }
         let quarantine = AddressQuarantine::new(options.reuse_delay, &BootIdentity::current());
-        let withheld =
-            journal::withheld_addresses(journal::existing_directory(&dir).as_ref(), &quarantine);
+        let withheld = journal::withheld_addresses(journal::existing_directory(&dir).as_ref(), &quarantine);
         let quarantined = withheld.into_keys().collect();
         Ok(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), quarantined })
     }
@@ -104,14 +99,9 @@ impl LeaseListing {
     /// Lists the store of `network`, without write permission; `None` if there is no store. A directory is a store if
     /// it has the file `lock`, which every command that reserves an address creates.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseListing>> {
-        let dir =
-            OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
+        let dir = OpenDirectory::open_network(data_dir, network)?.filter(|dir| dir.has_entry("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        Ok(Some(LeaseListing {
-            ips: listed_addresses(&dir)?,
-            dir: Some(dir),
-            ..LeaseListing::default()
-        }))
+        Ok(Some(LeaseListing { ips: listed_addresses(&dir)?, dir: Some(dir), ..LeaseListing::default() }))
     }
 
     /// The addresses that have a file, and the addresses in quarantine.
@@ -128,12 +118,9 @@ impl LeaseListing {
     /// All leases with the state of their containers.
     pub fn lease_statuses(&self) -> Vec<LeaseStatus> {
         let Some(dir) = &self.dir else { return Vec::new() };
-        let found: Vec<_> =
-            self.ips.iter().filter_map(|ip| read_address_file(dir, *ip).into_lease()).collect();
-        let journal = JournalContents::read_journal(
-            journal::existing_directory(dir).as_ref(),
-            &BootIdentity::current(),
-        );
+        let found: Vec<_> = self.ips.iter().filter_map(|ip| read_address_file(dir, *ip).into_lease()).collect();
+        let journal =
+            JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &BootIdentity::current());
         let lives = journal.judge_leases(&network_name_of(dir), &found);
         let status = |((lease, meta), liveness): ((AddressLease, Metadata), _)| LeaseStatus {
             reclaimed: journal.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
@@ -168,10 +155,7 @@ impl AddressFile {
 }
 
 /// The addresses whose files are not leases, sorted.
-pub(super) fn read_reservations(
-    dir: &OpenDirectory,
-    ips: &HashSet<IpAddr>,
-) -> Vec<AddressReservation> {
+pub(super) fn read_reservations(dir: &OpenDirectory, ips: &HashSet<IpAddr>) -> Vec<AddressReservation> {
     let reserved = |ip: &IpAddr| match read_address_file(dir, *ip) {
         AddressFile::Reserved(reservation) => Some(reservation),
         AddressFile::Lease(..) | AddressFile::Lost | AddressFile::Nothing => None,

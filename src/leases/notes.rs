@@ -8,34 +8,25 @@ use super::lease::AddressLease;
 use super::lines::{self, JournalContents, JournalEntry, LeaseFileId};
 use crate::attachment::liveness::judge_liveness;
 use crate::attachment::{
-    AttachmentId, AttachmentRecord, BootIdentity, BootRelation, HostPairEnd, Liveness,
-    LivenessDoubt, LivenessEvidence,
+    AttachmentId, AttachmentRecord, BootIdentity, BootRelation, HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence,
 };
 use crate::files::dir::OpenDirectory;
 
 impl JournalContents {
     /// Reads the journal in `directory`, sealed or not, in the boot `current`.
-    pub(super) fn read_journal(
-        directory: Option<&OpenDirectory>,
-        current: &BootIdentity,
-    ) -> JournalContents {
+    pub(super) fn read_journal(directory: Option<&OpenDirectory>, current: &BootIdentity) -> JournalContents {
         let text = directory.map(journal::read_journal_text).unwrap_or_default();
-        let mut contents =
-            JournalContents { unlisted: BootRelation::Now, ..JournalContents::parse(&text) };
+        let mut contents = JournalContents { unlisted: BootRelation::Now, ..JournalContents::parse(&text) };
         let Some(then) = lines::parse_header(&text) else { return contents };
         for entry in contents.entries.values_mut() {
             entry.made = match (entry.made, then.relation_to(current, entry.file.creation_time())) {
                 (BootRelation::Now, made) => made,
                 // An earlier boot than the one in which the journal was written.
-                (BootRelation::Earlier, BootRelation::Now | BootRelation::Earlier) => {
-                    BootRelation::Earlier
-                }
+                (BootRelation::Earlier, BootRelation::Now | BootRelation::Earlier) => BootRelation::Earlier,
                 _ => BootRelation::Elsewhere,
             };
         }
-        if !then.is_same_machine(current)
-            && then.relation_to(current, i64::MAX) != BootRelation::Now
-        {
+        if !then.is_same_machine(current) && then.relation_to(current, i64::MAX) != BootRelation::Now {
             contents.unlisted = BootRelation::Elsewhere;
         }
         contents
@@ -46,19 +37,17 @@ impl JournalContents {
     pub(super) fn entry_of_lease(&self, lease: &AddressLease, meta: &Metadata) -> JournalEntry {
         let file = LeaseFileId::from_metadata(meta);
         let noted = self.entries.get(&lease.ip);
-        noted.filter(|entry| entry.lease == *lease && entry.file == file).cloned().unwrap_or_else(
-            || JournalEntry { lease: lease.clone(), file, end: None, made: self.unlisted },
-        )
+        noted.filter(|entry| entry.lease == *lease && entry.file == file).cloned().unwrap_or_else(|| JournalEntry {
+            lease: lease.clone(),
+            file,
+            end: None,
+            made: self.unlisted,
+        })
     }
 
     /// Whether the attachments of the leases of `network` exist, in order.
-    pub(super) fn judge_leases(
-        &self,
-        network: &str,
-        leases: &[(AddressLease, Metadata)],
-    ) -> Vec<Liveness> {
-        let entries: Vec<_> =
-            leases.iter().map(|(lease, meta)| self.entry_of_lease(lease, meta)).collect();
+    pub(super) fn judge_leases(&self, network: &str, leases: &[(AddressLease, Metadata)]) -> Vec<Liveness> {
+        let entries: Vec<_> = leases.iter().map(|(lease, meta)| self.entry_of_lease(lease, meta)).collect();
         judge_entries(network, &entries)
     }
 }
@@ -82,10 +71,7 @@ pub(super) fn judge_entries(network: &str, entries: &[JournalEntry]) -> Vec<Live
 /// The host's end in the attachment's record. A plugin of another program does not pass its link to host-local, but the
 /// plugins that follow it find the link in its result and record it. A record that is older than the lease may be of an
 /// earlier container with the same id, and does not count.
-fn recorded_host_end(
-    owner: AttachmentId<'_>,
-    JournalEntry { lease, file, .. }: &JournalEntry,
-) -> Option<HostPairEnd> {
+fn recorded_host_end(owner: AttachmentId<'_>, JournalEntry { lease, file, .. }: &JournalEntry) -> Option<HostPairEnd> {
     let record = AttachmentRecord::find_by_attachment(owner)?;
     let is_its = record.created >= file.creation_time() && record.ips.contains(&lease.ip);
     record.end.filter(|_| is_its)

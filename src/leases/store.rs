@@ -47,11 +47,7 @@ pub struct LeaseStore {
 
 impl LeaseStore {
     /// Opens the store of `network`, creating missing directories.
-    pub fn open(
-        data_dir: &Path,
-        network: &str,
-        options: LeaseOptions,
-    ) -> error::Result<LeaseStore> {
+    pub fn open(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<LeaseStore> {
         if let Some(store) = LeaseStore::open_existing(data_dir, network, options)? {
             return Ok(store);
         }
@@ -62,11 +58,7 @@ impl LeaseStore {
     }
 
     /// Opens the store of `network` unless there is none.
-    pub fn open_existing(
-        data_dir: &Path,
-        network: &str,
-        options: LeaseOptions,
-    ) -> error::Result<Option<LeaseStore>> {
+    pub fn open_existing(data_dir: &Path, network: &str, options: LeaseOptions) -> error::Result<Option<LeaseStore>> {
         let Some(dir) = OpenDirectory::open_network(data_dir, network)? else { return Ok(None) };
         LeaseStore::open_directory(dir, BootIdentity::current(), options).map(Some)
     }
@@ -80,9 +72,7 @@ impl LeaseStore {
         let lock = take_lock(&dir, lock_timeout)?;
         let directory = journal::create_directory(&dir);
         let quarantine = AddressQuarantine::new(reuse_delay, &boot);
-        let journal = directory
-            .as_ref()
-            .and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
+        let journal = directory.as_ref().and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
         let mut store = LeaseStore { dir, directory, quarantine, boot, journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild_journal()?;
@@ -110,8 +100,7 @@ impl LeaseStore {
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = change_journal(self.journal.take(), |journal| {
-            let file =
-                LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
+            let file = LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
             journal.add_entry(&JournalEntry { lease, file, end, made: BootRelation::Now })
         });
         let linked = directory.publish_file(temp, &self.dir, &name);
@@ -124,9 +113,7 @@ impl LeaseStore {
         self.journal = if reserved {
             journal
         } else {
-            change_journal(journal, |journal| {
-                journal.add_removals(&[JournalRemoval::of_address(ip)])
-            })
+            change_journal(journal, |journal| journal.add_removals(&[JournalRemoval::of_address(ip)]))
         };
         Ok(reserved)
     }
@@ -169,8 +156,7 @@ impl LeaseStore {
         for (entry, life) in entries.iter().zip(judge_entries(&network, &entries)) {
             let Liveness::Gone(why) = life else { continue };
             // The lease must still be the file of the entry.
-            if let AddressFile::Lease(lease, meta) =
-                listing::read_address_file(&self.dir, entry.lease.ip)
+            if let AddressFile::Lease(lease, meta) = listing::read_address_file(&self.dir, entry.lease.ip)
                 && LeaseFileId::from_metadata(&meta) == entry.file
                 && lease == entry.lease
             {
@@ -208,10 +194,7 @@ impl LeaseStore {
         let ips = listing::listed_addresses(&self.dir)?;
         let leases = match &self.journal {
             Some(journal) => journal.len(),
-            None => ips
-                .iter()
-                .filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease())
-                .count(),
+            None => ips.iter().filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease()).count(),
         };
         Ok(ips.len().saturating_sub(leases))
     }
@@ -245,10 +228,7 @@ impl LeaseStore {
         if let Err(e) = read.as_ref()
             && e.kind() != ErrorKind::NotFound
         {
-            log::write_line(format_args!(
-                "Error retrieving last reserved ip: {}",
-                error::io_text(e)
-            ));
+            log::write_line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
         }
         std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
@@ -282,10 +262,7 @@ impl LeaseStore {
     }
 
     /// Like [`LeaseStore::remove_leases`], for addresses that were in use: the quarantine begins.
-    fn remove_freed_leases(
-        &mut self,
-        leases: Vec<AddressLease>,
-    ) -> error::Result<Vec<AddressLease>> {
+    fn remove_freed_leases(&mut self, leases: Vec<AddressLease>) -> error::Result<Vec<AddressLease>> {
         let freed = self.quarantine.removal_time();
         self.remove_leases(leases, |lease| JournalRemoval {
             freed: freed.clone(),
@@ -294,11 +271,7 @@ impl LeaseStore {
     }
 
     /// Removes all leases that can be removed, then reports the errors.
-    fn remove_leases<L>(
-        &mut self,
-        leases: Vec<L>,
-        removal: impl Fn(&L) -> JournalRemoval,
-    ) -> error::Result<Vec<L>> {
+    fn remove_leases<L>(&mut self, leases: Vec<L>, removal: impl Fn(&L) -> JournalRemoval) -> error::Result<Vec<L>> {
         let (mut removed, mut removals, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         let journal = self.journal.take();
         for lease in leases {
@@ -320,23 +293,16 @@ impl LeaseStore {
         let leases = self.read_all_leases()?;
         self.journal = self.directory.as_ref().and_then(|directory| {
             let mut noted = JournalContents::read_journal(Some(directory), &self.boot);
-            let entry = |(lease, meta): &(AddressLease, Metadata)| {
-                (lease.ip, noted.entry_of_lease(lease, meta))
-            };
+            let entry = |(lease, meta): &(AddressLease, Metadata)| (lease.ip, noted.entry_of_lease(lease, meta));
             let entries: HashMap<IpAddr, JournalEntry> = leases.iter().map(entry).collect();
             // Removed by another program, or before a kill.
             for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
-                let removal = JournalRemoval {
-                    freed: self.quarantine.removal_time(),
-                    ..JournalRemoval::of_address(ip)
-                };
+                let removal =
+                    JournalRemoval { freed: self.quarantine.removal_time(), ..JournalRemoval::of_address(ip) };
                 noted.removals.insert(ip, removal);
             }
-            let contents =
-                JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
-            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents)
-                .inspect_err(log_unwritable)
-                .ok()
+            let contents = JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
+            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()
         });
         Ok(leases)
     }

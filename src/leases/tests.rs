@@ -54,12 +54,7 @@ impl Scene {
     }
 
     fn open_with(&self, boot: &str, options: LeaseOptions) -> LeaseStore {
-        LeaseStore::open_directory(
-            OpenDirectory::open(&self.dir).unwrap(),
-            self::boot(boot),
-            options,
-        )
-        .unwrap()
+        LeaseStore::open_directory(OpenDirectory::open(&self.dir).unwrap(), self::boot(boot), options).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -164,14 +159,10 @@ fn a_reservation_by_hand_outlasts_boots() {
         assert!(store.release_attachment(owner(1)).unwrap().is_empty());
         assert_eq!(store.reclaim_ended(|_, gone| gone).unwrap(), []);
         assert_eq!(store.retain_leases(|lease| lease.ifname.is_none(), false).unwrap().0, []);
-        assert_eq!(
-            (store.taken_addresses().unwrap(), store.count_reservations().unwrap()),
-            (all.clone(), 3)
-        );
+        assert_eq!((store.taken_addresses().unwrap(), store.count_reservations().unwrap()), (all.clone(), 3));
     }
     // An administrator may give them back.
-    let removed =
-        scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
+    let removed = scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
     assert_eq!(removed, [AddressReservation { ip: ip("10.0.0.10"), empty: false }]);
     scene.reserve("10.0.0.10", owner(1));
 }

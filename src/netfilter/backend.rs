@@ -9,8 +9,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::iptables::{
-    self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE,
-    nft_table_for,
+    self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
 use super::{AttachmentId, RepairMode, join_errors};
@@ -26,8 +25,7 @@ use crate::netlink::nftables::{NftSocket, NftTable};
 const PROBED: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
-const LACKING: [Errno; 4] =
-    [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
+const LACKING: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
 /// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,11 +86,7 @@ impl RuleBackend {
             filter.has_iptables_in_use() || probe_iptables().is_ok()
         };
         let is_usable = filter.default_programs(IpFamily::V4).is_some_and(works);
-        if is_usable || !filter.has_nf_tables() {
-            RuleBackend::Iptables
-        } else {
-            RuleBackend::Nftables
-        }
+        if is_usable || !filter.has_nf_tables() { RuleBackend::Iptables } else { RuleBackend::Nftables }
     }
 
     /// Whether a live attachment of this host has rules of the feature with this back end.
@@ -225,35 +219,25 @@ impl PacketFilter {
     }
 
     fn require_iptables(&self) -> Result<()> {
-        let programs = self
-            .default_programs(IpFamily::V4)
-            .ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
+        let programs = self.default_programs(IpFamily::V4).ok_or_else(|| iptables::not_found_error(IpFamily::V4))?;
         if !programs.are_on_nf_tables() || !self.has_nf_tables() {
             return probe_iptables();
         }
         if self.has_iptables_matches() {
             return Ok(());
         }
-        Err(Error::internal("the kernel cannot match comments for iptables")
-            .with_details(LACKING_MODULE))
+        Err(Error::internal("the kernel cannot match comments for iptables").with_details(LACKING_MODULE))
     }
 
     /// The tables of the node's default iptables.
     pub fn default_iptables(&self, family: IpFamily) -> Result<IptablesHandle<'_>> {
-        self.find_iptables(family, IptablesFlavour::Default)?
-            .ok_or_else(|| iptables::not_found_error(family))
+        self.find_iptables(family, IptablesFlavour::Default)?.ok_or_else(|| iptables::not_found_error(family))
     }
 
     /// The tables of a flavour of iptables, if they can be changed.
-    pub fn find_iptables(
-        &self,
-        family: IpFamily,
-        flavour: IptablesFlavour,
-    ) -> Result<Option<IptablesHandle<'_>>> {
+    pub fn find_iptables(&self, family: IpFamily, flavour: IptablesFlavour) -> Result<Option<IptablesHandle<'_>>> {
         let is_on_nf_tables = match flavour {
-            IptablesFlavour::Default => {
-                self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables)
-            }
+            IptablesFlavour::Default => self.default_programs(family).is_some_and(IptablesPrograms::are_on_nf_tables),
             IptablesFlavour::Nft => true,
             IptablesFlavour::Legacy => false,
         };
@@ -264,9 +248,7 @@ impl PacketFilter {
     /// The node's default programs.
     fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
         let programs = &self.programs[usize::from(family == IpFamily::V6)];
-        programs
-            .get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default))
-            .as_ref()
+        programs.get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default)).as_ref()
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI
@@ -303,12 +285,7 @@ impl PacketFilter {
     }
 
     /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
-    pub(super) fn has_any_chain(
-        &self,
-        family: IpFamily,
-        table: &str,
-        chains: &[&str],
-    ) -> Result<bool> {
+    pub(super) fn has_any_chain(&self, family: IpFamily, table: &str, chains: &[&str]) -> Result<bool> {
         let table = nft_table_for(family, table);
         self.query_nft(&|nft| {
             if chains.is_empty() {
@@ -329,8 +306,7 @@ impl PacketFilter {
         let is_used = |name: &&str| self.has_legacy_table(IpFamily::V4, name);
         let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
         let has_comments = |text: String| text.lines().any(|line| line == "comment");
-        ["nat", "filter"].iter().any(is_used)
-            && files::read_text(matches, 64 << 10).is_ok_and(has_comments)
+        ["nat", "filter"].iter().any(is_used) && files::read_text(matches, 64 << 10).is_ok_and(has_comments)
     }
 
     /// Whether iptables-legacy has used the table.
@@ -340,27 +316,18 @@ impl PacketFilter {
             IpFamily::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
             IpFamily::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
         };
-        let names =
-            names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
+        let names = names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
         names.lines().any(|name| name == table)
     }
 
     /// The lines of a built-in chain of iptables-legacy, if its table is used.
-    pub fn list_legacy_chain(
-        &self,
-        family: IpFamily,
-        table: &str,
-        chain: &str,
-    ) -> Option<Vec<String>> {
+    pub fn list_legacy_chain(&self, family: IpFamily, table: &str, chain: &str) -> Option<Vec<String>> {
         let programs = || IptablesPrograms::find_installed(family, IptablesFlavour::Legacy);
         self.has_legacy_table(family, table).then(programs)??.list_chain(table, chain)
     }
 
     /// The result of a query; the default one if the kernel has no `nf_tables`.
-    pub(super) fn query_nft<T: Default>(
-        &self,
-        query: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<T>,
-    ) -> Result<T> {
+    pub(super) fn query_nft<T: Default>(&self, query: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<T>) -> Result<T> {
         Ok(self.nft_socket_if_present()?.map(query).transpose()?.unwrap_or_default())
     }
 }

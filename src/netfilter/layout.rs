@@ -19,19 +19,15 @@ use super::shared::{HeirFinder, has_same_owner, is_recorded};
 use crate::attachment::RecordStore;
 use crate::error::{self, Error};
 use crate::netlink::NetlinkResult;
-use crate::netlink::nftables::{
-    NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
-};
+use crate::netlink::nftables::{NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement};
 
 pub use transaction::{LayoutTransaction, OwnTables};
 
 /// The remedy for damage.
-pub const REMEDY: &str =
-    "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
+pub const REMEDY: &str = "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
 /// Returns the elements to delete; may add other deletions.
-type FindElements<'f> =
-    &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
+type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
 /// The required content of a table.
 #[derive(Clone, Debug)]
@@ -62,15 +58,10 @@ pub struct RestorableState {
 impl TableLayout {
     /// The first deviation of the table from its layout. Also `None` if no container depends on the table, which the
     /// next ADD restores.
-    pub fn first_deviation(
-        self,
-        nft: &NftSocket,
-        is_needed: &dyn Fn() -> bool,
-    ) -> NetlinkResult<Option<String>> {
+    pub fn first_deviation(self, nft: &NftSocket, is_needed: &dyn Fn() -> bool) -> NetlinkResult<Option<String>> {
         let (view, _) = TableState::read_table(nft, self, &[])?;
         // Elements belong to containers, including containers without a record.
-        let has_elements =
-            |set: &NftSet<'static>| nft.find_elements(&[*set], &[]).is_ok_and(|e| !e.is_empty());
+        let has_elements = |set: &NftSet<'static>| nft.find_elements(&[*set], &[]).is_ok_and(|e| !e.is_empty());
         let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
         let is_damaged = view.damage.is_some() && !view.is_outdated;
         let is_relevant = is_damaged && (is_needed() || is_used());
@@ -84,9 +75,8 @@ impl TableLayout {
 
     /// These rules without the additions.
     fn without_additions(&self, rules: &[NftRule]) -> Vec<NftRule> {
-        let is_former = |rule: &&NftRule| {
-            rule.comment.as_deref().is_none_or(|comment| !self.additions.contains(&comment))
-        };
+        let is_former =
+            |rule: &&NftRule| rule.comment.as_deref().is_none_or(|comment| !self.additions.contains(&comment));
         rules.iter().filter(is_former).cloned().collect()
     }
 
@@ -207,9 +197,7 @@ impl TableState {
         let mut incomplete = Vec::new();
         for (chain, rules) in &layout.chains {
             if let Some(rule) = first_missing_rule(&look.rules, *chain, rules) {
-                let is_former =
-                    first_missing_rule(&look.rules, *chain, &layout.without_additions(rules))
-                        .is_none();
+                let is_former = first_missing_rule(&look.rules, *chain, &layout.without_additions(rules)).is_none();
                 let list = if is_former { &mut outdated } else { &mut damage };
                 list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
@@ -221,8 +209,7 @@ impl TableState {
         damage.extend(flushed.iter().map(|set| format!("{set} was flushed")));
         let filled: HashSet<&str> = look.rules.iter().map(|rule| rule.chain.as_str()).collect();
         let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
-        let known =
-            layout.sets.len() + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
+        let known = layout.sets.len() + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
         let mut empty = Vec::new();
         // The table has other objects, too: only a list of all chains shows the empty chains.
         if look.objects.is_some_and(|count| count as usize > known) {
@@ -275,14 +262,9 @@ impl TableState {
 }
 
 /// The comment of the first rule that is not in the chain, or not in this order. Other rules may stand in between.
-fn first_missing_rule<'r>(
-    found: &[RuleInfo],
-    chain: NftChain<'_>,
-    rules: &'r [NftRule],
-) -> Option<&'r str> {
+fn first_missing_rule<'r>(found: &[RuleInfo], chain: NftChain<'_>, rules: &'r [NftRule]) -> Option<&'r str> {
     let mut comments = found.iter().filter(|rule| rule.chain == chain.name);
-    let mut exists =
-        |rule: &&NftRule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
+    let mut exists = |rule: &&NftRule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
     let missing = rules.iter().find(|rule| !exists(rule));
     missing.map(|rule| rule.comment.as_deref().unwrap_or_default())
 }

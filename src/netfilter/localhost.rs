@@ -34,8 +34,7 @@ use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, Packe
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
     .with_comment("cnibox: loopback addresses are the host's own, also with route_localnet");
-const PREROUTING: NftChain<'_> =
-    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
 
 const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
 
@@ -56,10 +55,7 @@ fn table_layout() -> TableLayout {
 fn iptables_rules() -> [iptables::IptablesRule; 2] {
     [("-d", TO), ("-s", FROM)].map(|(side, comment)| {
         let words = [side, &LOOPBACK.to_string(), "!", "-i", "lo"];
-        iptables::IptablesRule::new("PREROUTING")
-            .with_words(&words)
-            .with_comment(comment)
-            .with_target("DROP")
+        iptables::IptablesRule::new("PREROUTING").with_words(&words).with_comment(comment).with_target("DROP")
     })
 }
 
@@ -98,9 +94,7 @@ pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
         return Ok(());
     }
     let closed = match filter.nft_socket_if_present()? {
-        Some(_) => {
-            Ok(filter.own_tables()?.change_tables(&[table_layout()], &[], &mut |_, _| Ok(()))?)
-        }
+        Some(_) => Ok(filter.own_tables()?.change_tables(&[table_layout()], &[], &mut |_, _| Ok(()))?),
         None => filter.default_iptables(IpFamily::V4).and_then(|tables| {
             tables.update_table(RAW_TABLE, ChainScope::All, &|table| {
                 for rule in iptables_rules() {
@@ -134,9 +128,7 @@ pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     }
     let table = filter.default_iptables(IpFamily::V4)?.read_table(RAW_TABLE, ChainScope::All)?;
     let missing = iptables_rules().into_iter().find(|rule| !table.has_rule(rule));
-    Ok(missing.map(|rule| {
-        format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words())
-    }))
+    Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words())))
 }
 
 /// Deletes the table, which the reference does not have.

@@ -37,14 +37,8 @@ use self::filter::firewalld;
 use crate::error::{Error, Result};
 
 /// All features. Each is registered here, and only here.
-const FEATURES: &[FilterFeature] = &[
-    masquerade::FEATURE,
-    spoof::FEATURE,
-    filter::FEATURE,
-    ports::FEATURE,
-    localhost::FEATURE,
-    firewalld::FEATURE,
-];
+const FEATURES: &[FilterFeature] =
+    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE, firewalld::FEATURE];
 
 impl PacketFilter {
     /// The packet filter with all features. Opens nothing yet.

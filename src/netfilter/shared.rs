@@ -39,9 +39,7 @@ pub fn is_left_in_place(found: &SetElement, wanted: &SetElement) -> bool {
 
 /// Whether the owner in a comment is certainly gone.
 pub fn is_owner_gone(comment: Option<&str>) -> bool {
-    instance_in_comment(comment)
-        .and_then(AttachmentRecord::find_by_instance)
-        .is_some_and(|record| record.is_gone())
+    instance_in_comment(comment).and_then(AttachmentRecord::find_by_instance).is_some_and(|record| record.is_gone())
 }
 
 /// Whether the element that was found for the key of `wanted` is correct, or another attachment's: that attachment may
@@ -65,14 +63,8 @@ pub fn other_attachments<T: DeserializeOwned>(
     ip: IpAddr,
     owner: AttachmentId<'_>,
 ) -> Vec<(AttachmentRecord, T)> {
-    let others = AttachmentRecord::find_others_by_address(ip, owner)
-        .into_iter()
-        .filter(|record| !record.is_gone());
-    others
-        .filter_map(|record| {
-            kept.read_content(record.attachment_id()).map(|content| (record, content))
-        })
-        .collect()
+    let others = AttachmentRecord::find_others_by_address(ip, owner).into_iter().filter(|record| !record.is_gone());
+    others.filter_map(|record| kept.read_content(record.attachment_id()).map(|content| (record, content))).collect()
 }
 
 /// The [heirs](HeirFinder): for the deletion of the `owner` among the attachments with the same addresses; for GC,
@@ -94,18 +86,11 @@ pub fn find_heirs<T: DeserializeOwned>(
     };
     let ips: BTreeSet<IpAddr> = deleted.iter().filter_map(ip).collect();
     let others = ips.into_iter().flat_map(|ip| other_attachments(kept, ip, owner));
-    first_for_each_key(
-        deleted,
-        others.flat_map(|(record, content)| elements(record.attachment_id(), &content)),
-    )
+    first_for_each_key(deleted, others.flat_map(|(record, content)| elements(record.attachment_id(), &content)))
 }
 
 /// The first of `elements` for each key.
-fn first_for_each_key(
-    deleted: &[SetElement],
-    elements: impl Iterator<Item = SetElement>,
-) -> Vec<SetElement> {
-    let mut keys: HashSet<(NftSet<'_>, ElementKey)> =
-        deleted.iter().map(|e| (e.set, e.key.clone())).collect();
+fn first_for_each_key(deleted: &[SetElement], elements: impl Iterator<Item = SetElement>) -> Vec<SetElement> {
+    let mut keys: HashSet<(NftSet<'_>, ElementKey)> = deleted.iter().map(|e| (e.set, e.key.clone())).collect();
     elements.filter(|element| keys.remove(&(element.set, element.key.clone()))).collect()
 }

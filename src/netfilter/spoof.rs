@@ -23,15 +23,14 @@ use super::{AttachmentId, PacketFilter, join_errors};
 use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{
-    NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
-    RAW, RuleInfo, SetElement, TableFamily, ValueType,
+    NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
+    SetElement, TableFamily, ValueType,
 };
 use crate::netlink::{self, MacAddress};
 
-const TABLE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "cnibox_spoof")
-    .with_comment("cnibox: containers send with their own MAC only");
-const PREROUTING: NftChain<'_> =
-    TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+const TABLE: NftTable<'_> =
+    NftTable::new(TableFamily::Bridge, "cnibox_spoof").with_comment("cnibox: containers send with their own MAC only");
+const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
 const CHECKED: NftSet<'_> = TABLE.named_set("checked", &[ValueType::IfName]);
 const ALLOWED: NftSet<'_> = TABLE.named_set("allowed", &[ValueType::IfName, ValueType::EtherAddr]);
 const SETS: [NftSet<'_>; 2] = [CHECKED, ALLOWED];
@@ -63,10 +62,7 @@ pub struct CheckedPort {
     pub mac: MacAddress,
 }
 
-fn port_elements(
-    owner: AttachmentId<'_>,
-    CheckedPort { name, mac }: &CheckedPort,
-) -> Vec<SetElement> {
+fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPort) -> Vec<SetElement> {
     let name = name.as_str();
     let elements = [CHECKED.element_with_key(name), ALLOWED.element_with_key((name, *mac))];
     elements.map(|element| element.with_comment(owner.object_label())).into()
@@ -112,11 +108,7 @@ pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPo
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
-pub fn check_port(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    port: &CheckedPort,
-) -> Result<()> {
+pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
     let nft = filter.nft_socket()?;
     let damage = table_layout().first_deviation(nft, &|| true)?;
     let elements = port_elements(owner, port);
@@ -144,11 +136,7 @@ pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<Chec
 
 /// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are known, the sets need
 /// not be searched.
-pub fn delete_ports(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    ports: &[CheckedPort],
-) -> Result<()> {
+pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[CheckedPort]) -> Result<()> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
     let wanted: Vec<_> = ports.iter().flat_map(|port| port_elements(owner, port)).collect();
     let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
@@ -161,8 +149,7 @@ pub fn delete_ports(
         Ok(found)
     };
     let own = table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new());
-    let outcomes =
-        [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
+    let outcomes = [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_errors(outcomes).context(|| "failed to teardown spoof-check")
 }
 
@@ -173,10 +160,7 @@ fn reference_names(id: &str) -> [String; 3] {
 }
 
 /// The handles of the rules that jump to the reference's chains of an attachment.
-fn reference_rules(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-) -> netlink::NetlinkResult<Vec<RuleInfo>> {
+fn reference_rules(nft: &NftSocket, owner: AttachmentId<'_>) -> netlink::NetlinkResult<Vec<RuleInfo>> {
     let [.., own] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
     nft.find_rules_by_comment(REFERENCE.named_chain("PREROUTING"), &|comment| comment == Some(&own))
 }
@@ -215,20 +199,12 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
         return None;
     };
     let [iface, mac, comment] = reference_names(&format!("{id}-{ifname}"));
-    let prerouting =
-        REFERENCE.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
+    let prerouting = REFERENCE.named_chain("PREROUTING").at_filter_hook(NetfilterHook::Prerouting, RAW);
     let (iface, mac) = (REFERENCE.named_chain(&iface), REFERENCE.named_chain(&mac));
-    batch
-        .ensure_object(REFERENCE)
-        .ensure_object(prerouting)
-        .ensure_object(mac)
-        .ensure_object(iface);
+    batch.ensure_object(REFERENCE).ensure_object(prerouting).ensure_object(mac).ensure_object(iface);
     batch.flush_chain(mac).flush_chain(iface);
     for (chain, rule) in [
-        (
-            prerouting,
-            NftRule::new().match_equal(PacketField::Iifname, name.as_str()).jump_to(iface.name),
-        ),
+        (prerouting, NftRule::new().match_equal(PacketField::Iifname, name.as_str()).jump_to(iface.name)),
         (iface, NftRule::new().jump_to(mac.name)),
         (mac, NftRule::new().match_equal(PacketField::EtherSaddr, *address).return_to_caller()),
         (mac, NftRule::new().drop()),
@@ -240,17 +216,11 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
 
 /// Removes the elements of the network's attachments that are not among `valid`. The reference's objects do not
 /// identify their network.
-pub fn remove_stale_ports(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     KEPT.remove_stale_parts(network, valid)?;
     let is_stale = stale_matcher(network, valid);
     let removed = filter.query_nft(&|nft| {
-        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
-            nft.find_elements_by_comment(&SETS, &[], &is_stale)
-        };
+        let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&SETS, &[], &is_stale);
         table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new())
     });
     removed.context(|| "clean up spoof-check")

@@ -36,8 +36,7 @@ impl PacketFilterWatch {
         if !matches!(dropped, Some(Ok(_))) {
             self.nft = NftSocket::watch_changes().inspect_err(|e| log::debug(e)).ok();
         }
-        let has_legacy =
-            |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
+        let has_legacy = |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
         self.polls = self.nft.is_none() || has_legacy("nat") || has_legacy("filter");
     }
 

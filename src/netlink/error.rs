@@ -48,29 +48,18 @@ impl NetlinkError {
     /// Whether the object to be read, changed or deleted is absent.
     pub fn is_not_found(&self) -> bool {
         matches!(self, NetlinkError::NoLink(_))
-            || matches!(
-                self.errno(),
-                Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL)
-            )
+            || matches!(self.errno(), Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL))
     }
 
     /// Whether the kernel did not reply, so that the outcome of the request is unknown.
     pub fn is_unanswered(&self) -> bool {
-        matches!(
-            self,
-            NetlinkError::Request { failure: RequestFailure { unanswered: true, .. }, .. }
-        )
+        matches!(self, NetlinkError::Request { failure: RequestFailure { unanswered: true, .. }, .. })
     }
 
     /// Adds a remedy, if the kernel refused the request.
     #[must_use]
     pub(super) fn with_remedy(mut self, text: String) -> NetlinkError {
-        if let NetlinkError::Request {
-            remedy,
-            failure: RequestFailure { unanswered: false, .. },
-            ..
-        } = &mut self
-        {
+        if let NetlinkError::Request { remedy, failure: RequestFailure { unanswered: false, .. }, .. } = &mut self {
             *remedy = Some(text);
         }
         self
@@ -125,9 +114,7 @@ impl From<NetlinkError> for crate::error::Error {
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
             NetlinkError::Request { remedy: Some(remedy), .. } => plain.with_details(remedy),
-            _ if lacks_permission => {
-                plain.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
-            }
+            _ if lacks_permission => plain.with_details("cnibox needs CAP_NET_ADMIN in this network namespace"),
             _ if is_full => plain.with_details(
                 "a bridge has at most 1023 ports: make a network with another name in the key \"bridge\"",
             ),
@@ -180,8 +167,7 @@ mod tests {
     use super::*;
 
     fn refused(errno: Errno, kernel: Option<&str>) -> NetlinkError {
-        RequestFailure { kernel: kernel.map(str::to_owned), ..errno.into() }
-            .into_error("add route", &"10.1.0.0/16")
+        RequestFailure { kernel: kernel.map(str::to_owned), ..errno.into() }.into_error("add route", &"10.1.0.0/16")
     }
 
     #[test]

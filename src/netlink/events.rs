@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::libc::{
-    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR,
-    RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF,
-    RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK,
+    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF,
+    RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK,
 };
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
@@ -90,13 +89,12 @@ impl Netlink {
         done: impl Fn(&Link) -> bool,
     ) -> NetlinkResult<WaitOutcome> {
         let mut last = None;
-        let reached =
-            self.wait_for_topic(EventTopic { group: RTNLGRP_LINK, index }, limit, || {
-                let link = self.require_link_by_index(index)?;
-                let reached = done(&link);
-                last = Some(link);
-                Ok(reached)
-            })?;
+        let reached = self.wait_for_topic(EventTopic { group: RTNLGRP_LINK, index }, limit, || {
+            let link = self.require_link_by_index(index)?;
+            let reached = done(&link);
+            last = Some(link);
+            Ok(reached)
+        })?;
         match last {
             Some(link) if reached => Ok(WaitOutcome::Reached(link)),
             Some(link) => Ok(WaitOutcome::TimedOut(link)),
@@ -125,24 +123,13 @@ impl Netlink {
     /// Waits until packets to these IPv6 addresses of this namespace are delivered; `false` after
     /// `limit`. Without duplicate address detection an address is usable at once, but the kernel adds
     /// the local route in a work queue.
-    pub fn wait_for_local_addresses(
-        &self,
-        addrs: &[Ipv6Addr],
-        limit: Duration,
-    ) -> NetlinkResult<bool> {
+    pub fn wait_for_local_addresses(&self, addrs: &[Ipv6Addr], limit: Duration) -> NetlinkResult<bool> {
         let topic = EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
-        self.wait_for_topic(topic, limit, || {
-            Ok(addrs.iter().all(|addr| self.is_local_address((*addr).into())))
-        })
+        self.wait_for_topic(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local_address((*addr).into()))))
     }
 
     /// Waits until the routes that match `filter` include a route to each of `wanted`; `false` after `limit`.
-    pub fn wait_for_routes(
-        &self,
-        filter: &RouteFilter,
-        wanted: &[IpNet],
-        limit: Duration,
-    ) -> NetlinkResult<bool> {
+    pub fn wait_for_routes(&self, filter: &RouteFilter, wanted: &[IpNet], limit: Duration) -> NetlinkResult<bool> {
         self.wait_for_topic(EventTopic { group: RTNLGRP_IPV6_ROUTE, index: 0 }, limit, || {
             let routes = self.dump_routes(filter)?;
             Ok(wanted.iter().all(|dst| routes.iter().any(|route| route.dst == *dst)))
@@ -154,9 +141,7 @@ impl Netlink {
         if let Some(failed) = addrs.iter().find(|addr| addr.is_dad_failed()) {
             let link = self.require_link_by_index(index)?.name;
             let addr = failed.net.addr();
-            return Err(NetlinkError::Dad(format!(
-                "link {link} has address {addr} in DADFAILED state"
-            )));
+            return Err(NetlinkError::Dad(format!("link {link} has address {addr} in DADFAILED state")));
         }
         Ok(!addrs.iter().any(LinkAddress::is_tentative))
     }
@@ -182,8 +167,7 @@ impl Netlink {
         while !look()? {
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let failed =
-                    |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
+                let failed = |f: RequestFailure| f.into_error("watch", &self.link_label(topic.index));
                 // Also checked before each wait, because events may arrive without a pause.
                 if left.is_zero() || !events.wait_for_datagram(left).map_err(failed)? {
                     return Ok(false);

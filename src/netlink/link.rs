@@ -6,17 +6,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_GETNSID};
 use rtnetlink::packet_core::DefaultNla;
-use rtnetlink::packet_route::link::{
-    LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
-};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage};
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::Netlink;
 use super::attribute::{ReplyAttribute, find_attribute, parse_attributes, read_u32_at};
 use super::error::{NetlinkError, NetlinkResult, RequestFailure, unless_absent};
 use super::link_info::{
-    self, BRIDGE, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE,
-    IpvlanMode, MacvlanInfo, TunTapInfo,
+    self, BRIDGE, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE, IpvlanMode, MacvlanInfo,
+    TunTapInfo,
 };
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
@@ -203,8 +201,7 @@ impl Link {
                 }
                 Some("tun") => self.tun = Some(link_info::parse_tun_tap(data)),
                 Some("vrf") => {
-                    self.vrf_table =
-                        data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32);
+                    self.vrf_table = data.find_nested(IFLA_VRF_TABLE).and_then(ReplyAttribute::to_u32);
                 }
                 Some("vlan") => {
                     self.vlan = data.find_nested(IFLA_VLAN_ID).and_then(ReplyAttribute::to_u16);
@@ -212,10 +209,8 @@ impl Link {
                 _ => {}
             }
         }
-        if info.find_nested(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.to_text() == BRIDGE)
-        {
-            self.port =
-                info.find_nested(libc::IFLA_INFO_SLAVE_DATA).map(link_info::parse_bridge_port);
+        if info.find_nested(libc::IFLA_INFO_SLAVE_KIND).is_some_and(|kind| kind.to_text() == BRIDGE) {
+            self.port = info.find_nested(libc::IFLA_INFO_SLAVE_DATA).map(link_info::parse_bridge_port);
         }
     }
 }
@@ -265,8 +260,7 @@ impl Netlink {
 
     /// The link with this name; an error if there is none.
     pub fn require_link(&self, name: &str) -> NetlinkResult<Link> {
-        self.find_link(name)?
-            .ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
+        self.find_link(name)?.ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
     }
 
     /// The link with this index.
@@ -287,12 +281,7 @@ impl Netlink {
 
     /// All links of the namespace.
     pub fn dump_links(&self) -> NetlinkResult<Vec<Link>> {
-        self.socket.request_list(
-            &lookup_request(link_message(0, Vec::new())),
-            "list",
-            &"links",
-            Link::parse,
-        )
+        self.socket.request_list(&lookup_request(link_message(0, Vec::new())), "list", &"links", Link::parse)
     }
 
     /// Deletes the link with this name; `false` if there was none.
@@ -342,22 +331,16 @@ impl Netlink {
     }
 
     /// `NETNSA_NSID` and `NETNSA_CURRENT_NSID` of the reply.
-    fn query_namespace_ids(
-        &self,
-        attributes: Vec<NsidAttribute>,
-    ) -> NetlinkResult<(Option<i32>, Option<i32>)> {
+    fn query_namespace_ids(&self, attributes: Vec<NsidAttribute>) -> NetlinkResult<(Option<i32>, Option<i32>)> {
         let mut message = NsidMessage::default();
         message.attributes = attributes;
-        let body =
-            match self.socket.request_object(&NetlinkRequest::new_route(RTM_GETNSID, &message)) {
-                // The namespace with this id no longer exists.
-                Err(failure)
-                    if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) =>
-                {
-                    return Ok((None, None));
-                }
-                reply => reply.map_err(|failure| failure.into_error("look up", &"namespace id"))?,
-            };
+        let body = match self.socket.request_object(&NetlinkRequest::new_route(RTM_GETNSID, &message)) {
+            // The namespace with this id no longer exists.
+            Err(failure) if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) => {
+                return Ok((None, None));
+            }
+            reply => reply.map_err(|failure| failure.into_error("look up", &"namespace id"))?,
+        };
         let attributes = body.get(RTGENMSG..).unwrap_or_default();
         // A negative id means that none was assigned.
         let id = |kind| find_attribute(attributes, kind)?.to_i32().filter(|id| *id >= 0);
@@ -420,10 +403,7 @@ mod tests {
             attr(999, b"from the future"),
             attr(libc::IFLA_OPERSTATE, &[]),
             attr(libc::IFLA_ADDRESS, &[10, 0, 0, 1]),
-            attr(
-                libc::IFLA_LINKINFO,
-                &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat(),
-            ),
+            attr(libc::IFLA_LINKINFO, &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat()),
             attr(libc::IFLA_IFNAME, b"br0\0"),
             vec![99, 0, 3, 0],
         ];
@@ -435,10 +415,8 @@ mod tests {
 
     #[test]
     fn states_have_the_kernels_names() {
-        let names: Vec<String> =
-            (0..=7).map(|state| OperationalState::from(state).to_string()).collect();
-        let expected =
-            "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
+        let names: Vec<String> = (0..=7).map(|state| OperationalState::from(state).to_string()).collect();
+        let expected = "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
         assert!(names.iter().map(String::as_str).eq(expected), "{names:?}");
     }
 }

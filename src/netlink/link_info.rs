@@ -88,8 +88,7 @@ pub enum MacvlanMode {
 }
 
 impl MacvlanMode {
-    const ALL: [MacvlanMode; 4] =
-        [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
+    const ALL: [MacvlanMode; 4] = [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
 
     /// The mode of this name.
     pub fn parse(name: &str) -> Option<MacvlanMode> {
@@ -146,23 +145,16 @@ fn is_flag_set(data: ReplyAttribute<'_>, kind: u16) -> bool {
 }
 
 pub(super) fn parse_bridge(data: ReplyAttribute<'_>) -> BridgeInfo {
-    let options =
-        data.find_nested(IFLA_BR_MULTI_BOOLOPT).and_then(|options| read_u32_at(options.value, 0));
+    let options = data.find_nested(IFLA_BR_MULTI_BOOLOPT).and_then(|options| read_u32_at(options.value, 0));
     BridgeInfo {
         vlan_filtering: is_flag_set(data, IFLA_BR_VLAN_FILTERING),
-        default_pvid: data
-            .find_nested(IFLA_BR_VLAN_DEFAULT_PVID)
-            .and_then(ReplyAttribute::to_u16)
-            .unwrap_or_default(),
+        default_pvid: data.find_nested(IFLA_BR_VLAN_DEFAULT_PVID).and_then(ReplyAttribute::to_u16).unwrap_or_default(),
         learns_link_local: options.map(|values| values & NO_LL_LEARN == 0),
     }
 }
 
 pub(super) fn parse_bridge_port(data: ReplyAttribute<'_>) -> BridgePortInfo {
-    BridgePortInfo {
-        hairpin: is_flag_set(data, IFLA_BRPORT_MODE),
-        isolated: is_flag_set(data, IFLA_BRPORT_ISOLATED),
-    }
+    BridgePortInfo { hairpin: is_flag_set(data, IFLA_BRPORT_MODE), isolated: is_flag_set(data, IFLA_BRPORT_ISOLATED) }
 }
 
 pub(super) fn parse_macvlan(data: ReplyAttribute<'_>) -> MacvlanInfo {

@@ -83,17 +83,13 @@ impl NetlinkSocket {
     }
 
     /// A socket for the events of multicast groups of the calling thread's namespace.
-    pub(super) fn listen_to_groups(
-        protocol: isize,
-        groups: &[u32],
-    ) -> NetlinkResult<NetlinkSocket> {
+    pub(super) fn listen_to_groups(protocol: isize, groups: &[u32]) -> NetlinkResult<NetlinkSocket> {
         let mut socket = NetlinkSocket::open(protocol)?;
         // A socket without a port receives no events.
         let bound = socket.inner.bind_auto().map(drop);
         let join = |group: &u32| socket.inner.add_membership(*group);
         let joined = bound.and_then(|()| groups.iter().try_for_each(join));
-        joined
-            .map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
+        joined.map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
         Ok(socket)
     }
 
@@ -106,11 +102,7 @@ impl NetlinkSocket {
     }
 
     /// Sends a request whose reply is only success or failure.
-    pub(super) fn request_ack(
-        &self,
-        request: &NetlinkRequest,
-        flags: u16,
-    ) -> NetlinkResult<(), RequestFailure> {
+    pub(super) fn request_ack(&self, request: &NetlinkRequest, flags: u16) -> NetlinkResult<(), RequestFailure> {
         self.exchange_one(request, NLM_F_ACK | flags).map(drop)
     }
 
@@ -125,19 +117,13 @@ impl NetlinkSocket {
     }
 
     /// Requests one object, and returns the body of the reply.
-    pub(super) fn request_object(
-        &self,
-        request: &NetlinkRequest,
-    ) -> NetlinkResult<Vec<u8>, RequestFailure> {
+    pub(super) fn request_object(&self, request: &NetlinkRequest) -> NetlinkResult<Vec<u8>, RequestFailure> {
         let reply = self.exchange_one(request, 0)?;
         reply.bodies.into_iter().next().ok_or(RequestFailure::from(Errno::ENODATA))
     }
 
     /// Requests a list. An interrupted dump is repeated a few times; then the last attempt is used.
-    pub(super) fn request_dump(
-        &self,
-        request: &NetlinkRequest,
-    ) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
+    pub(super) fn request_dump(&self, request: &NetlinkRequest) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
         let reply = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
         if reply.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
@@ -174,8 +160,7 @@ impl NetlinkSocket {
         target: &dyn Display,
         parse: fn(&[u8]) -> Option<T>,
     ) -> NetlinkResult<Vec<T>> {
-        let bodies =
-            self.request_dump(request).map_err(|failure| failure.into_error(op, target))?;
+        let bodies = self.request_dump(request).map_err(|failure| failure.into_error(op, target))?;
         Ok(bodies.iter().filter_map(|body| parse(body)).collect())
     }
 
@@ -245,9 +230,7 @@ impl NetlinkSocket {
 
     /// The messages in the next datagram of the kernel; `None` if the queue is empty. Datagrams of
     /// other processes are discarded. `ENOBUFS` means that datagrams were lost.
-    pub(super) fn receive_datagram(
-        &self,
-    ) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
+    pub(super) fn receive_datagram(&self) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
         let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
             match self.inner.recv_from(&mut buffer, MSG_DONTWAIT | MSG_TRUNC) {
@@ -259,9 +242,7 @@ impl NetlinkSocket {
                 Ok(_) => return Ok(Some(split_messages(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause)
-                    if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) =>
-                {
+                Err(cause) if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) => {
                     return Err(socket_failure(&cause));
                 }
                 Err(_) => failures += 1,
@@ -280,10 +261,7 @@ impl NetlinkSocket {
     }
 
     /// Discards the queued events; `true` if one of them `matters`, or if some were lost.
-    pub(super) fn drain_events(
-        &self,
-        matters: &dyn Fn(&KernelMessage) -> bool,
-    ) -> NetlinkResult<bool, RequestFailure> {
+    pub(super) fn drain_events(&self, matters: &dyn Fn(&KernelMessage) -> bool) -> NetlinkResult<bool, RequestFailure> {
         let mut heard = false;
         loop {
             match self.receive_datagram() {

@@ -8,9 +8,7 @@ use serde::Deserialize;
 
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Error, ErrorContext, Result};
-use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
-};
+use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::veth::interface_entry;
 use crate::iface::{ContainerNetns, verify};
 use crate::netlink::LinkChange;
@@ -52,8 +50,7 @@ impl Plugin for Loopback {
     fn check(_: &CallContext<'_>, _: &LoopbackConfig, req: &CheckRequest) -> Result<()> {
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let lo = inside.require_link(LO)?;
-        verify::require_up(&lo, verify::IN_CONTAINER)
-            .map_err(|_| Error::internal("loopback interface is down"))?;
+        verify::require_up(&lo, verify::IN_CONTAINER).map_err(|_| Error::internal("loopback interface is down"))?;
         loopback_addresses(&inside, lo.index).map(drop)
     }
 
@@ -61,10 +58,7 @@ impl Plugin for Loopback {
         let Some(netns) = &req.netns else { return Ok(()) };
         let inside = ContainerNetns::open_in(netns)?;
         let lo = inside.require_link(LO)?;
-        inside
-            .netlink
-            .change_link(lo.index, LinkChange::new().set_down())
-            .context(|| "set \"lo\" down")
+        inside.netlink.change_link(lo.index, LinkChange::new().set_down()).context(|| "set \"lo\" down")
     }
 
     fn gc(_: &CallContext<'_>, _: &LoopbackConfig, _: &GcRequest) -> Result<()> {

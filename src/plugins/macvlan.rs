@@ -11,9 +11,7 @@ use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Error, ErrorContext, Result};
-use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin,
-};
+use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MacCapabilityConfig, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
@@ -64,15 +62,10 @@ impl Plugin for Macvlan {
 
     fn add(cx: &CallContext<'_>, conf: &MacvlanConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = MacvlanPlan::from_config(conf, &cx.mac_arg()?)?;
-        let (inside, host) =
-            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let place = conf.master_config().master_netlink(host, &inside);
         let (master, mtu) = conf.master_config().resolve_master(place, host)?;
-        let kind = LinkKind::Macvlan {
-            link: master.index,
-            mode: plan.mode,
-            bc_queue_len: conf.bcqueuelen,
-        };
+        let kind = LinkKind::Macvlan { link: master.index, mode: plan.mode, bc_queue_len: conf.bcqueuelen };
         let wanted = NewChildLink { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
@@ -92,12 +85,7 @@ impl Plugin for Macvlan {
         found.verify_layer3(&inside)
     }
 
-    fn repair(
-        _: &CallContext<'_>,
-        _: &MacvlanConfig,
-        req: &CheckRequest,
-        repairs: &mut RepairFindings,
-    ) -> Result<()> {
+    fn repair(_: &CallContext<'_>, _: &MacvlanConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
         req.restore_routes(KIND, repairs)
     }
 
@@ -189,10 +177,7 @@ mod tests {
         assert_eq!(plan(&MacvlanConfig::default(), "").unwrap().mode, MacvlanMode::Bridge);
         for (mac, why) in [
             ("x", "address x: invalid MAC address"),
-            (
-                "01:00:5e:00:00:01",
-                "address 01:00:5e:00:00:01: not a unicast address, but multicast",
-            ),
+            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: not a unicast address, but multicast"),
             ("00:00:00:00:00:00", "address 00:00:00:00:00:00: not a unicast address"),
         ] {
             let error = plan(&MacvlanConfig::default(), mac).unwrap_err();

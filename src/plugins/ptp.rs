@@ -18,8 +18,8 @@ use crate::cni::ip::{host_net, max_prefix_len};
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
-    Rollback, delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
+    delete_and_release,
 };
 use crate::iface::child::CheckedLink;
 use crate::iface::configure::{self, AddressStyle};
@@ -30,9 +30,7 @@ use crate::iface::{ON_LINK, routes};
 use crate::log;
 use crate::netfilter::names::parse_label;
 use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
-use crate::netlink::{
-    KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
-};
+use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
 use crate::sort::{sort_by_key, sort_items};
 
@@ -86,13 +84,10 @@ impl Plugin for Ptp {
         // Created before IPAM is called, so that an attachment that exists already keeps its address.
         let wanted = NewVethPair { ifname: &req.ifname, mtu, mac: None, master: None };
         let inside = ContainerNetns::open_in(netns)?;
-        let veth::VethPairEnds { host: end, container: link } =
-            veth::add_pair(host, netns, &wanted)?;
+        let veth::VethPairEnds { host: end, container: link } = veth::add_pair(host, netns, &wanted)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
-        undo.add_step(format!("delete \"{}\"", end.name), move || {
-            Ok(host.delete_link_by_index(index).map(drop)?)
-        });
+        undo.add_step(format!("delete \"{}\"", end.name), move || Ok(host.delete_link_by_index(index).map(drop)?));
         veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
         cx.set_host_end(HostPairEnd::from_labelled_link(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
@@ -103,8 +98,7 @@ impl Plugin for Ptp {
             PtpHostEnd { link: &end, owner }.add_route(host, routed, &mut undo)?;
         }
 
-        result.interfaces =
-            vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
+        result.interfaces = vec![veth::interface_entry(&end, ""), veth::interface_entry(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &addresses)?;
         if conf.ip_masq {
             cx.record_attachment(Self::NAME, req, &result, &mut undo);
@@ -127,19 +121,12 @@ impl Plugin for Ptp {
             return Ok(());
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let addrs: Vec<IpNet> =
-            found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
+        let addrs: Vec<IpNet> = found.prev.ips_of_interface(found.index).map(|ip| ip.address).collect();
         masquerade::check_addresses(cx.packet_filter(), owner, &addrs)
     }
 
-    fn repair(
-        cx: &CallContext<'_>,
-        _: &PtpConfig,
-        req: &CheckRequest,
-        repairs: &mut RepairFindings,
-    ) -> Result<()> {
-        let (inside, host) =
-            (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
+    fn repair(cx: &CallContext<'_>, _: &PtpConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+        let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
         let prev = req.require_final_result()?;
         let (index, _) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
         let link = inside.require_link(req.ifname.as_str())?;
@@ -147,10 +134,8 @@ impl Plugin for Ptp {
         let Some((end, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
-        let routed =
-            |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
-        let addresses: Vec<RoutedAddress> =
-            prev.ips_of_interface(index).filter_map(routed).collect();
+        let routed = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
+        let addresses: Vec<RoutedAddress> = prev.ips_of_interface(index).filter_map(routed).collect();
         restore_host_end(host, &end, &addresses, repairs)?;
         let mut wanted = routes_to_gateways(&link, &addresses);
         wanted.extend(configure::plan_routes(prev, link.index));
@@ -236,12 +221,7 @@ struct PtpHostEnd<'a> {
 impl PtpHostEnd<'_> {
     /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
     /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
-    fn add_route<'u>(
-        &self,
-        host: &'u Netlink,
-        routed: &RoutedAddress,
-        undo: &mut Rollback<'u>,
-    ) -> Result<()> {
+    fn add_route<'u>(&self, host: &'u Netlink, routed: &RoutedAddress, undo: &mut Rollback<'u>) -> Result<()> {
         let failed = || "failed to add route on host";
         let route = host_route(routed, self.link);
         let add = |mode| host.add_route(&route, mode).context(failed);
@@ -256,8 +236,7 @@ impl PtpHostEnd<'_> {
             // The address is listed twice.
             return Ok(());
         }
-        let through =
-            present.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+        let through = present.oif.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
         if present.oif.is_some() && through.is_none() {
             // The link is gone meanwhile, and its routes with it.
             return add(RouteAddMode::Exclusive);
@@ -313,9 +292,7 @@ fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
 
 /// The host's route to the destination of `wanted`.
 fn find_present_route(host: &Netlink, wanted: &KernelRoute) -> Result<Option<KernelRoute>> {
-    Ok(host
-        .find_matching_route(wanted.dst.addr())?
-        .filter(|route| is_same_destination(route, wanted)))
+    Ok(host.find_matching_route(wanted.dst.addr())?.filter(|route| is_same_destination(route, wanted)))
 }
 
 /// The error for a route that another owner has to the container's address.
@@ -361,14 +338,12 @@ fn restore_host_end(
         let add = || Ok(configure::add_gateway_address(host, end, host_net(gateway))?);
         repairs.restore_missing(format!("address {gateway} of \"{name}\""), add);
     }
-    let through =
-        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let through = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     let routes = addresses.iter().map(|routed| host_route(routed, end));
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
         if let Some(present) = find_present_route(host, &route)? {
-            repairs
-                .record_changed(format!("{text}: the host has \"{present}\" through another link"));
+            repairs.record_changed(format!("{text}: the host has \"{present}\" through another link"));
             continue;
         }
         repairs.restore_missing(text, || Ok(host.add_route(&route, RouteAddMode::Exclusive)?));
@@ -425,21 +400,15 @@ fn unique_gateways(addresses: &[RoutedAddress]) -> Vec<IpAddr> {
 }
 
 /// Fails unless the host's end exists, with the gateways' addresses and the routes to the container.
-fn verify_host_end(
-    host: &Netlink,
-    inside: &ContainerNetns<'_>,
-    found: &CheckedLink<'_>,
-) -> Result<()> {
+fn verify_host_end(host: &Netlink, inside: &ContainerNetns<'_>, found: &CheckedLink<'_>) -> Result<()> {
     let CheckedLink { link, prev, index } = found;
-    let (end, entry) = veth::find_listed_host_end(host, inside, prev, link)?.ok_or_else(|| {
-        Error::internal(format!("ptp: host end of \"{}\" was not found", link.name))
-    })?;
+    let (end, entry) = veth::find_listed_host_end(host, inside, prev, link)?
+        .ok_or_else(|| Error::internal(format!("ptp: host end of \"{}\" was not found", link.name)))?;
     verify::require_same_mac(&end, &entry)?;
     verify::require_up(&end, verify::ON_HOST)?;
     verify::require_no_advertisements(&end)?;
     let addrs = host.dump_addresses(end.index)?;
-    let routes =
-        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let routes = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     for ip in prev.ips_of_interface(*index) {
         let name = &end.name;
         if let Some(gw) = ip.gateway
@@ -485,9 +454,6 @@ mod tests {
     #[test]
     fn gateways_come_first() {
         let both = [routed("10.0.0.2/24", "10.0.0.1"), routed("2001:db8::2/64", "2001:db8::1")];
-        assert_eq!(
-            destinations(&both),
-            ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]
-        );
+        assert_eq!(destinations(&both), ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]);
     }
 }

@@ -51,9 +51,7 @@ pub use conf::{PluginConfig, find_config_files};
 pub use list::NetworkList;
 
 pub use crate::cni::json::Json;
-pub use crate::cni::{
-    CniResult, DnsConfig, IpConfig, ResultInterface, ResultRoute, SpecVersion, ValidAttachment,
-};
+pub use crate::cni::{CniResult, DnsConfig, IpConfig, ResultInterface, ResultRoute, SpecVersion, ValidAttachment};
 pub use crate::error::{Error, ErrorCode, Result};
 pub use crate::invoke::{PluginCommand, PluginExecutor, ProcessExecutor, VersionInfo};
 

@@ -20,8 +20,8 @@ use crate::leases::{self, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
 use crate::log;
 use crate::options::{CommandLine, CommandOption, long_option};
 use crate::runtime::{
-    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, Json, NetworkList, OnDelError, PluginConfig,
-    Runtime, find_config_files,
+    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, Json, NetworkList, OnDelError, PluginConfig, Runtime,
+    find_config_files,
 };
 use crate::sort::sort_items;
 
@@ -102,17 +102,12 @@ impl LeaseDirectory {
 impl ToolDirectories {
     /// Reads the options that tools have in common.
     pub(super) fn from_command_line(line: &CommandLine) -> ToolDirectories {
-        let directory = |flag: CommandOption, default: &str| {
-            PathBuf::from(line.last_value(flag.flag).unwrap_or(default))
-        };
+        let directory =
+            |flag: CommandOption, default: &str| PathBuf::from(line.last_value(flag.flag).unwrap_or(default));
         ToolDirectories {
             conf: directory(CONF, CONF_DIR),
             cache: directory(CACHE, DEFAULT_CACHE_DIR),
-            leases: [DATA_DIR]
-                .into_iter()
-                .chain(line.all_values(LEASES.flag))
-                .map(real_path)
-                .collect(),
+            leases: [DATA_DIR].into_iter().chain(line.all_values(LEASES.flag)).map(real_path).collect(),
             cni_path: plugin_path(line.last_value(PLUGIN_PATH.flag)),
         }
     }
@@ -134,10 +129,7 @@ impl ToolDirectories {
     }
 
     /// All attachments in the cache, with the state of their containers.
-    pub(super) fn cached_attachments(
-        &self,
-        runtime: &Runtime,
-    ) -> Result<Vec<(CachedAttachment, ContainerState)>> {
+    pub(super) fn cached_attachments(&self, runtime: &Runtime) -> Result<Vec<(CachedAttachment, ContainerState)>> {
         let cached = runtime.cached_attachments("")?;
         let lives = container_states(&cached, |cached| self.find_data_dir(cached));
         Ok(cached.into_iter().zip(lives).collect())
@@ -152,10 +144,7 @@ impl ToolDirectories {
     }
 
     /// The leases of `network`, or of all networks, by network.
-    pub(super) fn find_lease_directories(
-        &self,
-        network: Option<&str>,
-    ) -> Result<Vec<LeaseDirectory>> {
+    pub(super) fn find_lease_directories(&self, network: Option<&str>) -> Result<Vec<LeaseDirectory>> {
         let mut stores = Vec::new();
         for dir in &self.leases {
             let of_dir = leases::list_networks(dir)?.into_iter();
@@ -165,28 +154,21 @@ impl ToolDirectories {
         let runtime = Runtime { cache_dir: self.cache.clone(), ..Runtime::new(Vec::new()) };
         let cached = runtime.cached_attachments("")?;
         let cached = cached.iter().filter_map(CachedAttachment::network_list);
-        let mut cached: Vec<LeaseDirectory> =
-            cached.flat_map(|list| named_lease_directories(&list)).collect();
+        let mut cached: Vec<LeaseDirectory> = cached.flat_map(|list| named_lease_directories(&list)).collect();
         // The author of a configuration may be a tenant, and whoever writes leases decides what is removed with them.
-        let is_of_node =
-            |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
+        let is_of_node = |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
         stores.extend(cached.extract_if(.., |store| is_of_node(store)));
-        let is_meant =
-            |store: &LeaseDirectory| network.is_none_or(|network| network == store.network);
+        let is_meant = |store: &LeaseDirectory| network.is_none_or(|network| network == store.network);
         let distinct = |stores: &mut Vec<LeaseDirectory>| {
             stores.retain(is_meant);
             sort_items(stores);
             // A bind mount gives a directory a second name.
             let mut seen = HashSet::new();
-            stores.retain(|store| {
-                store.device_and_inode().is_none_or(|directory| seen.insert(directory))
-            });
+            stores.retain(|store| store.device_and_inode().is_none_or(|directory| seen.insert(directory)));
         };
         distinct(&mut stores);
         distinct(&mut cached);
-        for LeaseDirectory { network, data_dir } in
-            cached.iter().filter(|store| !stores.contains(store))
-        {
+        for LeaseDirectory { network, data_dir } in cached.iter().filter(|store| !stores.contains(store)) {
             let dir = data_dir.display();
             log::warn(format_args!(
                 "network {network}: its leases in {dir} are left out, because no configuration of this node names \
@@ -234,7 +216,5 @@ fn named_lease_directories(list: &NetworkList) -> Vec<LeaseDirectory> {
     let network = &list.name;
     let named = data_dirs(list).into_iter().filter(|dir| dir.is_absolute());
     let stores = named.filter(|dir| has_leases(dir, network));
-    stores
-        .map(|dir| LeaseDirectory { network: network.clone(), data_dir: real_path(dir) })
-        .collect()
+    stores.map(|dir| LeaseDirectory { network: network.clone(), data_dir: real_path(dir) }).collect()
 }

@@ -108,11 +108,7 @@ fn find_ended(
             && let Some(why) = selection.deletion_reason(network, id, liveness)
             && let Ok(list) = NetworkList::load(&directories.conf, network)
         {
-            found.ended.push(EndedAttachment {
-                list,
-                attach: AttachmentParams::new(id, "", ifname),
-                why,
-            });
+            found.ended.push(EndedAttachment { list, attach: AttachmentParams::new(id, "", ifname), why });
         }
     };
     for record in AttachmentRecord::read_all(selection.network) {
@@ -150,13 +146,9 @@ fn require_known(
 ) -> Result<()> {
     let missing = |what| Err(Error::config(what));
     if let Some(name) = selection.network {
-        let is_configured =
-            || directories.configured_networks().iter().any(|list| list.name == name);
+        let is_configured = || directories.configured_networks().iter().any(|list| list.name == name);
         let is_cached = || found.known.iter().any(|(network, ..)| network == name);
-        if !is_cached()
-            && !is_configured()
-            && directories.find_lease_directories(Some(name))?.is_empty()
-        {
+        if !is_cached() && !is_configured() && directories.find_lease_directories(Some(name))?.is_empty() {
             return missing(format!("no network \"{name}\" on this node"));
         }
     }
@@ -180,13 +172,10 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
 }
 
 fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
-    let selection = AttachmentSelection {
-        network: line.last_value(NETWORK.flag),
-        container: line.last_value("--container"),
-    };
+    let selection =
+        AttachmentSelection { network: line.last_value(NETWORK.flag), container: line.last_value("--container") };
     let dry_run = line.has_option(DRY_RUN.flag);
-    let outcomes =
-        collect_garbage(&ToolDirectories::from_command_line(line), table, &selection, dry_run)?;
+    let outcomes = collect_garbage(&ToolDirectories::from_command_line(line), table, &selection, dry_run)?;
     report_outcomes(&outcomes, line.has_option(JSON.flag), dry_run, "no dead attachment was found")
 }
 
@@ -220,8 +209,7 @@ pub(super) fn collect_garbage(
             continue;
         }
         let owner = AttachmentId { network, ifname, id: container_id };
-        let liveness =
-            attachment_liveness(&directories.find_lease_directories(Some(network))?, owner);
+        let liveness = attachment_liveness(&directories.find_lease_directories(Some(network))?, owner);
         let is_reclaimed = liveness == Liveness::Unknown(LivenessDoubt::NoRecord);
         if !is_reclaimed && selection.deletion_reason(network, container_id, liveness).is_none() {
             continue;
@@ -255,9 +243,7 @@ fn reclaim_leases(
         let gone = listing.ended_leases().into_iter().filter(is_meant);
         outcomes.extend(gone.map(|gone| outcome("would reclaim", &gone).with_remedy(COLLECT)));
         for LeaseStatus { lease, liveness, .. } in listing.lease_statuses() {
-            if let Some(why) =
-                doubt_reason(liveness).filter(|_| selection.has_attachment(network, &lease.id))
-            {
+            if let Some(why) = doubt_reason(liveness).filter(|_| selection.has_attachment(network, &lease.id)) {
                 outcomes.push(outcome_in_doubt(network, &lease.id, lease.to_string(), why));
             }
         }
@@ -288,9 +274,7 @@ fn remove_remains(
     let object = format!("state of container {id}, interface {ifname}");
     let liveness = record.liveness();
     Ok(match selection.deletion_reason(network, id, liveness) {
-        Some(why) if dry_run => {
-            Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT))
-        }
+        Some(why) if dry_run => Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT)),
         Some(why) => {
             if !reclaim::remove_if_ended(record)? {
                 let _turn = AttachmentRecord::lock_attachment(record.attachment_id())?;

@@ -17,9 +17,7 @@ use crate::error::{Error, Result};
 use crate::framework::AppletTable;
 use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
 use crate::log;
-use crate::options::{
-    CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated,
-};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated};
 use crate::sort::{sort_by, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -97,11 +95,7 @@ struct IpamRequest {
 
 /// Runs the tool with the arguments that follow its name.
 pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    TOOL.run_command(
-        args,
-        |line| IpamRequest::from_command_line(&line),
-        |job| job.run_command(table),
-    )
+    TOOL.run_command(args, |line| IpamRequest::from_command_line(&line), |job| job.run_command(table))
 }
 
 impl IpamRequest {
@@ -127,9 +121,7 @@ impl IpamRequest {
                 warn_deprecated("ipam gc", instead);
                 (IpamCommand::Gc { network, empty }, &["--empty", DRY_RUN.flag])
             }
-            "free" if empty => {
-                (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag])
-            }
+            "free" if empty => (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag]),
             "free" => {
                 let missing = || usage_error("free needs --network and an address or container");
                 let what = words.pop().ok_or_else(missing)?;
@@ -148,18 +140,11 @@ impl IpamRequest {
             return Err(usage_error(format!("unexpected argument \"{extra}\"")));
         }
         let (json, dry_run) = (line.has_option(JSON.flag), line.has_option(DRY_RUN.flag));
-        Ok(IpamRequest {
-            command,
-            json,
-            dry_run,
-            directories: ToolDirectories::from_command_line(line),
-        })
+        Ok(IpamRequest { command, json, dry_run, directories: ToolDirectories::from_command_line(line) })
     }
 
     fn run_command(&self, table: AppletTable) -> Result<ExitCode> {
-        let stores = |network: &Option<String>| {
-            require_lease_directories(&self.directories, network.as_deref())
-        };
+        let stores = |network: &Option<String>| require_lease_directories(&self.directories, network.as_deref());
         let outcomes = match &self.command {
             IpamCommand::List { network } if self.json => {
                 return print_text(&list_json(&stores(network)?)?);
@@ -167,23 +152,17 @@ impl IpamRequest {
             IpamCommand::List { network } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
                 let rows = list_rows(&stores(network)?)?;
-                let lines = [heading.map(str::to_owned)]
-                    .into_iter()
-                    .chain(rows.iter().map(LeaseListRow::text_cells));
+                let lines = [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(LeaseListRow::text_cells));
                 return print_text(&format_columns(lines.collect()));
             }
             IpamCommand::Free { network, what, force } => {
                 free_leases(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
             }
-            IpamCommand::FreeEmpty { network } => {
-                free_empty_files(&stores(network)?, self.dry_run)?
-            }
+            IpamCommand::FreeEmpty { network } => free_empty_files(&stores(network)?, self.dry_run)?,
             IpamCommand::Gc { network, empty } => {
                 let stores = stores(network)?;
-                let selection =
-                    AttachmentSelection { network: network.as_deref(), container: None };
-                let mut outcomes =
-                    gc::collect_garbage(&self.directories, table, &selection, self.dry_run)?;
+                let selection = AttachmentSelection { network: network.as_deref(), container: None };
+                let mut outcomes = gc::collect_garbage(&self.directories, table, &selection, self.dry_run)?;
                 if *empty {
                     outcomes.extend(free_empty_files(&stores, self.dry_run)?);
                 }
@@ -195,17 +174,11 @@ impl IpamRequest {
 }
 
 /// The leases of the network, of which there must be some, or of all networks.
-fn require_lease_directories(
-    directories: &ToolDirectories,
-    network: Option<&str>,
-) -> Result<Vec<LeaseDirectory>> {
+fn require_lease_directories(directories: &ToolDirectories, network: Option<&str>) -> Result<Vec<LeaseDirectory>> {
     let stores = directories.find_lease_directories(network)?;
     match network {
         Some(network) if stores.is_empty() => {
-            let msg = format!(
-                "no network \"{network}\" in {}",
-                directories.searched_directories(network)
-            );
+            let msg = format!("no network \"{network}\" in {}", directories.searched_directories(network));
             Err(Error::config(msg))
         }
         _ => Ok(stores),
@@ -219,12 +192,7 @@ pub(super) fn list_json(stores: &[LeaseDirectory]) -> Result<String> {
 
 /// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is
 /// freed only with `force`.
-fn free_leases(
-    stores: &[LeaseDirectory],
-    what: &str,
-    force: bool,
-    dry_run: bool,
-) -> Result<Vec<ActionOutcome>> {
+fn free_leases(stores: &[LeaseDirectory], what: &str, force: bool, dry_run: bool) -> Result<Vec<ActionOutcome>> {
     let address = what.parse::<IpAddr>().ok();
     let network = stores.first().map_or("", |store| &store.network);
     let is_meant = |lease: &AddressLease| address.map_or(lease.id == what, |ip| lease.ip == ip);
@@ -268,12 +236,10 @@ fn free_empty_files(stores: &[LeaseDirectory], dry_run: bool) -> Result<Vec<Acti
         let reserved: Vec<AddressReservation> = if dry_run {
             store.read_listing()?.list_reservations().into_iter().filter(is_empty).collect()
         } else {
-            let leases =
-                store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
+            let leases = store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
             leases.transpose()?.unwrap_or_default()
         };
-        let outcome =
-            |it: &AddressReservation| freed_outcome(&store.network, it.to_string(), dry_run);
+        let outcome = |it: &AddressReservation| freed_outcome(&store.network, it.to_string(), dry_run);
         outcomes.extend(reserved.iter().map(outcome));
     }
     Ok(outcomes)
@@ -305,15 +271,12 @@ fn list_rows(stores: &[LeaseDirectory]) -> Result<Vec<LeaseListRow>> {
         let (network, listing) = (&store.network, store.read_listing()?);
         let (leases, reserved) = (listing.lease_statuses(), listing.list_reservations());
         // Only root may read leases, and a list without them would look like a free network.
-        let unreadable =
-            listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
+        let unreadable = listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
         if unreadable > 0 {
             log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
         }
         rows.extend(leases.into_iter().map(|status| LeaseListRow::from_lease(network, status)));
-        rows.extend(
-            reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)),
-        );
+        rows.extend(reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)));
     }
     sort_by(&mut rows, |a, b| (&a.network, a.address).cmp(&(&b.network, b.address)));
     Ok(rows)
@@ -332,8 +295,7 @@ impl LeaseListRow {
     }
 
     fn from_reservation(network: &str, reserved: &AddressReservation) -> LeaseListRow {
-        let (network, reason) =
-            (network.to_owned(), Some(format!("reserved: {}", reserved.reason_text())));
+        let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.reason_text())));
         let (age, alive, container, interface) = (None, None, None, None);
         let (address, reclaimed) = (reserved.ip, None);
         LeaseListRow { address, age, alive, container, interface, network, reason, reclaimed }
@@ -393,10 +355,7 @@ mod tests {
         assert_eq!(parsed("free --network net 10.0.0.2"), free(false));
         assert_eq!(parsed("free --network=net --force 10.0.0.2"), free(true));
         assert_eq!(parsed("free --empty"), Ok(IpamCommand::FreeEmpty { network: None }));
-        assert_eq!(
-            parsed("free --empty --network net"),
-            Ok(IpamCommand::FreeEmpty { network: net() })
-        );
+        assert_eq!(parsed("free --empty --network net"), Ok(IpamCommand::FreeEmpty { network: net() }));
         // The form of 0.2.
         assert_eq!(parsed("ls net"), Ok(IpamCommand::List { network: net() }));
         assert_eq!(parsed("free net 10.0.0.2"), free(false));

@@ -100,8 +100,7 @@ impl ToolCommand {
 /// Prints a text on stdout, with control characters as escapes.
 fn print_text(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written =
-        stdout.write_all(log::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.write_all(log::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 

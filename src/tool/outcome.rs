@@ -68,12 +68,7 @@ impl fmt::Display for ActionOutcome {
 
 /// Prints the outcomes as JSON, or one per line without the failures; the text `none` if there are no outcomes. The
 /// exit status is 1 if something failed, or with `dry_run` if something would be done.
-pub(super) fn report_outcomes(
-    outcomes: &[ActionOutcome],
-    json: bool,
-    dry_run: bool,
-    none: &str,
-) -> Result<ExitCode> {
+pub(super) fn report_outcomes(outcomes: &[ActionOutcome], json: bool, dry_run: bool, none: &str) -> Result<ExitCode> {
     let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
     let line = |outcome: &ActionOutcome| format!("{outcome}\n");
     let text: String = told.map(line).collect();
@@ -82,7 +77,6 @@ pub(super) fn report_outcomes(
         "" if outcomes.is_empty() => format!("{none}\n"),
         _ => text,
     })?;
-    let is_found =
-        |outcome: &ActionOutcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
+    let is_found = |outcome: &ActionOutcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
     Ok(if outcomes.iter().any(is_found) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -85,10 +85,7 @@ struct RepairJob {
 /// Runs the tool with the arguments that follow its name.
 pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     TOOL.run_command(args, check_options, |line| {
-        let job = RepairJob {
-            runtime: ToolDirectories::from_command_line(&line).new_runtime(table),
-            table,
-        };
+        let job = RepairJob { runtime: ToolDirectories::from_command_line(&line).new_runtime(table), table };
         match (line.has_option("--watch"), line.has_option("--dry-run")) {
             (true, _) => job.repair_until_stopped(line.last_value(INSTALL)),
             (false, true) => job.repair_once(RepairMode::Report, line.has_option(JSON.flag)),
@@ -200,11 +197,11 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
     let (action, remedy) = if is_dry { ("missing", "cnibox repair") } else { ("restored", "") };
     let missing = repairs.missing_state().iter();
     let missing = missing.map(|what| ActionOutcome::new(action, "", what, "").with_remedy(remedy));
-    let left =
-        repairs.changed_state().iter().map(|what| ActionOutcome::new("left alone", "", what, ""));
-    let failed = repairs.repair_errors().iter().map(|error| {
-        ActionOutcome::new(FAILED, "", "repair", error.message()).with_remedy(error.details())
-    });
+    let left = repairs.changed_state().iter().map(|what| ActionOutcome::new("left alone", "", what, ""));
+    let failed = repairs
+        .repair_errors()
+        .iter()
+        .map(|error| ActionOutcome::new(FAILED, "", "repair", error.message()).with_remedy(error.details()));
     missing.chain(left).chain(failed).collect()
 }
 
@@ -248,9 +245,7 @@ fn wait_for_change(
             *links = LossEvents::listen_for_losses()?;
             Ok::<_, Error>(true)
         })?;
-        let woken = rules
-            .event_descriptor()
-            .map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
+        let woken = rules.event_descriptor().map(|events| signals.wait_for_event(&[events], Some(Duration::ZERO)));
         match woken.transpose()?.flatten() {
             None if !is_lost => {}
             woken => return Ok(woken.unwrap_or(WakeReason::Change)),

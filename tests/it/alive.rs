@@ -57,9 +57,7 @@ impl World {
     fn with_pool(kind: &str, subnet: &str) -> World {
         let node = Node::new();
         node.sh("mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns");
-        node.sh(
-            "ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up",
-        );
+        node.sh("ip link add up0 type veth peer name up1 && ip link set up0 up && ip link set up1 up");
         node.script("foreign", FOREIGN);
         let keys = match kind {
             "bridge" => json!({"type": "bridge", "bridge": "br9", "isGateway": true}),
@@ -81,9 +79,7 @@ impl World {
             json!({"type": "firewall", "backend": "nftables"}),
         ];
         if kind != "macvlan" {
-            plugins.push(
-                json!({"type": "bandwidth", "egressRate": 8_000_000, "egressBurst": 8_000_000}),
-            );
+            plugins.push(json!({"type": "bandwidth", "egressRate": 8_000_000, "egressBurst": 8_000_000}));
         }
         fs::create_dir(node.path("net.d")).unwrap();
         let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
@@ -99,21 +95,12 @@ impl World {
 
     /// A node-wide tool of cnibox.
     fn tool(&self, args: &[&str]) -> Call {
-        let [cache, bin, leases, conf] = ["cache", "bin", "leases", "net.d"]
-            .map(|name| self.node.path(name).display().to_string());
+        let [cache, bin, leases, conf] =
+            ["cache", "bin", "leases", "net.d"].map(|name| self.node.path(name).display().to_string());
         let directories: &[&str] = match args {
             ["ipam", ..] => &["--data-dir", &leases],
             ["cnitool", ..] => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf],
-            _ => &[
-                "--cache-dir",
-                &cache,
-                "--plugin-path",
-                &bin,
-                "--conf-dir",
-                &conf,
-                "--data-dir",
-                &leases,
-            ],
+            _ => &["--cache-dir", &cache, "--plugin-path", &bin, "--conf-dir", &conf, "--data-dir", &leases],
         };
         let call = self.node.tool("cnitool", &[args, directories].concat()).program(executable());
         self.seen(call)

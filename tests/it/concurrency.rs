@@ -104,8 +104,7 @@ fn sixteen_first_adds_make_one_bridge() {
 fn gc_during_adds_removes_unlisted_attachments_only() {
     const COUNT: usize = 48;
     let node = Node::new();
-    let conf =
-        json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/16"])});
+    let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/16"])});
     let add = |id: &str| node.call("host-local", "ADD").conf(&conf).id(id).netns("/x").result();
     for i in 0..8 {
         add(&format!("stale-{i}"));

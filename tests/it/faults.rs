@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
 use crate::support::faults::{
-    Scene, assert_well_formed_failure, errno, has_effect, is_deterministic, no_add_leaves_anything,
-    survives_kill,
+    Scene, assert_well_formed_failure, errno, has_effect, is_deterministic, no_add_leaves_anything, survives_kill,
 };
 use crate::support::node::{Call, Container, Node, Outcome, assert_unchanged};
 use crate::support::strace::{self, Syscall};
@@ -18,8 +17,7 @@ fn first_add(signal: Option<&str>) {
     let fresh = || {
         let node = Node::new();
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
-        let conf =
-            json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
+        let conf = json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
         (node, Container::new(), conf)
     };
     let call = |node: &Node, container: &Container, conf: &Value, verb| {
@@ -61,8 +59,7 @@ fn no_lost_answer_leaves_anything(scene: &Scene) {
     for point in strace::points(&calls).into_iter().filter(receives) {
         let point = point.and(3);
         for (errno, text) in [("EIO", "I/O error"), ("EINTR", "")] {
-            let (outcome, fired) =
-                point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
+            let (outcome, fired) = point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
             let why = format!("{} with {errno}: {outcome:?}", point.describe());
             match outcome.status {
                 Some(0) => scene.call("DEL").ok(),

@@ -160,9 +160,7 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     other["prevResult"]["interfaces"][2]["name"] = json!("eth1");
     other["prevResult"]["ips"][0]["address"] = json!("10.1.2.9/24");
     other["prevResult"]["ips"][1]["address"] = json!("2001:db8:1::9/64");
-    let on = |verb: &str| {
-        pod.node.call("portmap", verb).id("c1").netns(&pod.container.path()).conf(&other)
-    };
+    let on = |verb: &str| pod.node.call("portmap", verb).id("c1").netns(&pod.container.path()).conf(&other);
     on("ADD").ifname("eth1").result();
     assert_ne!(pod.ruleset(), first);
     let done = hand_over();
@@ -199,8 +197,7 @@ fn owner_chains_of_release_0_2_0_are_removed() {
     // As in a container image with only this executable.
     let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
     let uninstall = tool(&["uninstall", &directory]);
-    let uninstall =
-        uninstall.env("PATH", "/usr/bin:/bin").under(&["unshare", "-m", "sh", "-c", hidden, "sh"]);
+    let uninstall = uninstall.env("PATH", "/usr/bin:/bin").under(&["unshare", "-m", "sh", "-c", hidden, "sh"]);
     let outcome = uninstall.run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     let rules = pod.ruleset();

@@ -62,8 +62,7 @@ fn the_example_runtime_attaches_runs_and_detaches() {
     let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && ip -j address show eth0; exit 7";
     let outcome = example(&node, "runtime", &[&list, "sh", "-c", script]).run();
     assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(7), ""), "{outcome:?}");
-    let printed: Vec<Value> =
-        Deserializer::from_str(&outcome.stdout).into_iter().map(Result::unwrap).collect();
+    let printed: Vec<Value> = Deserializer::from_str(&outcome.stdout).into_iter().map(Result::unwrap).collect();
     let [result, inside] = &printed[..] else { panic!("{outcome:?}") };
     assert_eq!(result["ips"][0]["address"], "10.4.0.2/24", "{result}");
     assert_eq!(inside[0]["addr_info"][0]["local"], "10.4.0.2", "{inside}");

@@ -59,8 +59,7 @@ const FEATURES: [Feature; 9] = [
 ];
 
 impl Feature {
-    const PLAIN: Feature =
-        Feature { name: "", list: leases, runtime: |i| ports(1, i), beside: None, counts: true };
+    const PLAIN: Feature = Feature { name: "", list: leases, runtime: |i| ports(1, i), beside: None, counts: true };
 
     fn of(name: &str) -> &'static Feature {
         FEATURES.iter().find(|feature| feature.name == name).unwrap()
@@ -79,10 +78,7 @@ fn ports(count: usize, i: usize) -> Value {
 /// A network with a subnet for each attachment.
 fn subnets(node: &Node, i: usize) -> Value {
     let ipam = node.host_local(&[&format!("10.{}.{}.0/24", 1 + i / 250, i % 250)]);
-    list(
-        &format!("net{i}"),
-        &json!([{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam}]),
-    )
+    list(&format!("net{i}"), &json!([{"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam}]))
 }
 
 /// Addresses that are subnets of their own.
@@ -284,9 +280,7 @@ impl<'n> Run<'n> {
             let name = self.feature.name;
             let calls: Vec<usize> = costs.iter().map(|cost| cost.calls).collect();
             let bytes: Vec<usize> = costs.iter().map(|cost| cost.bytes).collect();
-            println!(
-                "scale: {name}: {plugin} {verb} at {sizes:?}: {calls:?} calls, {bytes:?} bytes"
-            );
+            println!("scale: {name}: {plugin} {verb} at {sizes:?}: {calls:?} calls, {bytes:?} bytes");
             if !self.feature.counts {
                 continue;
             }
@@ -398,8 +392,7 @@ fn gc_handles_200_cached_attachments() {
     };
     let doctor = || {
         let leases = node.path("leases").display().to_string();
-        let args =
-            ["doctor", "--cache-dir", &cache, "--conf-dir", &directory, "--data-dir", &leases];
+        let args = ["doctor", "--cache-dir", &cache, "--conf-dir", &directory, "--data-dir", &leases];
         tool("cnibox", &args).run()
     };
     let mut containers: Vec<Container> = Vec::new();

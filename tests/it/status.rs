@@ -62,18 +62,8 @@ fn interface(random: &mut Random) -> Value {
             maybe(random, &mut conf, "isDefaultGateway", &masq);
             maybe(random, &mut conf, "hairpinMode", &masq);
             maybe(random, &mut conf, "macspoofchk", &masq);
-            maybe(
-                random,
-                &mut conf,
-                "bridge",
-                &[json!("cni1"), json!("wire0"), json!("a-name-that-is-too-long")],
-            );
-            maybe(
-                random,
-                &mut conf,
-                "mtu",
-                &[json!(1400), json!(1500), json!(100_000), json!("auto")],
-            );
+            maybe(random, &mut conf, "bridge", &[json!("cni1"), json!("wire0"), json!("a-name-that-is-too-long")]);
+            maybe(random, &mut conf, "mtu", &[json!(1400), json!(1500), json!(100_000), json!("auto")]);
             if random.one_in(8) {
                 conf["promiscMode"] = json!(true);
             }
@@ -209,17 +199,9 @@ impl Try {
         fs::write(node.path("net.d/10.conflist"), list).unwrap();
         let cnitool = |args: &[&str]| -> Call {
             let below = |name: &str| node.path(name).display().to_string();
-            let directories = [
-                "--conf-dir",
-                &below("net.d"),
-                "--cache-dir",
-                &below("cache"),
-                "--plugin-path",
-                &below("bin"),
-            ];
-            node.tool("cnitool", &[args, &directories].concat())
-                .program(executable())
-                .without("CNI_PATH")
+            let directories =
+                ["--conf-dir", &below("net.d"), "--cache-dir", &below("cache"), "--plugin-path", &below("bin")];
+            node.tool("cnitool", &[args, &directories].concat()).program(executable()).without("CNI_PATH")
         };
         let container = Container::new();
         let status = cnitool(&["cnitool", "status", "pods"]).run();
@@ -237,16 +219,10 @@ fn compare(pairs: usize, seed: u64) {
         works += usize::from(add.status == Some(0));
         if (status.status == Some(0)) != (add.status == Some(0)) {
             let Try { list, defect } = attempt;
-            wrong.push(format!(
-                "{nth}: {defect}\n{}\nSTATUS {}\nADD {}",
-                list["plugins"], status.stderr, add.stderr
-            ));
+            wrong.push(format!("{nth}: {defect}\n{}\nSTATUS {}\nADD {}", list["plugins"], status.stderr, add.stderr));
         }
     }
-    println!(
-        "status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree",
-        wrong.len()
-    );
+    println!("status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree", wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(works * 8 > pairs && works * 8 < pairs * 7, "{works} of {pairs} work");
 }

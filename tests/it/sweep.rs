@@ -31,8 +31,7 @@ const OTHER: usize = 2;
 const SCRATCH: usize = 3;
 
 /// Prints the kernel parameters that plugins set.
-const SYSCTLS: &str =
-    "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
+const SYSCTLS: &str = "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
 struct Chain {
     name: &'static str,
     /// Creates the host state that the chain needs; called again after a namespace has been
@@ -169,12 +168,7 @@ impl<'w> Pod<'w> {
     }
 
     /// Runs a verb without a result for these plugins, until one fails.
-    fn each(
-        &self,
-        verb: &str,
-        plugins: impl Iterator<Item = usize>,
-        prev: bool,
-    ) -> Result<(), String> {
+    fn each(&self, verb: &str, plugins: impl Iterator<Item = usize>, prev: bool) -> Result<(), String> {
         let prev = self.results.last().filter(|_| prev);
         for plugin in plugins {
             let outcome = self.call(verb, plugin, prev).run();
@@ -290,13 +284,7 @@ impl<'w> Stage<'w> {
                 pod.del(false).unwrap();
                 settles(&self.before, &pod).unwrap();
                 for (nth, point) in strace::points(&calls).into_iter().enumerate() {
-                    let trial = |action, cleanup| Trial {
-                        verb,
-                        plugin,
-                        point: point.clone(),
-                        action,
-                        cleanup,
-                    };
+                    let trial = |action, cleanup| Trial { verb, plugin, point: point.clone(), action, cleanup };
                     if changes(&point) {
                         trials.extend(cleanups.iter().map(|how| trial("signal=KILL", Some(*how))));
                     }
@@ -321,8 +309,7 @@ impl<'w> Stage<'w> {
             let Err(Finding { kind, text }) = end else { continue };
             let Trial { verb, plugin, point, action, cleanup } = trial;
             let (chain, point) = (self.world.chain.name, point.describe());
-            let what =
-                format!("{chain}: {verb} of plugin {plugin}, {action} at {point}, {cleanup:?}");
+            let what = format!("{chain}: {verb} of plugin {plugin}, {action} at {point}, {cleanup:?}");
             println!("FOUND {kind}: {what}\n{text}");
             self.tally.findings.push(format!("{kind}: {what}"));
             break;
@@ -437,11 +424,7 @@ fn sweep(chain: &'static Chain, sample: Option<usize>) {
         let all = Stage::new(&world, Tally::default()).trials(round);
         println!("sweep: {} | {} runs", chain.name, all.len());
         let step = sample.map_or(1, |sample| all.len() / sample);
-        let mut rest = all
-            .iter()
-            .step_by(step)
-            .filter(|trial| round == 0 || trial.cleanup.is_none())
-            .peekable();
+        let mut rest = all.iter().step_by(step).filter(|trial| round == 0 || trial.cleanup.is_none()).peekable();
         while rest.peek().is_some() {
             let world = World::new(chain);
             tally = Stage::new(&world, tally).run_all(&mut rest);

@@ -87,15 +87,12 @@ fn a_disabled_trace_makes_no_system_call() {
     };
     let off = count(&add(&node, &container));
     let is_of_recorder = |text: &str| text.contains("/run/cnibox") && !text.contains("/run/cni/");
-    let odd = off.iter().find(|call| {
-        is_of_recorder(&call.text) || call.name.starts_with("clock_") || call.name == "gettimeofday"
-    });
+    let odd = off
+        .iter()
+        .find(|call| is_of_recorder(&call.text) || call.name.starts_with("clock_") || call.name == "gettimeofday");
     assert!(odd.is_none(), "{odd:?}");
     let on = count(&add(&node, &container).env("CNI_LOG", "trace"));
-    assert!(
-        on.iter().any(|call| is_of_recorder(&call.text)),
-        "the recorder is seen where it is on"
-    );
+    assert!(on.iter().any(|call| is_of_recorder(&call.text)), "the recorder is seen where it is on");
     assert!(on.len() <= off.len() + 12, "{} system calls instead of {}", on.len(), off.len());
 }
 
@@ -136,8 +133,7 @@ fn a_chain_is_one_trace() {
         assert_eq!(parent["name"], "plugin");
         let executable = below(&format!("bin/{plugin}"));
         assert_eq!(attribute(parent, "process.executable.path"), executable);
-        let own = ["cni.plugin", "cni.command", "cni.network", "cni.ifname"]
-            .map(|key| attribute(&spans[0], key));
+        let own = ["cni.plugin", "cni.command", "cni.network", "cni.ifname"].map(|key| attribute(&spans[0], key));
         assert_eq!(own, [plugin, "ADD", "pods", "eth0"]);
         let is_commit = |span: &Value| !attribute(span, "nf_tables.changes").is_empty();
         assert!(spans.iter().any(is_commit), "{plugin} changed nf_tables: {spans:?}");
@@ -146,17 +142,10 @@ fn a_chain_is_one_trace() {
     assert_eq!(attribute(delegate, "cni.plugin"), "host-local");
     assert!(calls[0].iter().filter(|span| span["name"] == "netlink").count() > 5);
 
-    let Outcome { status, stdout, stderr } =
-        trace(&node, &["show", calls[0][0]["traceId"].as_str().unwrap()]);
+    let Outcome { status, stdout, stderr } = trace(&node, &["show", calls[0][0]["traceId"].as_str().unwrap()]);
     assert_eq!((status, &*stderr), (Some(0), ""));
     let indented = |text: &str| stdout.lines().any(|line| line.contains(&format!("  {text}")));
-    for text in [
-        "cnitool add",
-        "  plugin ",
-        "    bridge ADD",
-        "      delegate host-local ADD",
-        "RTM_NEWLINK",
-    ] {
+    for text in ["cnitool add", "  plugin ", "    bridge ADD", "      delegate host-local ADD", "RTM_NEWLINK"] {
         assert!(indented(text) || stdout.contains(text), "{text}: {stdout}");
     }
     let Outcome { stdout, .. } = trace(&node, &["ls"]);
@@ -168,7 +157,10 @@ fn a_chain_is_one_trace() {
 fn a_call_continues_the_callers_trace() {
     let (node, container) = (Node::new(), Container::new());
     // A foreign plugin gets the span of its call as parent.
-    node.script("theirs", "cat >/dev/null; echo $TRACEPARENT >$0.parent; echo '{\"ips\":[{\"address\":\"10.1.0.9/24\"}]}'");
+    node.script(
+        "theirs",
+        "cat >/dev/null; echo $TRACEPARENT >$0.parent; echo '{\"ips\":[{\"address\":\"10.1.0.9/24\"}]}'",
+    );
     let mut conf = conf(&node);
     conf["ipam"] = json!({"type": "theirs"});
     let call = |verb| node.call("bridge", verb).conf(&conf).netns(&container.path());
@@ -181,10 +173,7 @@ fn a_call_continues_the_callers_trace() {
     let calls = calls(TRACES);
     let [spans] = calls.as_slice() else { panic!("{calls:?}") };
     assert_nested(spans);
-    assert_eq!(
-        (&spans[0]["traceId"], &spans[0]["parentSpanId"]),
-        (&json!(TRACE), &json!("b7ad6b7169203331"))
-    );
+    assert_eq!((&spans[0]["traceId"], &spans[0]["parentSpanId"]), (&json!(TRACE), &json!("b7ad6b7169203331")));
     let plugin = spans.iter().find(|span| span["name"] == "plugin").unwrap();
     let handed = fs::read_to_string(node.bin().join("theirs.parent")).unwrap();
     assert_eq!(handed.trim(), format!("00-{TRACE}-{}-01", plugin["spanId"].as_str().unwrap()));
@@ -197,10 +186,7 @@ fn a_failed_call_is_recorded_with_its_configuration() {
     conf["mtu"] = json!(70_000);
     conf["args"] = json!({"password": "hunter2"});
     let call = |verb| {
-        node.call("bridge", verb)
-            .conf(&conf)
-            .netns(&container.path())
-            .env("CNI_ARGS", "IgnoreUnknown=1;TOKEN=hunter2")
+        node.call("bridge", verb).conf(&conf).netns(&container.path()).env("CNI_ARGS", "IgnoreUnknown=1;TOKEN=hunter2")
     };
     let error = call("ADD").error();
     call("STATUS").run();
@@ -220,10 +206,7 @@ fn a_failed_call_is_recorded_with_its_configuration() {
 
     let Outcome { stdout, .. } = trace(&node, &["ls", "--failed"]);
     let line = stdout.lines().nth(1).unwrap();
-    assert!(
-        line.contains("bridge ADD  pods") && line.ends_with(&format!("code {}", error.code)),
-        "{stdout}"
-    );
+    assert!(line.contains("bridge ADD  pods") && line.ends_with(&format!("code {}", error.code)), "{stdout}");
     let id = line.split(' ').next().unwrap();
     let Outcome { stdout, .. } = trace(&node, &["show", id]);
     assert!(stdout.contains(&error.msg) && stdout.contains("\"mtu\":70000"), "{stdout}");
@@ -272,10 +255,7 @@ fn control_characters_of_a_configuration_are_escaped() {
     for (what, text) in shown {
         assert!(!text.is_empty() || what == "the log of the plugin", "{what}");
         assert!(!text.contains(is_odd), "{what}: {text:?}");
-        assert!(
-            !text.lines().any(|line| line.trim() == line && line == "forged"),
-            "{what}: {text}"
-        );
+        assert!(!text.lines().any(|line| line.trim() == line && line == "forged"), "{what}: {text}");
     }
 }
 
@@ -296,8 +276,7 @@ fn stats_are_printed_as_text_and_for_prometheus() {
     let cells: Vec<&str> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(cells[..4], ["bridge", "ADD", "4", "1"], "{stdout}");
     let conf = node.path("net.d").display().to_string();
-    let Outcome { status, stdout, stderr } =
-        trace(&node, &["stats", "--format", "prometheus", "--conf-dir", &conf]);
+    let Outcome { status, stdout, stderr } = trace(&node, &["stats", "--format", "prometheus", "--conf-dir", &conf]);
     assert_eq!((status, &*stderr), (Some(0), ""));
     for line in [
         "# TYPE cnibox_recorded_calls gauge",
@@ -313,9 +292,7 @@ fn stats_are_printed_as_text_and_for_prometheus() {
         assert!(stdout.lines().any(|found| found == line), "{line}: {stdout}");
     }
     let sum = stdout.lines().find_map(|line| {
-        line.strip_prefix(
-            "cnibox_recorded_call_duration_seconds_sum{plugin=\"bridge\",command=\"ADD\"} ",
-        )
+        line.strip_prefix("cnibox_recorded_call_duration_seconds_sum{plugin=\"bridge\",command=\"ADD\"} ")
     });
     let seconds: f64 = sum.unwrap().parse().unwrap();
     assert!(0.0 < seconds && seconds < 60.0, "{stdout}");

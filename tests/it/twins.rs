@@ -22,9 +22,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::plan::{
-    Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
-};
+use self::plan::{Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step};
 use self::side::{PORTMAP_CHECK, Plugins, Seen, Side, Task};
 use crate::support::compare::peer;
 use crate::support::conflist::Failed;
@@ -190,9 +188,7 @@ const KNOWN: &[Known] = &[
     Known {
         row: "host port of one container in several networks",
         explains: |case| {
-            matches!(case.op(), Op::Del(_))
-                && case.difference.cnibox.is_empty()
-                && case.all(Case::is_mapped)
+            matches!(case.op(), Op::Del(_)) && case.difference.cnibox.is_empty() && case.all(Case::is_mapped)
         },
         then: Then::Stop,
     },
@@ -209,9 +205,7 @@ const KNOWN: &[Known] = &[
     Known {
         row: "published ports of a container where the host drops forwarded packets by default (Docker, ufw)",
         explains: |case| {
-            let is_mapped = |line: &str| {
-                line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
-            };
+            let is_mapped = |line: &str| line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"));
             case.plan.drops && case.all(is_mapped)
         },
         then: Then::Continue,
@@ -226,16 +220,10 @@ const KNOWN: &[Known] = &[
         },
         then: Then::Stop,
     },
-    Known {
-        row: "GC of `bridge` and `ptp`",
-        explains: |case| case.is_gc_of_the_references(),
-        then: Then::Stop,
-    },
+    Known { row: "GC of `bridge` and `ptp`", explains: |case| case.is_gc_of_the_references(), then: Then::Stop },
     Known {
         row: "DEL without namespace, interface and prevResult",
-        explains: |case| {
-            case.only_answers_differ() && case.only_reference_fails("CHAIN_DEL failed")
-        },
+        explains: |case| case.only_answers_differ() && case.only_reference_fails("CHAIN_DEL failed"),
         then: Then::Continue,
     },
 ];
@@ -251,9 +239,7 @@ impl Difference {
     fn of(reference: &Seen, cnibox: &Seen) -> Difference {
         let only_in = |one: &Seen, other: &Seen| -> Vec<String> {
             let is_undecided = |line: &&String| {
-                let Some((pod, to)) =
-                    line.strip_prefix("traffic ").and_then(|l| l.split_once(" -> "))
-                else {
+                let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|l| l.split_once(" -> ")) else {
                     return false;
                 };
                 let routed = format!("{pod}: route default");
@@ -346,10 +332,9 @@ fn play(plan: &Plan, reference: &Path) -> Result<Ending, String> {
 fn report(case: &Case<'_>) -> String {
     let Case { plan, number, difference, answers } = case;
     let mut text = format!("{plan}after step {number}, {}:\n", plan.steps[*number]);
-    for (title, seen, lines) in [
-        ("reference", &answers.0, &difference.reference),
-        ("cnibox", &answers.1, &difference.cnibox),
-    ] {
+    for (title, seen, lines) in
+        [("reference", &answers.0, &difference.reference), ("cnibox", &answers.1, &difference.cnibox)]
+    {
         writeln!(text, "only with {title}:").unwrap();
         for line in lines {
             writeln!(text, "    {line}").unwrap();
@@ -469,8 +454,7 @@ fn routes_of_the_node_are_kept() {
 #[test]
 fn two_interfaces_with_one_mac_are_deleted_one_by_one() {
     let net = |name, master| network(name, Kind::Macvlan(master), Ipam::None, &[]);
-    let same =
-        |place, net| Op::Add { place, net, ports: Vec::new(), mac: Some("02:00:00:00:00:77") };
+    let same = |place, net| Op::Add { place, net, ports: Vec::new(), mac: Some("02:00:00:00:00:77") };
     let ops = vec![same(A, 0), same(A1, 1), Op::Del(A), Op::Check(A1)];
     play_these(Rules::Nftables, vec![net("alpha", "m0"), net("beta", "m1")], ops);
 }
@@ -497,18 +481,9 @@ fn check_accepts_the_spoof_check_of_the_reference() {
 /// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a network may have.
 #[test]
 fn each_checks_what_the_other_has_added() {
-    let all = [
-        Extra::Masquerade,
-        Extra::SpoofCheck,
-        Extra::Portmap,
-        Extra::Firewall,
-        Extra::Bandwidth,
-        Extra::Tuning,
-    ];
+    let all = [Extra::Masquerade, Extra::SpoofCheck, Extra::Portmap, Extra::Firewall, Extra::Bandwidth, Extra::Tuning];
     let kinds = [Kind::Bridge("brx"), Kind::Ptp, Kind::Macvlan("m0")];
-    for (kind, rules) in
-        kinds.iter().flat_map(|kind| [(kind, Rules::Iptables), (kind, Rules::Nftables)])
-    {
+    for (kind, rules) in kinds.iter().flat_map(|kind| [(kind, Rules::Iptables), (kind, Rules::Nftables)]) {
         let extras: Vec<Extra> = match kind {
             Kind::Bridge(_) => all.to_vec(),
             Kind::Ptp => all.into_iter().filter(|e| *e != Extra::SpoofCheck).collect(),
@@ -519,11 +494,8 @@ fn each_checks_what_the_other_has_added() {
         let attach = |place, ports| Op::Add { place, net: 0, ports, mac: None };
         let step = |op, by| Step { op, by };
         let mut plan = Plan::of(rules, vec![net], vec![]);
-        plan.steps = vec![
-            step(attach(A, ports), By::Reference),
-            step(Op::Check(A), By::Cnibox),
-            step(Op::Del(A), By::Cnibox),
-        ];
+        plan.steps =
+            vec![step(attach(A, ports), By::Reference), step(Op::Check(A), By::Cnibox), step(Op::Del(A), By::Cnibox)];
         play_plan(&plan);
         if rules == Rules::Iptables {
             plan.steps = vec![

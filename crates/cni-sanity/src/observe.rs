@@ -51,8 +51,7 @@ pub fn links() -> Result<Vec<Link>> {
 
 fn read_link(message: &LinkMessage) -> Link {
     let has = |flag| message.header.flags.contains(flag);
-    let (up, promisc, allmulti) =
-        (has(LinkFlags::Up), has(LinkFlags::Promisc), has(LinkFlags::Allmulti));
+    let (up, promisc, allmulti) = (has(LinkFlags::Up), has(LinkFlags::Promisc), has(LinkFlags::Allmulti));
     let mut link = Link { index: message.header.index, up, promisc, allmulti, ..Link::default() };
     for attribute in &message.attributes {
         match attribute {
@@ -117,9 +116,7 @@ pub struct Route {
 /// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast routes.
 pub fn routes() -> Result<Vec<Route>> {
     let route = |message| match message {
-        Message::NewRoute(route) if route.header.kind == RouteType::Unicast => {
-            Some(read_route(&route))
-        }
+        Message::NewRoute(route) if route.header.kind == RouteType::Unicast => Some(read_route(&route)),
         _ => None,
     };
     let messages = netlink::dump(Message::GetRoute(RouteMessage::default()));
@@ -180,16 +177,13 @@ impl Snapshot {
             }
         }
         for Route { dst, prefix, gateway, oif, table, is_v4 } in routes()? {
-            if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast())
-            {
+            if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast()) {
                 continue;
             }
             let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
             let (family, dst, gateway) = (if is_v4 { 4 } else { 6 }, text(dst), text(gateway));
             let by = oif.map(name).unwrap_or_default();
-            found.insert(format!(
-                "route IPv{family} \"{dst}\"/{prefix} via \"{gateway}\" by {by} table {table}"
-            ));
+            found.insert(format!("route IPv{family} \"{dst}\"/{prefix} via \"{gateway}\" by {by} table {table}"));
         }
         for rule in netlink::dump(Message::GetRule(RuleMessage::default()))? {
             // The kernel adds a rule with the first VRF of a namespace, and keeps it.
@@ -252,8 +246,7 @@ fn filter_rule(message: &[u8]) -> String {
     let mut texts = Vec::new();
     let mut rest = message.get(20..).unwrap_or_default();
     while let [a, b, c, d, ..] = rest {
-        let (length, kind) =
-            (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
+        let (length, kind) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
         let Some(value) = rest.get(4..length) else { break };
         match kind {
             RULE_HANDLE | RULE_POSITION => {}

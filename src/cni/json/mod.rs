@@ -57,8 +57,7 @@ impl Json {
     /// Parses a document; the error (code 6) names the wrong character, its line and column. In strings each byte of
     /// invalid UTF-8 is read as U+FFFD, as in the reference.
     pub fn parse(bytes: &[u8]) -> Result<Json> {
-        let text = str::from_utf8(bytes)
-            .map_or_else(|_| replace_invalid_utf8(bytes).into(), Cow::Borrowed);
+        let text = str::from_utf8(bytes).map_or_else(|_| replace_invalid_utf8(bytes).into(), Cow::Borrowed);
         serde_json::from_str(&text).map_err(|cause| syntax::parse_error(bytes, &text, &cause))
     }
 

@@ -58,9 +58,7 @@ impl Json {
 
 /// The value that a decoder reads of a repeated key.
 fn last_member_mut<'a>(members: &'a mut [(String, Json)], key: &str) -> Option<&'a mut Json> {
-    let is_key = |(name, value): &&mut (String, Json)| {
-        name.eq_ignore_ascii_case(key) && *value != Json::Null
-    };
+    let is_key = |(name, value): &&mut (String, Json)| name.eq_ignore_ascii_case(key) && *value != Json::Null;
     members.iter_mut().rev().find(is_key).map(|(_, value)| value)
 }
 

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use landlock::{
-    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetError, RulesetStatus, Scope, path_beneath_rules,
+    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    Scope, path_beneath_rules,
 };
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
@@ -130,9 +130,7 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     drop_capabilities()?;
     let failed = |e: RulesetError| Error::internal(format!("restrict files: {e}"));
     if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
-        log::warn(
-            "this kernel has no Landlock: the files of root are not protected from the daemon",
-        );
+        log::warn("this kernel has no Landlock: the files of root are not protected from the daemon");
     }
     let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
     // Installing the filter also sets PR_SET_NO_NEW_PRIVS.
@@ -140,8 +138,7 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
 }
 
 fn drop_capabilities() -> Result<()> {
-    let system =
-        |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
+    let system = |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let present = thread::capabilities(None).map_err(system("read the capabilities"))?;
     // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
     if present.effective.contains(CapabilitySet::SETPCAP) {
@@ -155,8 +152,7 @@ fn drop_capabilities() -> Result<()> {
         }
     }
     let kept = KEPT & present.permitted;
-    let sets =
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }
 
@@ -177,17 +173,14 @@ fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, Rulese
 }
 
 fn syscall_filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let one = |argument, operator, value| {
-        SeccompRule::new(vec![SeccompCondition::new(argument, Dword, operator, value)?])
-    };
+    let one =
+        |argument, operator, value| SeccompRule::new(vec![SeccompCondition::new(argument, Dword, operator, value)?]);
     let unless = |argument: u8, allowed: &[i32]| {
-        let conditions = allowed.iter().map(|value| {
-            SeccompCondition::new(argument, Dword, Ne, u64::from(value.unsigned_abs()))
-        });
+        let conditions =
+            allowed.iter().map(|value| SeccompCondition::new(argument, Dword, Ne, u64::from(value.unsigned_abs())));
         SeccompRule::new(conditions.collect::<Result<_, _>>()?)
     };
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_socket, vec![unless(0, &FAMILIES)?]);
     rules.insert(libc::SYS_setns, vec![unless(1, &[libc::CLONE_NEWNET])?]);
     // A process signals itself when it aborts.
@@ -199,8 +192,7 @@ fn syscall_filter() -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(libc::SYS_ioctl, typing.collect::<Result<_, _>>()?);
     let refuse = SeccompAction::Errno(Errno::EPERM as u32);
     let arch = std::env::consts::ARCH.try_into()?;
-    let compiled: BpfProgram =
-        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
+    let compiled: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
     Ok(syscall_number_filter().into_iter().chain(compiled).collect())
 }
 
@@ -352,10 +344,7 @@ mod tests {
 
         fn processes(&self) -> Attempts {
             let proc = |name: &str| format!("/proc/{}/{name}", self.victim.id());
-            vec![
-                ("memory", write(proc("mem"))),
-                ("namespace", File::open(proc("ns/net")).map(drop)),
-            ]
+            vec![("memory", write(proc("mem"))), ("namespace", File::open(proc("ns/net")).map(drop))]
         }
 
         fn all(&self) -> Attempts {
@@ -401,8 +390,7 @@ mod tests {
         assert_eq!(failed(node.all()), [], "the attempts succeed without confinement");
         let (leases, socket) = (node.path("leases"), node.path("run/socket"));
         let confined = || {
-            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] })
-                .unwrap();
+            drop_privileges(&WritableFiles { leases: &leases, removed: &[Some(&socket), None] }).unwrap();
             let failed = failed(node.all());
             // EXDEV is Landlock's answer to a hard link from another directory.
             let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];

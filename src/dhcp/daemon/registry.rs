@@ -57,9 +57,7 @@ impl LeaseTaskHandle {
         match done.as_deref() {
             Ok(LeasePhase::Bound(lease)) => Ok(DhcpLease::clone(lease)),
             Ok(LeasePhase::Failed(error)) => Err(error.clone()),
-            Ok(_) => {
-                Err(Error::internal("context canceled").with_details("the lease was released"))
-            }
+            Ok(_) => Err(Error::internal("context canceled").with_details("the lease was released")),
             // The task has panicked.
             Err(_) => Err(Error::internal("the lease's task has failed")),
         }
@@ -85,11 +83,7 @@ impl LeaseRegistry {
     }
 
     /// Removes the lease of a task that has ended.
-    pub(super) fn remove_lease(
-        &self,
-        key: &DhcpLeaseKey,
-        phase: &watch::Receiver<LeasePhase>,
-    ) -> Result<()> {
+    pub(super) fn remove_lease(&self, key: &DhcpLeaseKey, phase: &watch::Receiver<LeasePhase>) -> Result<()> {
         let mut leases = self.leases.borrow_mut();
         match leases.get(key) {
             // The record is that of a newer task.

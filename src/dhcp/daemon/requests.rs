@@ -53,8 +53,7 @@ impl LeaseRegistry {
     /// Resumes these leases.
     pub(super) fn resume_leases(self: &Rc<Self>, recorded: Vec<(DhcpRecord, Rc<LeaseSandbox>)>) {
         for (record, sandbox) in recorded {
-            let phase =
-                record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));
+            let phase = record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));
             let (task, _) = self.register_task(record, sandbox, phase);
             spawn_local(task.resume_lease());
         }
@@ -180,9 +179,7 @@ impl LeaseRegistry {
         if !request.addresses.is_empty() && !request.addresses.contains(&address) {
             let msg = format!("the lease for {key} has the address {address}");
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
-            return Err(
-                Error::internal(msg).with_details(format!("prevResult has {}", known.join(", ")))
-            );
+            return Err(Error::internal(msg).with_details(format!("prevResult has {}", known.join(", "))));
         }
         if self.has_interface(&handle, key).await { Ok(()) } else { Err(missing()) }
     }

@@ -59,10 +59,7 @@ fn not_open_error() -> io::Error {
     io::ErrorKind::NotConnected.into()
 }
 
-pub(super) fn send_frame(
-    socket: Option<&AsyncFd<Socket>>,
-    frame: &[u8],
-) -> Result<(), InterfaceError> {
+pub(super) fn send_frame(socket: Option<&AsyncFd<Socket>>, frame: &[u8]) -> Result<(), InterfaceError> {
     socket.ok_or_else(not_open_error)?.get_ref().send(frame)?;
     Ok(())
 }

@@ -70,11 +70,7 @@ impl LeaseTask {
     async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
         let look = |ifname: &str| {
             let cookie = netns::current_cookie().map_err(Error::from)?;
-            Ok::<_, InterfaceError>((
-                cookie,
-                socket::mac_address(ifname)?,
-                socket::ip_addresses(ifname)?,
-            ))
+            Ok::<_, InterfaceError>((cookie, socket::mac_address(ifname)?, socket::ip_addresses(ifname)?))
         };
         let (cookie, mac, addresses) = self.run_in_namespace(look).await??;
         let leased = self.record.lease.as_ref().map(DhcpLease::ip_address);
@@ -162,9 +158,7 @@ impl LeaseTask {
                 }
             };
             let actions = match received {
-                Ok(Ok((source, bytes))) => {
-                    self.machine.handle_packet(boot_time_now(), source, &bytes)
-                }
+                Ok(Ok((source, bytes))) => self.machine.handle_packet(boot_time_now(), source, &bytes),
                 Ok(Err(cause)) => {
                     self.sockets = LeaseSockets::default();
                     self.trouble = Some(Error::io(&self.record.key.ifname, &cause));
@@ -245,11 +239,7 @@ impl LeaseTask {
         applied.map(drop)
     }
 
-    async fn apply_change(
-        &self,
-        old: Option<DhcpLease>,
-        new: Option<DhcpLease>,
-    ) -> Result<bool, InterfaceError> {
+    async fn apply_change(&self, old: Option<DhcpLease>, new: Option<DhcpLease>) -> Result<bool, InterfaceError> {
         let DhcpRecord { priority, address_removed, .. } = self.record;
         let change = DhcpLeaseChange { old, new, priority, address_removed };
         let apply = move |ifname: &str| change.apply_to_interface(ifname);

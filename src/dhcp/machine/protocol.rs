@@ -143,11 +143,7 @@ pub trait DhcpProtocol: Debug + Sized {
     /// The timers of a lease.
     fn lease_timers(lease: &Self::Lease) -> LeaseTimers;
     /// A message to be sent at `exchange.asked`.
-    fn build_message(
-        &self,
-        step: &ExchangeStep<'_, Self>,
-        exchange: &MessageExchange,
-    ) -> ClientAction;
+    fn build_message(&self, step: &ExchangeStep<'_, Self>, exchange: &MessageExchange) -> ClientAction;
     /// The timeout of that message.
     fn message_timeout(
         &self,
@@ -158,10 +154,7 @@ pub trait DhcpProtocol: Debug + Sized {
     /// The release of an address, with this transaction ID.
     fn build_release(&self, binding: &Self::Binding, xid: u32) -> ReleaseMessage;
     /// Decodes a server's message, with its source Ethernet address if known.
-    fn decode_message(
-        source: PacketSource,
-        bytes: &[u8],
-    ) -> Option<(Self::Message, Option<MacAddress>)>;
+    fn decode_message(source: PacketSource, bytes: &[u8]) -> Option<(Self::Message, Option<MacAddress>)>;
     /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of
     /// the exchange, which was that of `step`.
     fn interpret_reply(

@@ -74,10 +74,7 @@ fn leases_of_another_machine_are_kept_as_uncertain() {
     assert_eq!(reclaimed(&scene, "two-c"), []);
     on("one");
     assert_eq!(reclaimed(&scene, "one-b"), [], "another machine has had them since");
-    assert_eq!(
-        scene.open_in_boot("one-b").release_attachment(owner(1)).unwrap(),
-        ips(&["10.0.0.2"])
-    );
+    assert_eq!(scene.open_in_boot("one-b").release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
 }
 
 #[test]
@@ -92,11 +89,7 @@ fn a_new_lease_is_not_mistaken_for_the_recorded_one() {
         scene.write("10.0.0.2", again);
         let file = fs::File::options().write(true).open(scene.path("10.0.0.2")).unwrap();
         file.set_modified(later).unwrap();
-        assert_eq!(
-            reclaimed(&scene, "next"),
-            [(ip("10.0.0.3"), EndProof::EarlierBoot)],
-            "{again:?}"
-        );
+        assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{again:?}");
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         fs::remove_dir_all(scene.path(".cnibox")).unwrap();
     }
@@ -160,10 +153,7 @@ fn listing_reports_dead_owners_and_changes_nothing() {
     isolate_test_thread();
     let scene = Scene::new();
     let ns = Netns::create_unnamed().unwrap();
-    assert!(
-        listing(&scene, "none").taken_addresses().is_empty()
-            && !scene.root.path().join("none").exists()
-    );
+    assert!(listing(&scene, "none").taken_addresses().is_empty() && !scene.root.path().join("none").exists());
     for (address, n, end) in [("192.0.2.2", 1, pair(1, &ns)), ("192.0.2.3", 2, gone_end())] {
         let store = LeaseStore::open_existing(scene.root.path(), NETWORK, LeaseOptions::default());
         assert!(store.unwrap().unwrap().reserve_address(ip(address), owner(n), Some(end)).unwrap());
@@ -176,10 +166,7 @@ fn listing_reports_dead_owners_and_changes_nothing() {
     let lives: Vec<_> = statuses.iter().map(|status| status.liveness).collect();
     let doubt = Liveness::Unknown(LivenessDoubt::NoHostEnd);
     assert_eq!(lives, [Liveness::Alive, Liveness::Gone(EndProof::HostEnd), doubt]);
-    assert_eq!(
-        listing.unavailable_addresses(),
-        HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"]))
-    );
+    assert_eq!(listing.unavailable_addresses(), HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"])));
     assert_eq!(fs::metadata(&scene.dir).unwrap().mtime_nsec(), before);
 }
 
@@ -209,11 +196,7 @@ fn freed_addresses_are_quarantined() {
         scene.write("10.0.1.2", "container9\r\neth0");
         assert_eq!(open("next", long).quarantined_addresses().len(), 1);
         fs::remove_file(scene.path("10.0.1.2")).unwrap();
-        assert_eq!(
-            open("next", long).quarantined_addresses().len(),
-            2,
-            "what the reference frees, too"
-        );
+        assert_eq!(open("next", long).quarantined_addresses().len(), 2, "what the reference frees, too");
     }
     fs::write(scene.journal_file(), scene.text().replace(" .", "")).unwrap();
     assert!(open(BOOT, terms).quarantined_addresses().is_empty(), "lines that were cut short");

@@ -77,13 +77,7 @@ impl DbusConnection {
 
     /// Calls the method `member` of the service's object, whose path is the service's name. Returns the body of the
     /// reply. An error reply fails with its text and [`ErrorKind::Other`].
-    pub fn call_method(
-        &mut self,
-        service: &str,
-        interface: &str,
-        member: &str,
-        texts: &[&str],
-    ) -> io::Result<Vec<u8>> {
+    pub fn call_method(&mut self, service: &str, interface: &str, member: &str, texts: &[&str]) -> io::Result<Vec<u8>> {
         self.serial += 1;
         let path = format!("/{}", service.replace('.', "/"));
         let fields = [
@@ -108,8 +102,7 @@ impl DbusConnection {
             self.socket.read_exact(&mut message)?;
             // This field has the size of its alignment, eight bytes.
             let is_reply = |unit: &[u8]| {
-                unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0])
-                    && decode_number(order, &unit[4..]) == self.serial
+                unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0]) && decode_number(order, &unit[4..]) == self.serial
             };
             match kind {
                 _ if !fields.chunks_exact(8).any(is_reply) => {}
@@ -267,19 +260,14 @@ mod tests {
         let some = body(&["10.0.0.1/32", "", "2001:db8::1/128"]);
         assert_eq!(decode_strings(&some), ["10.0.0.1/32", "", "2001:db8::1/128"]);
         assert_eq!(
-            [
-                decode_strings(&body(&[])).len(),
-                decode_strings(&[]).len(),
-                decode_strings(&some[..20]).len()
-            ],
+            [decode_strings(&body(&[])).len(), decode_strings(&[]).len(), decode_strings(&some[..20]).len()],
             [0, 0, 1]
         );
     }
 
     #[test]
     fn addresses_without_a_socket_are_errors() {
-        for bad in ["", "tcp:host=x", "unix:tmpdir=/x", "unix:path=/nonexistent;unix:abstract=no-"]
-        {
+        for bad in ["", "tcp:host=x", "unix:tmpdir=/x", "unix:path=/nonexistent;unix:abstract=no-"] {
             assert!(connect_first_address(bad).is_err(), "{bad}");
         }
     }

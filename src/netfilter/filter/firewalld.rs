@@ -60,8 +60,7 @@ pub struct FirewalldZone<'a> {
 impl<'a> FirewalldZone<'a> {
     /// The zone `name`; `None` if firewalld is not running.
     pub fn find_running(name: &'a str) -> Option<FirewalldZone<'a>> {
-        let mut bus =
-            DbusConnection::connect_system_bus().inspect_err(|e| log::debug(io_text(e))).ok()?;
+        let mut bus = DbusConnection::connect_system_bus().inspect_err(|e| log::debug(io_text(e))).ok()?;
         let is_running = bus.has_name_owner(NAME).inspect_err(|e| log::debug(io_text(e))).ok()?;
         is_running.then_some(FirewalldZone { bus, name })
     }
@@ -199,12 +198,7 @@ impl<'a> FirewalldZone<'a> {
     }
 
     /// Removes the attachment's addresses from the zone, except those of other running attachments.
-    fn remove_unshared_sources(
-        &mut self,
-        owner: AttachmentId<'_>,
-        zone: &str,
-        mut ips: Vec<IpAddr>,
-    ) {
+    fn remove_unshared_sources(&mut self, owner: AttachmentId<'_>, zone: &str, mut ips: Vec<IpAddr>) {
         if !ips.is_empty() {
             let mut others = KEPT.restorable_parts::<ZoneSources>();
             others.retain(|kept| kept.attachment_id() != owner);
@@ -227,12 +221,9 @@ impl<'a> FirewalldZone<'a> {
     pub fn require_running(&mut self) -> Result<()> {
         match self.bus.has_name_owner(NAME) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::internal("firewalld is not running").with_details(
-                "start it (systemctl start firewalld), or choose another \"backend\"",
-            )),
-            Err(error) => {
-                Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error))))
-            }
+            Ok(false) => Err(Error::internal("firewalld is not running")
+                .with_details("start it (systemctl start firewalld), or choose another \"backend\"")),
+            Err(error) => Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error)))),
         }
     }
 }
@@ -240,8 +231,7 @@ impl<'a> FirewalldZone<'a> {
 /// Looks for the sources of running containers. Returns the first missing source.
 pub fn repair_sources(repair: RepairMode) -> Option<String> {
     let living = KEPT.restorable_parts::<ZoneSources>();
-    let mut zone =
-        if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) }?;
+    let mut zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) }?;
     let missing = zone.first_missing_source(&living)?;
     if repair == RepairMode::Restore {
         zone.restore_sources(living);
@@ -257,18 +247,12 @@ pub fn has_record(owner: AttachmentId<'_>) -> bool {
 /// Removes the sources of the network's attachments that are not among `valid`.
 pub fn remove_stale_sources(network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let mut stale: Vec<StoredRecord<ZoneSources>> = KEPT.iter_parts().collect();
-    stale.retain(|kept| {
-        kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
-    });
+    stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
     let mut zone = if stale.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(zone) = &mut zone {
         for kept in stale {
             KEPT.remove_part(kept.attachment_id())?;
-            zone.remove_unshared_sources(
-                kept.attachment_id(),
-                &kept.content.zone,
-                kept.content.ips.clone(),
-            );
+            zone.remove_unshared_sources(kept.attachment_id(), &kept.content.zone, kept.content.ips.clone());
         }
     }
     Ok(())

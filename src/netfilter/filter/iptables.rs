@@ -18,9 +18,9 @@ use nix::errno::Errno;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
-    BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules,
-    bridge_rules, cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule,
-    shared_jumps, stage_return_rules, translated_rule,
+    BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules,
+    cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules,
+    translated_rule,
 };
 use super::{AcceptedTraffic, IngressPolicy, KEPT, missing_error, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
@@ -62,8 +62,7 @@ pub(super) fn add_rules(
     for family in address_families(pod) {
         // The rules of another attachment, whose absence shows a flush.
         let witness = RECORDS.other_record(owner, family);
-        let witness =
-            witness.map(|kept| attachment_rules(&kept.content, family)).unwrap_or_default();
+        let witness = witness.map(|kept| attachment_rules(&kept.content, family)).unwrap_or_default();
         let plan = |table: &mut IptablesTable| {
             if witness.iter().any(|rule| !table.has_rule(rule)) {
                 RECORDS.restore_rules(table, family, Some(owner));
@@ -79,11 +78,7 @@ pub(super) fn add_rules(
 }
 
 /// Calls a function with all chains that the rules of an attachment are in.
-fn with_chain_scope<T>(
-    admin: Option<&str>,
-    bridge: Option<&str>,
-    call: &dyn Fn(ChainScope<'_>) -> T,
-) -> T {
+fn with_chain_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(ChainScope<'_>) -> T) -> T {
     let mut chains = vec![FORWARD, CNI_FORWARD];
     chains.extend(admin);
     if bridge.is_some() {
@@ -105,11 +100,7 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
 }
 
 /// Isolates the ports if the kernel supports bridge tables with the required expressions.
-fn isolate_ports(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> Result<()> {
+fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             log::warn(format_args!(
@@ -141,12 +132,7 @@ fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
 }
 
 /// Adds the rules of one family.
-fn create_rules(
-    table: &mut IptablesTable,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-    family: IpFamily,
-) {
+fn create_rules(table: &mut IptablesTable, owner: AttachmentId<'_>, pod: &AcceptedTraffic, family: IpFamily) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
@@ -199,11 +185,7 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
     }
 }
 
-pub(super) fn check_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> Result<()> {
+pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     // The reference does not isolate ports.
     if KEPT.has_instance(&owner.instance_id())
         && let Some(nft) = filter.nft_socket_if_present()?
@@ -215,9 +197,7 @@ pub(super) fn check_rules(
             filter.default_iptables(family)?.read_table(FILTER, scope)
         })?;
         let jumps = pod.admin.iter().flat_map(|admin| shared_jumps(admin));
-        if let Some(rule) =
-            jumps.chain(attachment_rules(pod, family)).find(|rule| !table.has_rule(rule))
-        {
+        if let Some(rule) = jumps.chain(attachment_rules(pod, family)).find(|rule| !table.has_rule(rule)) {
             return Err(missing_error(owner, KEPT, &describe_rule(&rule)));
         }
     }
@@ -260,17 +240,12 @@ pub(super) fn delete_rules(
 ) -> Result<()> {
     let mut chains = vec![CNI_FORWARD];
     chains.extend(own.iter().flat_map(|_| [STAGE_1, STAGE_2]));
-    filter.delete_iptables_rules(
-        FILTER,
-        &CHAINS,
-        ChainScope::named_chains(&chains),
-        &|table, family| {
-            remove_address_rules(table, &unshared_ips(ips, family, owner));
-            if let Some(link) = own {
-                table.delete_rules(|rule| is_policy_rule(rule, link));
-            }
-        },
-    )
+    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::named_chains(&chains), &|table, family| {
+        remove_address_rules(table, &unshared_ips(ips, family, owner));
+        if let Some(link) = own {
+            table.delete_rules(|rule| is_policy_rule(rule, link));
+        }
+    })
 }
 
 /// The addresses of the family that no other attachment than the owner has.
@@ -294,16 +269,10 @@ fn is_leased_to_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
 }
 
 /// Removes the rules of `stale` attachments, and the policies of links that are not in use.
-pub(super) fn remove_stale_rules(
-    filter: &PacketFilter,
-    stale: &[StoredRecord<AcceptedTraffic>],
-) -> Result<()> {
+pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<AcceptedTraffic>]) -> Result<()> {
     filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, family| {
         for kept in stale {
-            remove_address_rules(
-                table,
-                &unshared_ips(&kept.content.ips, family, kept.attachment_id()),
-            );
+            remove_address_rules(table, &unshared_ips(&kept.content.ips, family, kept.attachment_id()));
         }
         table.delete_duplicates(&cni_forward_jump());
         table.delete_duplicates(&isolation_jump());
@@ -374,12 +343,10 @@ pub(super) fn remove_own_additions(filter: &PacketFilter) -> Result<()> {
     for family in IpFamily::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
         filter.find_iptables(family, IptablesFlavour::Legacy)?.ok_or_else(|| {
             let program = format!("{}-legacy", program_name(family));
-            Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
-                format!(
-                    "if there is one, run on the node: {program} -F {OWNERS}; {program} -X {OWNERS}; \
+            Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(format!(
+                "if there is one, run on the node: {program} -F {OWNERS}; {program} -X {OWNERS}; \
                      and the same for each chain {BRIDGE_OWNER}.."
-                ),
-            )
+            ))
         })?;
     }
     Ok(())

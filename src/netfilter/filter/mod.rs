@@ -36,9 +36,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
             change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements);
         },
     },
-    repair: |filter, repair| {
-        iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
-    },
+    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
 };
@@ -105,28 +103,19 @@ impl IngressPolicy {
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes
 /// the rest.
-pub fn add_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> Result<()> {
+pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     if pod.backend == RuleBackend::Nftables {
         KEPT.add_part(owner, pod);
         return Ok(nft::add_elements(filter, owner, pod)?);
     }
-    let mut former =
-        KEPT.read_content::<AcceptedTraffic>(owner).map(|pod| pod.ips).unwrap_or_default();
+    let mut former = KEPT.read_content::<AcceptedTraffic>(owner).map(|pod| pod.ips).unwrap_or_default();
     former.retain(|ip| !pod.ips.contains(ip));
     KEPT.add_part(owner, pod);
     iptables::add_rules(filter, owner, pod, &former)
 }
 
 /// Verifies everything that [`add_rules`] created, and changes nothing.
-pub fn check_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> Result<()> {
+pub fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     let published = KEPT.read_content::<AcceptedTraffic>(owner).is_some_and(|pod| pod.published);
     let pod = &AcceptedTraffic { published, ..pod.clone() };
     match pod.backend {
@@ -136,11 +125,7 @@ pub fn check_rules(
 }
 
 /// Whether one of the addresses is accepted by `nf_tables`.
-pub fn has_nft_elements(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    ips: &[IpAddr],
-) -> Result<bool> {
+pub fn has_nft_elements(filter: &PacketFilter, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<bool> {
     Ok(nft::has_elements(filter.nft_socket()?, owner, ips)?)
 }
 
@@ -186,16 +171,11 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
         return HashSet::new();
     };
     let masters: HashSet<_> = links.iter().filter_map(|link| link.master).collect();
-    let is_used =
-        |link: &&Link| link.kind.as_deref() != Some("bridge") || masters.contains(&link.index);
+    let is_used = |link: &&Link| link.kind.as_deref() != Some("bridge") || masters.contains(&link.index);
     for link in links.iter().filter(is_used) {
         policies.remove(&link.name);
     }
-    for bridge in KEPT
-        .restorable_parts::<AcceptedTraffic>()
-        .into_iter()
-        .filter_map(|kept| kept.content.bridge)
-    {
+    for bridge in KEPT.restorable_parts::<AcceptedTraffic>().into_iter().filter_map(|kept| kept.content.bridge) {
         policies.remove(&bridge);
     }
     policies
@@ -203,15 +183,9 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
 
 /// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
 /// use; with `nf_tables`, if no attachment is valid, the policies of the network, too.
-pub fn remove_stale_rules(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let mut stale: Vec<_> = KEPT.iter_parts::<AcceptedTraffic>().collect();
-    stale.retain(|kept| {
-        kept.attachment_id().network == network && !valid.contains(&kept.attachment_id())
-    });
+    stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
     join_errors([
         KEPT.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, &stale),
@@ -241,8 +215,7 @@ fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
 
 /// The error for an object that CHECK did not find.
 fn missing_error(owner: AttachmentId<'_>, kept: RecordStore, what: &str) -> Error {
-    Error::internal(format!("expected {what} not found"))
-        .with_details(kept.restore_remedy(owner, None))
+    Error::internal(format!("expected {what} not found")).with_details(kept.restore_remedy(owner, None))
 }
 
 #[cfg(test)]

@@ -48,21 +48,16 @@ use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_m
 use crate::netfilter::shared::{find_heirs, has_same_owner};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet,
-    NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
+    CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
+    NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 
-const TABLE: NftTable<'_> =
-    NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
-const FORWARD: NftChain<'_> =
-    TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);
-const ISOLATION: NftChain<'_> =
-    TABLE.named_chain("isolation").with_comment("between bridges with a policy");
-const ADMIN: NftChain<'_> =
-    TABLE.named_chain("admin").with_comment("the administrator's own rules");
+const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
+const FORWARD: NftChain<'_> = TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);
+const ISOLATION: NftChain<'_> = TABLE.named_chain("isolation").with_comment("between bridges with a policy");
+const ADMIN: NftChain<'_> = TABLE.named_chain("admin").with_comment("the administrator's own rules");
 const BRIDGES: NftSet<'_> = TABLE.named_set("bridges", &[ValueType::IfName]);
-const SAME_BRIDGE: NftSet<'_> =
-    TABLE.named_set("same_bridge", &[ValueType::IfName, ValueType::IfName]);
+const SAME_BRIDGE: NftSet<'_> = TABLE.named_set("same_bridge", &[ValueType::IfName, ValueType::IfName]);
 
 const FRAMES: NftTable<'_> =
     NftTable::new(TableFamily::Bridge, "cnibox_firewall").with_comment("cnibox: plugin firewall");
@@ -74,10 +69,8 @@ const FRAMES_FORWARD: NftChain<'_> =
 const PORTS: NftSet<'_> = FRAMES.named_set("ports", &[ValueType::IfName]);
 
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
-const PODS: [NftSet<'_>; 2] = [
-    TABLE.named_set("pods4", &[ValueType::Ipv4Addr]),
-    TABLE.named_set("pods6", &[ValueType::Ipv6Addr]),
-];
+const PODS: [NftSet<'_>; 2] =
+    [TABLE.named_set("pods4", &[ValueType::Ipv4Addr]), TABLE.named_set("pods6", &[ValueType::Ipv6Addr])];
 
 /// All sets of both tables.
 pub(super) const SETS: [NftSet<'_>; 5] = [PODS[0], PODS[1], BRIDGES, SAME_BRIDGE, PORTS];
@@ -89,8 +82,7 @@ const NEIGHBOURS_PORTS: &str = "published ports of neighbours";
 
 fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> {
     let label = owner.object_label();
-    let element =
-        |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label);
+    let element = |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label);
     ips.iter().map(element).collect()
 }
 
@@ -116,13 +108,8 @@ fn desired_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<(SetE
     all
 }
 
-pub(super) fn add_elements(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> NetlinkResult<()> {
-    let needed =
-        if pod.policy == IngressPolicy::Isolated { table_layouts() } else { vec![packet_layout()] };
+pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> NetlinkResult<()> {
+    let needed = if pod.policy == IngressPolicy::Isolated { table_layouts() } else { vec![packet_layout()] };
     apply_elements(filter, &desired_elements(owner, pod), &needed)
 }
 
@@ -138,11 +125,7 @@ pub(super) fn isolate_ports(
     Ok(())
 }
 
-fn apply_elements(
-    filter: &PacketFilter,
-    all: &[(SetElement, bool)],
-    needed: &[TableLayout],
-) -> NetlinkResult<()> {
+fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[TableLayout]) -> NetlinkResult<()> {
     let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
     filter.own_tables()?.change_tables(needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
@@ -171,9 +154,7 @@ pub(super) fn first_missing_object(nft: &NftSocket) -> NetlinkResult<Option<Stri
             return Ok(damage);
         }
     }
-    let is_isolated = || {
-        KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports())
-    };
+    let is_isolated = || KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports());
     frame_layout().first_deviation(nft, &is_isolated)
 }
 
@@ -208,10 +189,7 @@ fn packet_layout() -> TableLayout {
             .in_set(&[PacketField::Iifname, PacketField::Oifname], SAME_BRIDGE)
             .return_to_caller()
             .with_comment("neighbours"),
-        translated()
-            .any_bit_set(PacketField::CtState, CT_STATE_ANSWERS)
-            .return_to_caller()
-            .with_comment(ANSWERS),
+        translated().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).return_to_caller().with_comment(ANSWERS),
         translated()
             .in_set(&[PacketField::Oifname, PacketField::Oifname], SAME_BRIDGE)
             .return_to_caller()
@@ -239,29 +217,17 @@ fn frame_layout() -> TableLayout {
 }
 
 /// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.
-fn find_own_elements(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    ips: &[IpAddr],
-) -> NetlinkResult<Vec<SetElement>> {
+fn find_own_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAddr]) -> NetlinkResult<Vec<SetElement>> {
     nft.find_elements_by_comment(&PODS, &address_elements(owner, ips), &owner.comment_matcher())
 }
 
 /// Whether one of the addresses is the attachment's.
-pub(super) fn has_elements(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    ips: &[IpAddr],
-) -> NetlinkResult<bool> {
+pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAddr]) -> NetlinkResult<bool> {
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
 /// Verifies the attachment's elements and the tables.
-pub(super) fn check_elements(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> error::Result<()> {
+pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> error::Result<()> {
     if pod.backend == RuleBackend::Nftables {
         layout::require_undamaged(packet_layout().first_deviation(nft, &|| true)?)?;
     }
@@ -270,11 +236,7 @@ pub(super) fn check_elements(
     }
     for element in &recorded_elements(owner, pod) {
         if nft.read_element(element)?.is_none() {
-            return Err(missing_error(
-                owner,
-                KEPT,
-                &format!("element {element} of {}", element.set),
-            ));
+            return Err(missing_error(owner, KEPT, &format!("element {element} of {}", element.set)));
         }
     }
     Ok(())
@@ -294,24 +256,18 @@ pub(super) fn delete_elements(
         let mut found = find_own_elements(nft, owner, ips)?;
         found.extend(nft.find_elements_by_comment(&[PORTS], &ports, &owner.comment_matcher())?);
         if let Some(link) = own {
-            let policy =
-                [BRIDGES.element_with_key(link), SAME_BRIDGE.element_with_key((link, link))];
+            let policy = [BRIDGES.element_with_key(link), SAME_BRIDGE.element_with_key((link, link))];
             found.extend(nft.read_elements(&policy)?.into_iter().flatten());
         }
         Ok(found)
     };
-    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
-        find_heirs(KEPT, Some(owner), deleted, recorded_elements)
-    })
+    packet_layout()
+        .hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
 }
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
 /// not in use.
-pub(super) fn remove_stale_elements(
-    nft: &NftSocket,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> NetlinkResult<()> {
+pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[AttachmentId<'_>]) -> NetlinkResult<()> {
     let (hash, is_stale) = (network_hash(network), stale_matcher(network, valid));
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
@@ -322,14 +278,11 @@ pub(super) fn remove_stale_elements(
     let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
         let mut found = nft.find_elements(&SETS, &[])?;
         let unused = unused_policy_links(found.iter().filter_map(link).collect());
-        let is_left =
-            |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
+        let is_left = |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };
-    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
-        find_heirs(KEPT, None, deleted, recorded_elements)
-    })
+    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))
 }
 
 /// Bridges with a policy.
@@ -345,10 +298,8 @@ pub(super) fn read_content(nft: &NftSocket) -> NetlinkResult<(Vec<IpAddr>, Bridg
     }
     for element in nft.find_elements(&[BRIDGES], &[])? {
         let Some(NftValue::IfName(bridge)) = element.key.0.first() else { continue };
-        let open_inside =
-            nft.read_element(&SAME_BRIDGE.element_with_key((bridge.as_str(), bridge.as_str())))?;
-        let policy =
-            if open_inside.is_some() { IngressPolicy::SameBridge } else { IngressPolicy::Isolated };
+        let open_inside = nft.read_element(&SAME_BRIDGE.element_with_key((bridge.as_str(), bridge.as_str())))?;
+        let policy = if open_inside.is_some() { IngressPolicy::SameBridge } else { IngressPolicy::Isolated };
         bridges.push((bridge.clone(), policy));
     }
     Ok((ips, bridges))

@@ -76,16 +76,8 @@ pub(super) fn update_table(
 }
 
 impl TableSnapshot {
-    fn read_scope(
-        nft: &NftSocket,
-        family: IpFamily,
-        name: &str,
-        scope: ChainScope<'_>,
-    ) -> Result<TableSnapshot> {
-        let table = IptablesTable {
-            is_partial: !matches!(scope, ChainScope::All),
-            ..IptablesTable::new_empty(name)
-        };
+    fn read_scope(nft: &NftSocket, family: IpFamily, name: &str, scope: ChainScope<'_>) -> Result<TableSnapshot> {
+        let table = IptablesTable { is_partial: !matches!(scope, ChainScope::All), ..IptablesTable::new_empty(name) };
         let mut found = TableSnapshot { table, handles: Vec::new() };
         match scope {
             ChainScope::All => {
@@ -100,9 +92,7 @@ impl TableSnapshot {
                 for chain in chains {
                     found.read_chain(nft, family, chain)?;
                 }
-                let targets = |rule: &IptablesRule| {
-                    leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned)
-                };
+                let targets = |rule: &IptablesRule| leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned);
                 let next: Vec<String> = found.table.rules.iter().filter_map(targets).collect();
                 for chain in next {
                     if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
@@ -118,17 +108,14 @@ impl TableSnapshot {
         let before = self.handles.len();
         self.read_rules(nft, family, chain)?;
         let has_rules = self.handles.len() > before;
-        if has_rules
-            || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))?
-        {
+        if has_rules || nft.has_object(nft_table_for(family, &self.table.name).named_chain(chain))? {
             self.table.chains.push(chain.to_owned());
         }
         Ok(())
     }
 
     fn read_rules(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
-        let found =
-            nft.dump_foreign_rules(nft_table_for(family, &self.table.name).named_chain(chain))?;
+        let found = nft.dump_foreign_rules(nft_table_for(family, &self.table.name).named_chain(chain))?;
         for foreign in found {
             let words = decode_rule(&foreign.expressions, family);
             let rule = IptablesRule { chain: chain.to_owned(), words };
@@ -144,10 +131,7 @@ impl TableSnapshot {
         let table = nft_table_for(family, name);
         let mut batch = NftBatch::new();
         let adds = |change: &TableChange| {
-            !matches!(
-                change,
-                TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_)
-            )
+            !matches!(change, TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_))
         };
         if changes.iter().any(adds) {
             batch.ensure_object(table);
@@ -168,8 +152,7 @@ impl TableSnapshot {
                     let place = match change {
                         TableChange::Insert { after: 0, .. } => RulePosition::Beginning,
                         TableChange::Insert { after, .. } => {
-                            let mut present =
-                                self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
+                            let mut present = self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
                             RulePosition::After(present.nth(after - 1)?.1)
                         }
                         _ => RulePosition::End,
@@ -195,11 +178,7 @@ impl TableSnapshot {
 }
 
 /// A built-in chain of iptables, if the table has one of this name.
-fn base_chain<'a>(
-    table: nftables::NftTable<'a>,
-    name: &str,
-    chain: &'a str,
-) -> Option<NftChain<'a>> {
+fn base_chain<'a>(table: nftables::NftTable<'a>, name: &str, chain: &'a str) -> Option<NftChain<'a>> {
     let hook = match chain {
         "PREROUTING" => NetfilterHook::Prerouting,
         "INPUT" => NetfilterHook::Input,
@@ -210,9 +189,7 @@ fn base_chain<'a>(
     };
     let chain = table.named_chain(chain);
     Some(match (name, hook) {
-        ("nat", NetfilterHook::Prerouting | NetfilterHook::Output) => {
-            chain.at_nat_hook(hook, DSTNAT)
-        }
+        ("nat", NetfilterHook::Prerouting | NetfilterHook::Output) => chain.at_nat_hook(hook, DSTNAT),
         ("nat", _) => chain.at_nat_hook(hook, SRCNAT),
         ("raw", _) => chain.at_filter_hook(hook, RAW),
         _ => chain.at_filter_hook(hook, FILTER),

@@ -17,9 +17,7 @@ use ipnet::IpNet;
 use super::extensions::{IptablesMatch, IptablesTarget};
 use crate::cni::ip::host_net;
 use crate::netlink::IpFamily;
-use crate::netlink::nftables::{
-    LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol,
-};
+use crate::netlink::nftables::{LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol};
 
 /// The word in place of the expressions that are not decoded, which equals no word of a rule of this program.
 const OTHER: &str = "(other)";
@@ -84,8 +82,7 @@ pub(super) fn decode_rule(expressions: &[RuleExpression], family: IpFamily) -> V
                 xor.iter().all(|byte| *byte == 0)
             }
             RuleExpression::Compare { is_equal, value } => {
-                let take =
-                    |field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value);
+                let take = |field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value);
                 field.and_then(take).is_some()
             }
             RuleExpression::Match(extension) => {
@@ -157,8 +154,7 @@ impl DecodedRule {
                 words.extend([option.to_owned(), value]);
             }
         };
-        let text =
-            |net: &NegatableValue<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
+        let text = |net: &NegatableValue<IpNet>| net.map(|(is_equal, net)| (is_equal, net.to_string()));
         condition("-s", text(&self.from));
         condition("-d", text(&self.to));
         condition("-i", self.iif.clone());
@@ -206,14 +202,12 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
             "-o" => rule.oif = Some((is_equal, parse_interface(value)?)),
             _ if !is_equal => return None,
             "-p" => {
-                let known =
-                    [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
+                let known = [TransportProtocol::Tcp, TransportProtocol::Udp, TransportProtocol::Sctp];
                 rule.proto = Some(known.into_iter().find(|l4| l4.to_string() == value)?);
             }
             "-m" => {
                 let (option, argument) = (words.next()?, words.next()?);
-                rule.matches
-                    .push(IptablesMatch::parse_option(value, option, argument, rule.proto)?);
+                rule.matches.push(IptablesMatch::parse_option(value, option, argument, rule.proto)?);
             }
             "-j" => {
                 let rest: Vec<&str> = words.by_ref().collect();
@@ -282,16 +276,12 @@ mod tests {
         ] {
             assert_eq!(encode_rule(&split(line), IpFamily::V4), None, "{line}");
         }
-        assert_eq!(
-            encode_rule(&split("-j DNAT --to-destination [fd00::1]:80"), IpFamily::V4),
-            None
-        );
+        assert_eq!(encode_rule(&split("-j DNAT --to-destination [fd00::1]:80"), IpFamily::V4), None);
     }
 
     #[test]
     fn rules_that_cannot_be_decoded_are_not_own_rules() {
-        let expressions =
-            [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
+        let expressions = [RuleExpression::Other, RuleExpression::Verdict(PacketVerdict::jump_to("CNI-X"))];
         let words = decode_rule(&expressions, IpFamily::V4);
         assert_eq!(words, split("(other) -j CNI-X"));
         assert_eq!(encode_rule(&words, IpFamily::V4), None);

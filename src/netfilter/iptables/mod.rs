@@ -61,8 +61,7 @@ pub(super) const LACKING_MODULE: &str =
     "load the modules ip_tables and xt_comment, or choose the back end \"nftables\"";
 
 /// What iptables reports if the kernel lacks a table, a match or a target.
-const LACKING: [&str; 3] =
-    ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
+const LACKING: [&str; 3] = ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
 
 /// An implementation of iptables.
 #[derive(Clone, Copy, Debug)]
@@ -136,11 +135,9 @@ impl IptablesPrograms {
     fn read_table(&self, name: &str) -> Result<IptablesTable> {
         let text = cmd::run_program(&self.save, &["-t", name], "")?.require_success()?;
         if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
-            let msg =
-                format!("read iptables table {name}: it has rules that iptables cannot print");
-            return Err(Error::internal(msg).with_details(
-                "remove these rules of another program, or choose the back end \"nftables\"",
-            ));
+            let msg = format!("read iptables table {name}: it has rules that iptables cannot print");
+            return Err(Error::internal(msg)
+                .with_details("remove these rules of another program, or choose the back end \"nftables\""));
         }
         // A read error in the middle of the table is not reported otherwise.
         if text.contains(&format!("*{name}\n")) && !text.contains("\nCOMMIT\n") {
@@ -235,12 +232,7 @@ impl<'n> IptablesHandle<'n> {
     ///
     /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is
     /// an error.
-    pub fn update_table(
-        &self,
-        name: &str,
-        scope: ChainScope<'_>,
-        plan: &dyn Fn(&mut IptablesTable),
-    ) -> Result<()> {
+    pub fn update_table(&self, name: &str, scope: ChainScope<'_>, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
         let _lock = take_lock()?;
         self.update_locked(name, scope, plan)
     }
@@ -257,12 +249,7 @@ impl<'n> IptablesHandle<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    fn update_locked(
-        &self,
-        name: &str,
-        scope: ChainScope<'_>,
-        plan: &dyn Fn(&mut IptablesTable),
-    ) -> Result<()> {
+    fn update_locked(&self, name: &str, scope: ChainScope<'_>, plan: &dyn Fn(&mut IptablesTable)) -> Result<()> {
         if let Some(nft) = self.nft
             && direct::update_table(nft, self.family, name, scope, plan)?
         {
@@ -334,21 +321,12 @@ pub struct IptablesRecords<R> {
 
 impl<R: DeserializeOwned> IptablesRecords<R> {
     /// The record of another living attachment, whose rules show whether the table was flushed.
-    pub fn other_record(
-        &self,
-        owner: AttachmentId<'_>,
-        family: IpFamily,
-    ) -> Option<StoredRecord<R>> {
+    pub fn other_record(&self, owner: AttachmentId<'_>, family: IpFamily) -> Option<StoredRecord<R>> {
         find_other_record(self.kept, owner, |content| (self.is_of)(content, family))
     }
 
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
-    pub fn restore_rules(
-        &self,
-        table: &mut IptablesTable,
-        family: IpFamily,
-        but: Option<AttachmentId<'_>>,
-    ) {
+    pub fn restore_rules(&self, table: &mut IptablesTable, family: IpFamily, but: Option<AttachmentId<'_>>) {
         table.is_insufficient |= table.is_partial;
         for kept in self.kept.restorable_parts() {
             if (self.is_of)(&kept.content, family) && Some(kept.attachment_id()) != but {
@@ -358,11 +336,7 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     }
 
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn repair_rules(
-        &self,
-        tables: IptablesOpener<'_>,
-        repair: RepairMode,
-    ) -> Result<Option<String>> {
+    pub fn repair_rules(&self, tables: IptablesOpener<'_>, repair: RepairMode) -> Result<Option<String>> {
         let all = self.kept.restorable_parts();
         let mut used = IpFamily::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));

@@ -216,10 +216,7 @@ impl LayoutTransaction<'_> {
     }
 
     /// The records of a feature, without those of containers that are certainly gone.
-    pub fn restorable_records<T: DeserializeOwned>(
-        &mut self,
-        kept: RecordStore,
-    ) -> Vec<StoredRecord<T>> {
+    pub fn restorable_records<T: DeserializeOwned>(&mut self, kept: RecordStore) -> Vec<StoredRecord<T>> {
         let living = kept.restorable_parts::<T>();
         self.records.extend(living.iter().map(|one| (kept, one.attachment_id().instance_id())));
         living
@@ -227,10 +224,9 @@ impl LayoutTransaction<'_> {
 
     /// Whether elements of the set may be missing.
     pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
-        self.views.iter().any(|view| {
-            view.flushed.contains(&set)
-                || (self.repair.is_some() && view.layout.sets.contains(&set))
-        })
+        self.views
+            .iter()
+            .any(|view| view.flushed.contains(&set) || (self.repair.is_some() && view.layout.sets.contains(&set)))
     }
 
     /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key.
@@ -327,9 +323,8 @@ fn remove_deleted_attachments(
         if gone.is_empty() {
             continue;
         }
-        let is_gone = |comment: Option<&str>| {
-            gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance))
-        };
+        let is_gone =
+            |comment: Option<&str>| gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance));
         nft.update_tables(&mut |nft| {
             let mut batch = NftBatch::new();
             for TableLayout { table, sets, .. } in layouts() {

@@ -28,15 +28,10 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<MasqueradeRecord> = Ipta
     kept: KEPT,
     table: NAT,
     is_of: |record, family| {
-        record.backend == RuleBackend::Iptables
-            && !addresses_of_family(family, &record.addrs).is_empty()
+        record.backend == RuleBackend::Iptables && !addresses_of_family(family, &record.addrs).is_empty()
     },
     restore: |table, family, kept| {
-        plan_addition(
-            table,
-            kept.attachment_id(),
-            &addresses_of_family(family, &kept.content.addrs),
-        );
+        plan_addition(table, kept.attachment_id(), &addresses_of_family(family, &kept.content.addrs));
     },
 };
 
@@ -44,11 +39,7 @@ fn addresses_of_family(family: IpFamily, addrs: &[IpNet]) -> Vec<IpNet> {
     addrs.iter().copied().filter(|addr| IpFamily::of_address(addr.addr()) == family).collect()
 }
 
-pub(super) fn add_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> Result<()> {
+pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     for family in IpFamily::BOTH {
         let addrs = addresses_of_family(family, addrs);
         if addrs.is_empty() {
@@ -66,19 +57,14 @@ pub(super) fn add_rules(
             plan_addition(table, owner, &addrs);
         };
         let chains = [POSTROUTING, &owner.iptables_chain("")];
-        filter.default_iptables(family)?.update_table(
-            NAT,
-            ChainScope::named_chains(&chains),
-            &plan,
-        )?;
+        filter.default_iptables(family)?.update_table(NAT, ChainScope::named_chains(&chains), &plan)?;
     }
     Ok(())
 }
 
 /// The rule that jumps to the container's chain.
 fn entry_rule(owner: AttachmentId<'_>, addr: IpNet) -> IptablesRule {
-    let entry =
-        IptablesRule::new(POSTROUTING).with_words(&["-s", &host_net(addr.addr()).to_string()]);
+    let entry = IptablesRule::new(POSTROUTING).with_words(&["-s", &host_net(addr.addr()).to_string()]);
     entry.with_comment(&owner.rule_comment()).with_target(&owner.iptables_chain(""))
 }
 
@@ -92,25 +78,19 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         // iptables-save omits a destination of prefix length 0.
         let to = ["-d".to_owned(), subnet.to_string()];
         let to = if subnet.prefix_len() == 0 { &[] } else { &to[..] };
-        let stays =
-            IptablesRule::new(&chain).with_words(to).with_comment(&comment).with_target("ACCEPT");
+        let stays = IptablesRule::new(&chain).with_words(to).with_comment(&comment).with_target("ACCEPT");
         // Before the rule that masquerades, which exists if there is an earlier address.
         table.insert_unique(0, stays);
     }
     for addr in addrs {
         let multicast = if addr.addr().is_ipv4() { "224.0.0.0/4" } else { "ff00::/8" };
-        let leaves =
-            IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
+        let leaves = IptablesRule::new(&chain).with_words(&["!", "-d", multicast]).with_comment(&comment);
         table.append_unique(leaves.with_target("MASQUERADE"));
         table.append_unique(entry_rule(owner, *addr));
     }
 }
 
-pub(super) fn has_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addr: IpNet,
-) -> Result<bool> {
+pub(super) fn has_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addr: IpNet) -> Result<bool> {
     let chain = owner.iptables_chain("");
     for tables in filter.iptables_with_chains(IpFamily::of_address(addr.addr()), NAT, &[&chain])? {
         let mut table = tables.read_table(NAT, ChainScope::named_chains(&[POSTROUTING, &chain]))?;
@@ -122,19 +102,10 @@ pub(super) fn has_rules(
     Ok(false)
 }
 
-pub(super) fn delete_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> Result<()> {
+pub(super) fn delete_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     let chain = owner.iptables_chain("");
     let plan = |table: &mut IptablesTable, _| plan_deletion(table, owner, addrs);
-    filter.delete_iptables_rules(
-        NAT,
-        &[&chain],
-        ChainScope::named_chains(&[POSTROUTING, &chain]),
-        &plan,
-    )
+    filter.delete_iptables_rules(NAT, &[&chain], ChainScope::named_chains(&[POSTROUTING, &chain]), &plan)
 }
 
 /// Also deletes the rules of old versions of the reference, which matched the whole subnet in POSTROUTING.
@@ -147,19 +118,13 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
             && match rule.option_value("-s") {
                 Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
                 // Another network and container may share the chain: its name is a hash of both texts joined.
-                _ => {
-                    addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment)
-                }
+                _ => addrs.is_empty() && rule.option_value("--comment").is_none_or(|c| c == comment),
             }
     });
     table.delete_unused_chain(&chain);
 }
 
-pub(super) fn remove_stale_rules(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub(super) fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let plan = |table: &mut IptablesTable, _| plan_stale_removal(table, network, valid);
     filter.delete_iptables_rules(NAT, &[], ChainScope::All, &plan)
 }
@@ -181,9 +146,7 @@ fn plan_stale_removal(table: &mut IptablesTable, network: &str, valid: &[Attachm
         }
     }
     for (chain, comment) in stale {
-        table.delete_rules(|rule| {
-            rule.goes_to(&chain) && rule.option_value("--comment") == Some(&comment)
-        });
+        table.delete_rules(|rule| rule.goes_to(&chain) && rule.option_value("--comment") == Some(&comment));
         table.delete_unused_chain(&chain);
     }
 }
@@ -241,11 +204,8 @@ mod tests {
 
     #[test]
     fn a_shared_chain_is_deleted_with_its_second_container() {
-        let [one, two] = [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| AttachmentId {
-            network,
-            ifname: "eth0",
-            id,
-        });
+        let [one, two] =
+            [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| AttachmentId { network, ifname: "eth0", id });
         assert_eq!(one.iptables_chain(""), two.iptables_chain(""));
         let removals: [fn(&mut IptablesTable, AttachmentId<'_>); 3] = [
             |table, owner| plan_deletion(table, owner, &[]),
@@ -256,13 +216,8 @@ mod tests {
             let mut table = table_with(one, &["10.1.2.3/24"]);
             plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
             remove(&mut table, one);
-            let leads = |r: &&IptablesRule| {
-                r.chain == POSTROUTING && r.option_value("-s") == Some("10.1.2.4/32")
-            };
-            assert!(
-                table.rules.iter().any(|rule| leads(&rule))
-                    && table.has_chain(&two.iptables_chain(""))
-            );
+            let leads = |r: &&IptablesRule| r.chain == POSTROUTING && r.option_value("-s") == Some("10.1.2.4/32");
+            assert!(table.rules.iter().any(|rule| leads(&rule)) && table.has_chain(&two.iptables_chain("")));
             assert!(!table.rules.iter().any(|rule| rule.option_value("-s") == Some("10.1.2.3/32")));
             plan_deletion(&mut table, two, &[]);
             assert!(!table.has_chain(&two.iptables_chain("")));
@@ -271,19 +226,13 @@ mod tests {
 
     #[test]
     fn gc_deletes_rules_of_one_network() {
-        let [two, elsewhere] =
-            [AttachmentId { id: "c2", ..OWNER }, AttachmentId { network: "net2", ..OWNER }];
+        let [two, elsewhere] = [AttachmentId { id: "c2", ..OWNER }, AttachmentId { network: "net2", ..OWNER }];
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
         plan_addition(&mut table, two, &nets(&["10.1.2.4/24"]));
         plan_addition(&mut table, elsewhere, &nets(&["10.3.0.4/24"]));
-        table.append_unique(
-            IptablesRule::new("CNI-X").with_target("X").with_comment(&OWNER.rule_comment()),
-        );
+        table.append_unique(IptablesRule::new("CNI-X").with_target("X").with_comment(&OWNER.rule_comment()));
         plan_stale_removal(&mut table, "net", &[two]);
-        assert_eq!(
-            table.chains,
-            [POSTROUTING, &two.iptables_chain(""), &elsewhere.iptables_chain("")]
-        );
+        assert_eq!(table.chains, [POSTROUTING, &two.iptables_chain(""), &elsewhere.iptables_chain("")]);
         assert_eq!(table.rules.len(), 7);
     }
 }

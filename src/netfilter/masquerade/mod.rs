@@ -43,9 +43,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
-    repair: |filter, repair| {
-        iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
-    },
+    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         delete_addresses(filter, owner, &addrs)
@@ -79,17 +77,12 @@ pub fn add_addresses(
 }
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
-pub fn check_addresses(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> Result<()> {
+pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     for addr in addrs {
         let on_nft = filter.query_nft(&|nft| nft::is_masqueraded(nft, owner, *addr))?;
         if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
-            return Err(error
-                .with_details(KEPT.restore_remedy(owner, first_missing_rule(filter)?.as_deref())));
+            return Err(error.with_details(KEPT.restore_remedy(owner, first_missing_rule(filter)?.as_deref())));
         }
     }
     Ok(())
@@ -97,11 +90,7 @@ pub fn check_addresses(
 
 /// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
 /// and chain names.
-pub fn delete_addresses(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> Result<()> {
+pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     join_errors([
         KEPT.remove_part(owner),
         iptables::delete_rules(filter, owner, addrs),
@@ -112,11 +101,7 @@ pub fn delete_addresses(
 }
 
 /// Ends masquerading for the attachments of the network that are not among `valid`.
-pub fn remove_stale_addresses(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub fn remove_stale_addresses(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let is_stale = stale_matcher(network, valid);
     join_errors([
         KEPT.remove_stale_parts(network, valid),

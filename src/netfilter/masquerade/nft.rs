@@ -35,27 +35,24 @@ use super::super::{AttachmentId, PacketFilter, RuleBackend};
 use super::{KEPT, MasqueradeRecord};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
-    NftValue, PacketField, PacketVerdict, SRCNAT, SetElement, ValueType,
+    CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
+    PacketVerdict, SRCNAT, SetElement, ValueType,
 };
 
 pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_masquerade")
     .with_comment("cnibox: what containers send out of their subnet gets the host's address");
-const POSTROUTING: NftChain<'_> =
-    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
-pub(super) const PODS: [NftSet<'_>; 2] = [
-    TABLE.verdict_map("pods4", &[ValueType::Ipv4Addr]),
-    TABLE.verdict_map("pods6", &[ValueType::Ipv6Addr]),
-];
+const POSTROUTING: NftChain<'_> = TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+pub(super) const PODS: [NftSet<'_>; 2] =
+    [TABLE.verdict_map("pods4", &[ValueType::Ipv4Addr]), TABLE.verdict_map("pods6", &[ValueType::Ipv6Addr])];
 
 /// The prefix of the names of subnets' chains.
 const SUBNET: &str = "subnet-";
 
 const REFERENCE: NftTable<'_> = NftTable::new_inet("cni_plugins_masquerade")
     .with_comment("Masquerading for plugins from github.com/containernetworking/plugins");
-const MASQ_CHECKS: NftChain<'_> = REFERENCE.named_chain("masq_checks").with_comment(
-    "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet",
-);
+const MASQ_CHECKS: NftChain<'_> = REFERENCE
+    .named_chain("masq_checks")
+    .with_comment("Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet");
 
 /// The name of a subnet's chain. nft accepts neither colons nor brackets in names.
 fn subnet_chain_name(addr: IpNet) -> String {
@@ -74,18 +71,13 @@ fn subnet_rules(chain: &str) -> Option<Vec<NftRule>> {
 fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement> {
     let element = |addr: &IpNet| {
         let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
-        element
-            .with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr)))
-            .with_comment(owner.reference_comment())
+        element.with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr))).with_comment(owner.reference_comment())
     };
     addrs.iter().map(element).collect()
 }
 
 /// The elements of a record.
-pub(super) fn recorded_elements(
-    owner: AttachmentId<'_>,
-    record: &MasqueradeRecord,
-) -> Vec<SetElement> {
+pub(super) fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Vec<SetElement> {
     match record.backend {
         RuleBackend::Nftables => address_elements(owner, &record.addrs),
         RuleBackend::Iptables => Vec::new(),
@@ -111,11 +103,7 @@ fn multicast_networks() -> [IpNet; 2] {
     [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
 }
 
-pub(super) fn add_elements(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> NetlinkResult<()> {
+pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
     let wanted = address_elements(owner, addrs);
     filter.own_tables()?.change_tables(&[table_layout()], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
@@ -126,11 +114,7 @@ pub(super) fn add_elements(
 }
 
 /// Whether the address is masqueraded, in our layout or the reference's.
-pub(super) fn is_masqueraded(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    addr: IpNet,
-) -> NetlinkResult<bool> {
+pub(super) fn is_masqueraded(nft: &NftSocket, owner: AttachmentId<'_>, addr: IpNet) -> NetlinkResult<bool> {
     let wanted = address_elements(owner, &[addr]);
     let mut found = wanted.iter().zip(nft.read_elements(&wanted)?);
     if found.all(|(wanted, found)| is_correct_or_foreign(found.as_ref(), wanted))
@@ -141,30 +125,18 @@ pub(super) fn is_masqueraded(
     Ok(!nft.find_rules_by_comment(MASQ_CHECKS, &owner.comment_matcher())?.is_empty())
 }
 
-pub(super) fn delete_elements(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    addrs: &[IpNet],
-) -> NetlinkResult<()> {
+pub(super) fn delete_elements(nft: &NftSocket, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
     let known = address_elements(owner, addrs);
-    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
-        nft.find_elements_by_comment(&PODS, &known, &owner.comment_matcher())
-    };
-    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
-        find_heirs(KEPT, Some(owner), deleted, recorded_elements)
-    })
+    let find =
+        &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &known, &owner.comment_matcher());
+    table_layout()
+        .hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
-pub(super) fn remove_stale_elements(
-    nft: &NftSocket,
-    is_stale: CommentSelector<'_>,
-) -> NetlinkResult<()> {
-    let find =
-        &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &[], is_stale);
-    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| {
-        find_heirs(KEPT, None, deleted, recorded_elements)
-    })?;
+pub(super) fn remove_stale_elements(nft: &NftSocket, is_stale: CommentSelector<'_>) -> NetlinkResult<()> {
+    let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &[], is_stale);
+    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?;
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
         for chain in nft.dump_chains(TABLE)? {
@@ -177,20 +149,14 @@ pub(super) fn remove_stale_elements(
 }
 
 /// Deletes rules of the reference's layout.
-pub(super) fn delete_reference_rules(
-    nft: &NftSocket,
-    which: CommentSelector<'_>,
-) -> NetlinkResult<()> {
+pub(super) fn delete_reference_rules(nft: &NftSocket, which: CommentSelector<'_>) -> NetlinkResult<()> {
     let mut batch = NftBatch::new();
     batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, which)?);
     nft.commit_batch(batch)
 }
 
 /// Adds the rules of all our elements to the reference's layout. Counts addresses.
-pub(super) fn create_reference_rules(
-    nft: &NftSocket,
-    batch: &mut NftBatch,
-) -> NetlinkResult<HandoverCount> {
+pub(super) fn create_reference_rules(nft: &NftSocket, batch: &mut NftBatch) -> NetlinkResult<HandoverCount> {
     let mut pods = nft.find_elements(&PODS, &[])?;
     pods.extend(shared_elements(&pods));
     pods.retain(|pod| address_with_subnet(pod).is_some());
@@ -198,28 +164,19 @@ pub(super) fn create_reference_rules(
     if pods.is_empty() {
         return Ok(handed);
     }
-    let postrouting =
-        REFERENCE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
-    batch
-        .ensure_object(REFERENCE)
-        .ensure_object(MASQ_CHECKS)
-        .ensure_object(postrouting)
-        .flush_chain(postrouting);
+    let postrouting = REFERENCE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+    batch.ensure_object(REFERENCE).ensure_object(MASQ_CHECKS).ensure_object(postrouting).flush_chain(postrouting);
     for net in multicast_networks() {
         batch.append_rule(postrouting, &NftRule::new().daddr_in(net).return_to_caller());
     }
     batch.append_rule(postrouting, &NftRule::new().go_to(MASQ_CHECKS.name));
-    let is_replaced = |comment: Option<&str>| {
-        comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment)
-    };
+    let is_replaced =
+        |comment: Option<&str>| comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment);
     batch.delete_rules(REFERENCE, &nft.find_rules_by_comment(MASQ_CHECKS, &is_replaced)?);
     for pod in &pods {
         let Some(net) = address_with_subnet(pod) else { continue };
         let leaves = NftRule::new().saddr_is(net.addr()).daddr_not_in(net.trunc()).masquerade();
-        batch.append_rule(
-            MASQ_CHECKS,
-            &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()),
-        );
+        batch.append_rule(MASQ_CHECKS, &leaves.with_comment(pod.comment.as_deref().unwrap_or_default()));
     }
     Ok(handed)
 }
@@ -232,8 +189,7 @@ fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
         pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
     };
     let living = KEPT.restorable_parts::<MasqueradeRecord>();
-    let elements =
-        living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
+    let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
     elements.filter(is_shared).collect()
 }
 

@@ -33,12 +33,8 @@ impl MappingCondition {
             MappingCondition::NotSource(net) => rule.saddr_not_in(*net),
             MappingCondition::Destination(net) => rule.daddr_in(*net),
             MappingCondition::NotDestination(net) => rule.daddr_not_in(*net),
-            MappingCondition::Interface(name) => {
-                rule.match_equal(PacketField::Iifname, name.as_str())
-            }
-            MappingCondition::NotInterface(name) => {
-                rule.match_unequal(PacketField::Iifname, name.as_str())
-            }
+            MappingCondition::Interface(name) => rule.match_equal(PacketField::Iifname, name.as_str()),
+            MappingCondition::NotInterface(name) => rule.match_unequal(PacketField::Iifname, name.as_str()),
         }
     }
 }
@@ -68,11 +64,7 @@ impl From<&str> for ConditionRefusal {
 
 impl MappingConditions {
     /// Parses the words for both families, with at most `most` alternatives each, which lists multiply.
-    pub fn parse(
-        v4: &[String],
-        v6: &[String],
-        most: usize,
-    ) -> Result<MappingConditions, (IpFamily, ConditionRefusal)> {
+    pub fn parse(v4: &[String], v6: &[String], most: usize) -> Result<MappingConditions, (IpFamily, ConditionRefusal)> {
         let of = |family, words| parse_conditions(family, words, most).map_err(|why| (family, why));
         Ok(MappingConditions { v4: of(IpFamily::V4, v4)?, v6: of(IpFamily::V6, v6)? })
     }
@@ -187,8 +179,7 @@ mod tests {
             MappingCondition::Interface("eth0".to_owned()),
             MappingCondition::Destination(net("192.0.2.1/32")),
         ];
-        let words =
-            ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
+        let words = ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
         assert_eq!(v4(&words), Ok(vec![one]));
         assert_eq!(v4(&[]), Ok(vec![]));
     }

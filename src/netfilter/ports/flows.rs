@@ -15,19 +15,16 @@ use crate::netlink::{self, IpFamily, Netlink};
 pub fn delete_flows_to_other_targets(forward: &PortForwarding, host: &Netlink) {
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));
-        let udp =
-            forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);
+        let udp = forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);
         let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.single_address())).collect();
         if mapped.is_empty() {
             continue;
         }
         let mut local = HashMap::new();
         delete_flows(FlowSelection::All(family), &mut |flow| {
-            let mut is_local =
-                || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a));
+            let mut is_local = || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a));
             let TrackedFlow { daddr, dport, server } = *flow;
-            let is_mapped =
-                mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
+            let is_mapped = mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
             is_mapped && server != addr && is_local()
         });
     }

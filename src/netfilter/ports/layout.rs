@@ -26,21 +26,19 @@ use ipnet::{IpNet, Ipv4Net};
 use super::SourceTranslation;
 use crate::netfilter::layout::TableLayout;
 use crate::netlink::nftables::{
-    CT_STATUS_DNAT, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField,
-    PacketVerdict, SRCNAT, SetElement, ValueType,
+    CT_STATUS_DNAT, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT,
+    SetElement, ValueType,
 };
 
-pub(super) const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_portmap")
-    .with_comment("host ports of containers, by cnibox portmap");
+pub(super) const TABLE: NftTable<'_> =
+    NftTable::new_inet("cnibox_portmap").with_comment("host ports of containers, by cnibox portmap");
 
 const HOSTPORTS: NftChain<'_> = TABLE.named_chain("hostports");
 /// The rules of mappings with conditions, with their owners' comments.
 pub(super) const CONDITIONAL: NftChain<'_> = TABLE.named_chain("conditional");
-const PREROUTING: NftChain<'_> =
-    TABLE.named_chain("prerouting").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
+const PREROUTING: NftChain<'_> = TABLE.named_chain("prerouting").at_nat_hook(NetfilterHook::Prerouting, DSTNAT);
 const OUTPUT: NftChain<'_> = TABLE.named_chain("output").at_nat_hook(NetfilterHook::Output, DSTNAT);
-const POSTROUTING: NftChain<'_> =
-    TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
+const POSTROUTING: NftChain<'_> = TABLE.named_chain("postrouting").at_nat_hook(NetfilterHook::Postrouting, SRCNAT);
 
 /// The prefix of the names of chains that elements jump to.
 const FROM: &str = "from-";
@@ -56,14 +54,11 @@ pub(super) const ATTACHMENTS: NftSet<'_> =
     TABLE.value_map("attachments", &[ValueType::IfName, ValueType::IfName], &[ValueType::Mark]);
 
 /// The maps of each family.
-pub(super) const ANY: [NftSet<'_>; 2] =
-    [TABLE.value_map("any4", &PORT, &TO4), TABLE.value_map("any6", &PORT, &TO6)];
+pub(super) const ANY: [NftSet<'_>; 2] = [TABLE.value_map("any4", &PORT, &TO4), TABLE.value_map("any6", &PORT, &TO6)];
 pub(super) const HOST: [NftSet<'_>; 2] =
     [TABLE.value_map("host4", &PORT4, &TO4), TABLE.value_map("host6", &PORT6, &TO6)];
-pub(super) const MAPPED: [NftSet<'_>; 2] = [
-    TABLE.verdict_map("mapped4", &[ValueType::Ipv4Addr]),
-    TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr]),
-];
+pub(super) const MAPPED: [NftSet<'_>; 2] =
+    [TABLE.verdict_map("mapped4", &[ValueType::Ipv4Addr]), TABLE.verdict_map("mapped6", &[ValueType::Ipv6Addr])];
 
 /// The bit of a connection's mark between its translation and the translation of its source.
 const TRANSLATED: u32 = 1 << 27;
@@ -79,36 +74,24 @@ pub(super) fn table_layout() -> TableLayout {
         let rule = NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name);
         rule.with_comment("only what is sent to this host")
     };
-    let own =
-        NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller().with_comment(OWN);
-    let conditional = NftRule::new()
-        .with_verdict(&PacketVerdict::CONTINUE)
-        .with_comment("mappings with conditions");
+    let own = NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller().with_comment(OWN);
+    let conditional = NftRule::new().with_verdict(&PacketVerdict::CONTINUE).with_comment("mappings with conditions");
     let (proto, port) = (PacketField::L4proto, PacketField::Dport);
     let translate = vec![
         NftRule::new().set_ct_mark(TRANSLATED).with_comment(MARK),
         NftRule::new().jump_to(CONDITIONAL.name).with_comment("under conditions"),
-        NftRule::new()
-            .dnat_by_map(&[PacketField::IpDaddr, proto, port], HOST[0])
-            .with_comment("one address"),
+        NftRule::new().dnat_by_map(&[PacketField::IpDaddr, proto, port], HOST[0]).with_comment("one address"),
         NftRule::new().dnat_by_map(&[proto, port], ANY[0]).with_comment("any address"),
-        NftRule::new()
-            .dnat_by_map(&[PacketField::Ip6Daddr, proto, port], HOST[1])
-            .with_comment("one IPv6 address"),
+        NftRule::new().dnat_by_map(&[PacketField::Ip6Daddr, proto, port], HOST[1]).with_comment("one IPv6 address"),
         NftRule::new().dnat_by_map(&[proto, port], ANY[1]).with_comment("any IPv6 address"),
         NftRule::new().clear_ct_mark(TRANSLATED).with_comment(UNMARK),
     ];
     let mapped = || NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT);
     let masquerade = vec![
-        NftRule::new()
-            .no_bit_set(PacketField::CtMark, TRANSLATED)
-            .return_to_caller()
-            .with_comment(SKIP),
+        NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller().with_comment(SKIP),
         NftRule::new().clear_ct_mark(TRANSLATED).with_comment(FORGET),
         mapped().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0]).with_comment("by container"),
-        mapped()
-            .verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
-            .with_comment("by IPv6 container"),
+        mapped().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1]).with_comment("by IPv6 container"),
     ];
     TableLayout {
         table: TABLE,
@@ -130,9 +113,7 @@ pub(super) fn table_layout() -> TableLayout {
 pub(super) fn client_chain_name(snat: SourceTranslation, target: IpNet) -> Option<String> {
     match snat {
         SourceTranslation::Never => None,
-        SourceTranslation::WhereNeeded => {
-            Some(format!("{FROM}{}", target.trunc()).replace(':', "_"))
-        }
+        SourceTranslation::WhereNeeded => Some(format!("{FROM}{}", target.trunc()).replace(':', "_")),
         SourceTranslation::Always => Some(format!("{FROM}all")),
     }
 }
@@ -171,9 +152,6 @@ mod tests {
             [four, six, all].map(|chain| client_chain_rules(&chain).map(|r| r.len())),
             [Some(2), Some(1), Some(1)]
         );
-        assert!(
-            client_chain_rules("postrouting").is_none()
-                && chain(SourceTranslation::Never, "::/0").is_none()
-        );
+        assert!(client_chain_rules("postrouting").is_none() && chain(SourceTranslation::Never, "::/0").is_none());
     }
 }

@@ -26,9 +26,7 @@ use self::conditions::MappingConditions;
 pub use self::iptables::IptablesOptions;
 use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
-use super::{
-    AttachmentId, IpFamily, PacketFilter, RepairMode, RuleBackend, join_errors, localhost,
-};
+use super::{AttachmentId, IpFamily, PacketFilter, RepairMode, RuleBackend, join_errors, localhost};
 use crate::attachment::RecordStore;
 use crate::error::{Error, Result};
 use crate::netlink::nftables::TransportProtocol;
@@ -141,14 +139,8 @@ pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
-        kept: KEPT,
-        layouts: || vec![layout::table_layout()],
-        restore: nft::restore_mappings,
-    },
-    repair: |filter, repair| {
-        iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair)
-    },
+    state: RestorableState { kept: KEPT, layouts: || vec![layout::table_layout()], restore: nft::restore_mappings },
+    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
         ("port mappings", |filter| {
@@ -161,10 +153,8 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 /// The first missing rule that attachments of this host depend on.
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage =
-        filter.query_nft(&|nft| layout::table_layout().first_deviation(nft, &is_needed))?;
-    let damage =
-        damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
+    let damage = filter.query_nft(&|nft| layout::table_layout().first_deviation(nft, &is_needed))?;
+    let damage = damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
     if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 
@@ -193,11 +183,7 @@ pub fn add_mappings(
 }
 
 /// Verifies every rule of the attachment, and the rules that all attachments share.
-pub fn check_mappings(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    forward: &PortForwarding,
-) -> Result<()> {
+pub fn check_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
     match forward.backend {
         RuleBackend::Nftables => nft::check_mappings(filter.nft_socket()?, owner, forward),
         RuleBackend::Iptables => iptables::check_rules(filter, owner, forward),
@@ -206,24 +192,15 @@ pub fn check_mappings(
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn delete_mappings(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    known: Option<&PortForwarding>,
-) -> Result<()> {
+pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Option<&PortForwarding>) -> Result<()> {
     let removed = KEPT.remove_part(owner);
-    let servers =
-        [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
+    let servers = [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
     flows::delete_flows_replied_by(servers.iter().flatten().flatten().copied());
     join_errors(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
 /// Deletes the mappings of the network's attachments that are not among `valid`.
-pub fn remove_stale_mappings(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub fn remove_stale_mappings(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let removed = KEPT.remove_stale_parts(network, valid);
     let servers = nft::remove_stale_mappings(filter, network, valid);
     flows::delete_flows_replied_by(servers.iter().flatten().copied());
@@ -276,9 +253,8 @@ impl fmt::Display for PortOwner {
 
 impl From<TakenPort> for Error {
     fn from(TakenPort { port, by }: TakenPort) -> Error {
-        Error::internal(format!("host port {port} is taken by {by}")).with_details(
-            "choose another hostPort, or delete that attachment; GC removes it if it is stale",
-        )
+        Error::internal(format!("host port {port} is taken by {by}"))
+            .with_details("choose another hostPort, or delete that attachment; GC removes it if it is stale")
     }
 }
 

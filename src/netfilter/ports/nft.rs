@@ -10,9 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
-use super::{
-    KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference,
-};
+use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::layout::{self as tables, LayoutTransaction};
@@ -20,8 +18,8 @@ use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netfilter::shared::{HeirFinder, find_heirs};
 use crate::netlink;
 use crate::netlink::nftables::{
-    CommentSelector, ElementData, ElementKey, NftBatch, NftRule, NftSocket, NftValue,
-    PacketVerdict, RuleInfo, SetElement, TransportProtocol,
+    CommentSelector, ElementData, ElementKey, NftBatch, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo,
+    SetElement, TransportProtocol,
 };
 
 /// The length of each half of an instance's hash that fits into an interface name.
@@ -30,9 +28,7 @@ const HALF: usize = 15;
 /// The port of the host that an element maps: address, port, protocol.
 fn host_port_of(element: &SetElement) -> Option<(Option<IpAddr>, u16, TransportProtocol)> {
     match element.key.0.as_slice() {
-        [NftValue::Ip(addr), NftValue::Proto(proto), NftValue::Port(port)] => {
-            Some((Some(*addr), *port, *proto))
-        }
+        [NftValue::Ip(addr), NftValue::Proto(proto), NftValue::Port(port)] => Some((Some(*addr), *port, *proto)),
         [NftValue::Proto(proto), NftValue::Port(port)] => Some((None, *port, *proto)),
         _ => None,
     }
@@ -73,16 +69,10 @@ fn mapping_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<Se
         let mappings: Vec<_> = forward.mappings_to(target).collect();
         // Ports with conditions are mapped by rules.
         if !forward.conditions.has_conditions_for(family) {
-            all.extend(
-                mappings
-                    .iter()
-                    .map(|m| mapping_element(m, family).with_values((addr, m.container_port))),
-            );
+            all.extend(mappings.iter().map(|m| mapping_element(m, family).with_values((addr, m.container_port))));
         }
         let from = layout::client_chain_name(forward.snat, target).filter(|_| !mappings.is_empty());
-        all.extend(
-            from.map(|chain| address_element(addr).with_verdict(PacketVerdict::go_to(chain))),
-        );
+        all.extend(from.map(|chain| address_element(addr).with_verdict(PacketVerdict::go_to(chain))));
     }
     all.into_iter().map(|element| element.with_comment(&label)).collect()
 }
@@ -129,33 +119,29 @@ pub(super) fn add_mappings(
     let (wanted, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
     let queried: Vec<_> = [attachment_element(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
-    filter.own_tables()?.change_tables(
-        &[layout::table_layout()],
-        &queried,
-        &mut |change, found| {
-            let mut found = found.into_iter();
-            let known = found.next().flatten();
-            let found = with_flushed_ports(change, owner, &wanted, found);
-            taken = find_taken_port(owner, &wanted, &found);
-            if taken.is_some() {
-                return Ok(());
+    filter.own_tables()?.change_tables(&[layout::table_layout()], &queried, &mut |change, found| {
+        let mut found = found.into_iter();
+        let known = found.next().flatten();
+        let found = with_flushed_ports(change, owner, &wanted, found);
+        taken = find_taken_port(owner, &wanted, &found);
+        if taken.is_some() {
+            return Ok(());
+        }
+        if known.is_some() {
+            delete_former_mappings(change, owner, &wanted)?;
+        }
+        let mut count = 0;
+        for (element, found) in wanted.iter().zip(&found) {
+            let other = found.as_ref().filter(|other| other.comment != element.comment);
+            if host_port_of(element).is_some() && other.is_some() {
+                continue;
             }
-            if known.is_some() {
-                delete_former_mappings(change, owner, &wanted)?;
-            }
-            let mut count = 0;
-            for (element, found) in wanted.iter().zip(&found) {
-                let other = found.as_ref().filter(|other| other.comment != element.comment);
-                if host_port_of(element).is_some() && other.is_some() {
-                    continue;
-                }
-                count += usize::from(change.claim_element(found.as_ref(), element));
-            }
-            change.replace_element(known.as_ref(), &count_element(owner, count, &rules));
-            change.append_rules(CONDITIONAL, &owner.object_label(), &rules);
-            Ok(())
-        },
-    )?;
+            count += usize::from(change.claim_element(found.as_ref(), element));
+        }
+        change.replace_element(known.as_ref(), &count_element(owner, count, &rules));
+        change.append_rules(CONDITIONAL, &owner.object_label(), &rules);
+        Ok(())
+    })?;
     Ok(taken)
 }
 
@@ -169,15 +155,11 @@ fn with_flushed_ports(
 ) -> Vec<Option<SetElement>> {
     let mut flushed = HashMap::new();
     if ANY.iter().chain(&HOST).any(|set| change.is_flushed(*set)) {
-        for kept in change
-            .restorable_records::<PortForwarding>(KEPT)
-            .iter()
-            .filter(|kept| kept.attachment_id() != owner)
+        for kept in
+            change.restorable_records::<PortForwarding>(KEPT).iter().filter(|kept| kept.attachment_id() != owner)
         {
             let ports = recorded_elements(kept.attachment_id(), &kept.content).into_iter();
-            flushed.extend(
-                ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)),
-            );
+            flushed.extend(ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
         }
     }
     let mut of_record = |wanted: &SetElement| flushed.remove(&(wanted.set, wanted.key.clone()));
@@ -185,11 +167,7 @@ fn with_flushed_ports(
 }
 
 /// The first of the ports that another container holds.
-fn find_taken_port(
-    owner: AttachmentId<'_>,
-    wanted: &[SetElement],
-    found: &[Option<SetElement>],
-) -> Option<TakenPort> {
+fn find_taken_port(owner: AttachmentId<'_>, wanted: &[SetElement], found: &[Option<SetElement>]) -> Option<TakenPort> {
     wanted.iter().zip(found).find_map(|(element, found)| {
         let other = found.as_ref().filter(|other| other.comment != element.comment)?;
         let other = other.comment.as_deref();
@@ -209,8 +187,7 @@ fn delete_former_mappings(
 ) -> netlink::NetlinkResult<()> {
     let wanted: HashSet<_> = wanted.iter().map(|element| (element.set, &element.key)).collect();
     let owns = owner.comment_matcher();
-    let mut former =
-        change.nft.find_elements_by_comment(&layout::table_layout().sets, &[], &owns)?;
+    let mut former = change.nft.find_elements_by_comment(&layout::table_layout().sets, &[], &owns)?;
     former.retain(|e| e.set != ATTACHMENTS && !wanted.contains(&(e.set, &e.key)));
     for element in &former {
         change.batch.delete_element(element);
@@ -228,8 +205,7 @@ pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
     let mut living = change.restorable_records::<PortForwarding>(KEPT);
     living.retain(|kept| kept.content.backend == RuleBackend::Nftables);
     for (owner, forward) in living.iter().map(|kept| (kept.attachment_id(), &kept.content)) {
-        let (mut all, rules) =
-            (mapping_elements(owner, forward), conditional_rules(owner, forward));
+        let (mut all, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
         all.push(count_element(owner, all.len(), &rules));
         for element in &all {
             change.restore_element(element);
@@ -253,10 +229,7 @@ fn parse_port_owner(comment: Option<&str>) -> PortOwner {
 type FoundMappings = (Vec<SetElement>, Vec<RuleInfo>);
 
 /// All elements and rules with a comment for which `which` returns true.
-fn find_by_comment(
-    nft: &NftSocket,
-    which: CommentSelector<'_>,
-) -> netlink::NetlinkResult<FoundMappings> {
+fn find_by_comment(nft: &NftSocket, which: CommentSelector<'_>) -> netlink::NetlinkResult<FoundMappings> {
     let elements = nft.find_elements_by_comment(&layout::table_layout().sets, &[], which)?;
     Ok((elements, nft.find_rules_by_comment(CONDITIONAL, which)?))
 }
@@ -307,12 +280,9 @@ fn delete_found(
     let mut servers = BTreeSet::new();
     let find = &mut |nft: &NftSocket, batch: &mut NftBatch| {
         let (elements, rules) = find(nft)?;
-        let is_udp = |e: &&SetElement| {
-            host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp)
-        };
+        let is_udp = |e: &&SetElement| host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp);
         let of_rules = rules.iter().filter_map(flows::udp_server_of_rule);
-        servers =
-            elements.iter().filter(is_udp).filter_map(container_address).chain(of_rules).collect();
+        servers = elements.iter().filter(is_udp).filter_map(container_address).chain(of_rules).collect();
         batch.delete_rules(TABLE, &rules);
         Ok(elements)
     };
@@ -334,9 +304,7 @@ pub(super) fn delete_mappings(
     };
     let mut servers = BTreeSet::new();
     if nft.has_object(TABLE)? {
-        servers = delete_found(nft, &find, &|deleted| {
-            find_heirs(KEPT, Some(owner), deleted, recorded_elements)
-        })?;
+        servers = delete_found(nft, &find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))?;
     }
     servers.extend(reference::delete_rules(nft, owner.id)?);
     Ok(servers)
@@ -356,11 +324,7 @@ pub(super) fn remove_stale_mappings(
 
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
 /// created the mappings.
-pub(super) fn check_mappings(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    forward: &PortForwarding,
-) -> Result<()> {
+pub(super) fn check_mappings(nft: &NftSocket, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
     match first_missing_object(nft, owner, forward)? {
         Some(text) if !reference::has_rules(nft, owner, forward)? => {
             let damage = layout::table_layout().first_deviation(nft, &|| true)?;
@@ -387,8 +351,7 @@ fn first_missing_object(
         let set = element.set;
         let Some(found) = found else { return Ok(Some(format!("{element} is missing in {set}"))) };
         let other = found.comment.as_deref().filter(|_| found.comment != element.comment);
-        if other.is_some() && host_port_of(element).is_some() && !owner.is_of_same_container(other)
-        {
+        if other.is_some() && host_port_of(element).is_some() && !owner.is_of_same_container(other) {
             let owner = parse_port_owner(other);
             return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
         }
@@ -396,8 +359,7 @@ fn first_missing_object(
             return Ok(Some(format!("element {element} of {set} has another value")));
         }
     }
-    let (found, wanted) =
-        (nft.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len(), rules.len());
+    let (found, wanted) = (nft.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len(), rules.len());
     if found < wanted {
         return Ok(Some(format!("{found} of {wanted} rules are in chain {CONDITIONAL}")));
     }

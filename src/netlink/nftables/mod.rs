@@ -37,8 +37,8 @@ pub use self::batch::{NftBatch, RulePosition};
 pub use self::expression::{LoadedField, RuleExpression};
 pub use self::forward::ForwardChain;
 pub use self::object::{
-    DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW,
-    SRCNAT, SetElement, TableFamily, cut_comment,
+    DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW, SRCNAT, SetElement,
+    TableFamily, cut_comment,
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
@@ -90,10 +90,8 @@ impl NftablesWatch {
     pub fn wait_for_change(&self, until: Instant) -> NetlinkResult<bool> {
         let limit = until.saturating_duration_since(Instant::now());
         // Lost events are changes, too.
-        let has_changed = self
-            .0
-            .wait_for_datagram(limit)
-            .and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
+        let has_changed =
+            self.0.wait_for_datagram(limit).and_then(|waited| Ok(self.0.drain_events(&|_| true)? || waited));
         has_changed.map_err(|f| f.into_error("watch", &"nf_tables"))
     }
 }

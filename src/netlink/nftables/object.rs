@@ -89,12 +89,7 @@ impl<'a> NftTable<'a> {
     }
 
     /// The map `name` of this table from `key` to `data`.
-    pub const fn value_map(
-        self,
-        name: &'a str,
-        key: &'a [ValueType],
-        data: &'a [ValueType],
-    ) -> NftSet<'a> {
+    pub const fn value_map(self, name: &'a str, key: &'a [ValueType], data: &'a [ValueType]) -> NftSet<'a> {
         NftSet { data: Some(MapDataType::Values(data)), ..self.named_set(name, key) }
     }
 
@@ -210,8 +205,7 @@ impl From<NftChain<'_>> for NftObject {
         let mut settings = AttributeBuilder::new();
         if let Some(BaseChain { kind, hook, priority }) = chain.base {
             settings.put_nested(NFTA_CHAIN_HOOK, |list| {
-                list.put_u32_be(NFTA_HOOK_HOOKNUM, hook as u32)
-                    .put_u32_be(NFTA_HOOK_PRIORITY, priority)
+                list.put_u32_be(NFTA_HOOK_HOOKNUM, hook as u32).put_u32_be(NFTA_HOOK_PRIORITY, priority)
             });
             settings.put_text(NFTA_CHAIN_TYPE, kind);
         }
@@ -233,9 +227,7 @@ impl From<NftSet<'_>> for NftObject {
         write_userdata(0, &byte_order(set.key).to_ne_bytes(), &mut userdata);
         if let Some(data) = set.data {
             let (number, length, byteorder) = match data {
-                MapDataType::Values(types) => {
-                    (type_number(types), length_of_types(types), byte_order(types))
-                }
+                MapDataType::Values(types) => (type_number(types), length_of_types(types), byte_order(types)),
                 MapDataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
             };
             settings.put_u32_be(NFTA_SET_DATA_TYPE, number).put_u32_be(NFTA_SET_DATA_LEN, length);
@@ -300,10 +292,7 @@ impl PacketVerdict {
     pub(super) fn parse_data(data: ReplyAttribute<'_>) -> Option<PacketVerdict> {
         let verdict = data.find_nested(NFTA_DATA_VERDICT)?;
         let code = verdict.find_nested(NFTA_VERDICT_CODE)?.to_u32_be()?.cast_signed();
-        Some(PacketVerdict {
-            code,
-            chain: verdict.find_nested(NFTA_VERDICT_CHAIN).map(ReplyAttribute::to_text),
-        })
+        Some(PacketVerdict { code, chain: verdict.find_nested(NFTA_VERDICT_CHAIN).map(ReplyAttribute::to_text) })
     }
 
     /// The chain of a jump or goto.
@@ -311,10 +300,7 @@ impl PacketVerdict {
         self.chain.as_deref()
     }
 
-    pub(super) fn write_data<'a>(
-        &self,
-        list: &'a mut AttributeBuilder,
-    ) -> &'a mut AttributeBuilder {
+    pub(super) fn write_data<'a>(&self, list: &'a mut AttributeBuilder) -> &'a mut AttributeBuilder {
         list.put_nested(NFTA_DATA_VERDICT, |verdict| {
             verdict.put_u32_be(NFTA_VERDICT_CODE, self.code);
             match &self.chain {
@@ -345,9 +331,7 @@ impl NftSet<'static> {
 
     /// An element that no packet matches: while it exists, the set has not been flushed.
     pub fn sentinel_element(self) -> SetElement {
-        let unmatched = |types: &[ValueType]| {
-            ElementKey(types.iter().map(|part| part.unmatched_value()).collect())
-        };
+        let unmatched = |types: &[ValueType]| ElementKey(types.iter().map(|part| part.unmatched_value()).collect());
         let data = self.data.map(|data| match data {
             MapDataType::Values(types) => ElementData::Values(unmatched(types)),
             MapDataType::Verdict => ElementData::Verdict(PacketVerdict::CONTINUE),
@@ -420,10 +404,7 @@ impl fmt::Display for SetElement {
 }
 
 /// Writes a value as data.
-pub(super) fn write_value<'a>(
-    list: &'a mut AttributeBuilder,
-    bytes: &[u8],
-) -> &'a mut AttributeBuilder {
+pub(super) fn write_value<'a>(list: &'a mut AttributeBuilder, bytes: &[u8]) -> &'a mut AttributeBuilder {
     list.put_bytes(NFTA_DATA_VALUE, bytes)
 }
 

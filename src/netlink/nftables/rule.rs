@@ -68,14 +68,12 @@ impl NftRule {
 
     /// `field == value`
     pub fn match_equal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
-        self.load_field(field, 0)
-            .push_expression(compare_expression(NFT_CMP_EQ, &value.into().to_bytes()))
+        self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_EQ, &value.into().to_bytes()))
     }
 
     /// `field != value`
     pub fn match_unequal(self, field: PacketField, value: impl Into<NftValue>) -> NftRule {
-        self.load_field(field, 0)
-            .push_expression(compare_expression(NFT_CMP_NEQ, &value.into().to_bytes()))
+        self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_NEQ, &value.into().to_bytes()))
     }
 
     /// Compares a field with these bytes.
@@ -92,8 +90,7 @@ impl NftRule {
     /// Sets the first register to `value & mask ^ xor`.
     fn apply_mask_xor(self, mask: &[u8], xor: &[u8]) -> NftRule {
         self.push_expression(build_expression("bitwise", |data| {
-            data.put_u32_be(NFTA_BITWISE_SREG, register_number(0))
-                .put_u32_be(NFTA_BITWISE_DREG, register_number(0));
+            data.put_u32_be(NFTA_BITWISE_SREG, register_number(0)).put_u32_be(NFTA_BITWISE_DREG, register_number(0));
             data.put_u32_be(NFTA_BITWISE_LEN, mask.len());
             data.put_nested(NFTA_BITWISE_MASK, |d| write_value(d, mask));
             data.put_nested(NFTA_BITWISE_XOR, |d| write_value(d, xor))
@@ -103,17 +100,13 @@ impl NftRule {
     /// Whether at least one of the bits is set, as in `ct status dnat`.
     pub fn any_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load_field(field, 0)
-            .apply_mask(&bits)
-            .push_expression(compare_expression(NFT_CMP_NEQ, &none))
+        self.load_field(field, 0).apply_mask(&bits).push_expression(compare_expression(NFT_CMP_NEQ, &none))
     }
 
     /// Whether none of the bits is set, as in `ct mark & bits == 0`.
     pub fn no_bit_set(self, field: PacketField, bits: u32) -> NftRule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
-        self.load_field(field, 0)
-            .apply_mask(&bits)
-            .push_expression(compare_expression(NFT_CMP_EQ, &none))
+        self.load_field(field, 0).apply_mask(&bits).push_expression(compare_expression(NFT_CMP_EQ, &none))
     }
 
     fn match_prefix(self, [v4, v6]: [PacketField; 2], net: IpNet, op: c_int) -> NftRule {
@@ -162,8 +155,7 @@ impl NftRule {
     /// `fib daddr type local`
     pub fn daddr_is_local(self) -> NftRule {
         let local = u32::from(RTN_LOCAL).to_ne_bytes();
-        self.load_field(PacketField::FibDaddrType, 0)
-            .push_expression(compare_expression(NFT_CMP_EQ, &local))
+        self.load_field(PacketField::FibDaddrType, 0).push_expression(compare_expression(NFT_CMP_EQ, &local))
     }
 
     /// `a . b @set`
@@ -191,8 +183,7 @@ impl NftRule {
             rule.load_field(*field, to)
         });
         rule.push_expression(build_expression("lookup", |data| {
-            data.put_text(NFTA_LOOKUP_SET, set.name)
-                .put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
+            data.put_text(NFTA_LOOKUP_SET, set.name).put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
             more(data)
         }))
     }
@@ -299,18 +290,15 @@ impl NftRule {
     /// `dnat ip to addr:port`
     pub fn dnat_to(self, addr: IpAddr, port: u16) -> NftRule {
         let bytes = NftValue::Ip(addr).to_bytes();
-        let rule =
-            self.load_immediate(&bytes, 0).load_immediate(&port.to_be_bytes(), bytes.len() / 4);
+        let rule = self.load_immediate(&bytes, 0).load_immediate(&port.to_be_bytes(), bytes.len() / 4);
         rule.translate_destination(addr.is_ipv4())
     }
 
     /// `dnat ip to a . b map @map`: the map has addresses and ports.
     pub fn dnat_by_map(self, fields: &[PacketField], map: NftSet<'_>) -> NftRule {
         let is_ipv4 = matches!(map.data, Some(MapDataType::Values([ValueType::Ipv4Addr, ..])));
-        let rule =
-            self.require_field(if is_ipv4 { PacketField::IpDaddr } else { PacketField::Ip6Daddr });
-        let rule = rule
-            .look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
+        let rule = self.require_field(if is_ipv4 { PacketField::IpDaddr } else { PacketField::Ip6Daddr });
+        let rule = rule.look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, register_number(0)));
         rule.translate_destination(is_ipv4)
     }
 
@@ -353,11 +341,7 @@ impl NftRule {
     }
 
     /// A match of iptables, for packets of this protocol.
-    pub fn with_match(
-        mut self,
-        extension: &CompatExtension,
-        proto: Option<TransportProtocol>,
-    ) -> NftRule {
+    pub fn with_match(mut self, extension: &CompatExtension, proto: Option<TransportProtocol>) -> NftRule {
         self.compat = self.compat.or(proto);
         self.push_extension("match", extension)
     }
@@ -449,14 +433,9 @@ fn register_number(at: RegisterIndex) -> RegisterIndex {
 }
 
 /// The expression of this name, as an entry of a list; `fill` writes `NFTA_<NAME>_*`.
-fn build_expression(
-    name: &str,
-    fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
-) -> AttributeBuilder {
+fn build_expression(name: &str, fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder) -> AttributeBuilder {
     let mut list = AttributeBuilder::new();
-    list.put_nested(NFTA_LIST_ELEM, |expr| {
-        expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill)
-    });
+    list.put_nested(NFTA_LIST_ELEM, |expr| expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill));
     list
 }
 

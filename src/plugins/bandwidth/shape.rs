@@ -46,8 +46,7 @@ pub(super) fn replace_bucket<'a>(
         }
         Ok(())
     });
-    host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket))
-        .context(|| "create qdisc")
+    host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket)).context(|| "create qdisc")
 }
 
 /// Deletes the token bucket of a link.
@@ -69,23 +68,15 @@ fn redirect_filter(ifb: &Link) -> RedirectFilter {
 }
 
 /// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.
-pub(super) fn add_redirect<'a>(
-    host: &'a Netlink,
-    end: &Link,
-    ifb: &Link,
-    undo: &mut Rollback<'a>,
-) -> Result<()> {
+pub(super) fn add_redirect<'a>(host: &'a Netlink, end: &Link, ifb: &Link, undo: &mut Rollback<'a>) -> Result<()> {
     if is_redirected(host, end, ifb)? {
         return Ok(());
     }
     let (from, to) = (end.clone(), [ifb.index]);
-    undo.add_step(format!("end the redirect of \"{}\"", end.name), move || {
-        stop_redirect(host, &from, &to)
-    });
+    undo.add_step(format!("end the redirect of \"{}\"", end.name), move || stop_redirect(host, &from, &to));
     let existing = find_ingress_parent(host, end)?;
     if existing.is_none() {
-        host.add_qdisc(end.index, QdiscHook::Ingress, INGRESS, &Qdisc::Ingress)
-            .context(|| "create ingress qdisc")?;
+        host.add_qdisc(end.index, QdiscHook::Ingress, INGRESS, &Qdisc::Ingress).context(|| "create ingress qdisc")?;
     }
     let hook = existing.unwrap_or(INGRESS);
     delete_redirects(host, end, hook, &[])?;
@@ -117,8 +108,7 @@ fn delete_redirects(host: &Netlink, end: &Link, hook: TrafficHandle, ifbs: &[u32
     let mut filters = host.dump_filters(end.index, hook)?;
     filters.retain(|filter| filter.priority == PRIORITY && filter.selects);
     let is_stale = |filter: &TrafficFilterInfo| {
-        filter.is_redirect_of_all(PRIORITY)
-            && filter.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
+        filter.is_redirect_of_all(PRIORITY) && filter.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
     };
     if !filters.is_empty() && filters.iter().all(is_stale) {
         host.delete_filters(end.index, hook, PRIORITY)?;
@@ -133,9 +123,7 @@ fn delete_redirects(host: &Netlink, end: &Link, hook: TrafficHandle, ifbs: &[u32
 /// Verifies the token bucket of a link.
 pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) -> Result<()> {
     let name = &link.name;
-    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) =
-        host.find_qdisc(link.index, QdiscHook::Root)?
-    else {
+    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.find_qdisc(link.index, QdiscHook::Root)? else {
         return Err(Error::internal("Failed to find qdisc")
             .with_details(format!("\"{name}\" is not shaped: attach the container again")));
     };
@@ -145,9 +133,7 @@ pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) ->
         ("Buffer", found.buffer.into(), wanted.buffer.into()),
     ] {
         if found != wanted {
-            let details = format!(
-                "\"{name}\" has {found}, configured is {wanted}: attach the container again"
-            );
+            let details = format!("\"{name}\" has {found}, configured is {wanted}: attach the container again");
             return Err(Error::internal(format!("{what} doesn't match")).with_details(details));
         }
     }

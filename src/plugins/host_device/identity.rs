@@ -14,8 +14,7 @@ use crate::netlink::{Link, MacAddress, Netlink, ParentDevice};
 
 /// Kinds of virtual links whose packets pass through another link, [`Link::link`].
 /// Tunnels also have a `link`, but the namespace's owner sets their remote end.
-const ON_A_LINK: [&str; 8] =
-    ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
+const ON_A_LINK: [&str; 8] = ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
 /// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,10 +80,7 @@ impl DeviceIdentity {
     /// The device among the links of the host.
     pub(super) fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
         let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
-        self.choose_candidate(
-            links.iter().filter(|link| self.may_match(link) && is_here(link)).collect(),
-            ifname,
-        )
+        self.choose_candidate(links.iter().filter(|link| self.may_match(link) && is_here(link)).collect(), ifname)
     }
 
     /// The device among the links of a container.
@@ -118,11 +114,7 @@ impl DeviceIdentity {
 }
 
 /// Whether a link in a container certainly came from the host, because no container can create such a link.
-pub(super) fn came_from_host(
-    host: &Netlink,
-    inside: &ContainerNetns<'_>,
-    link: &Link,
-) -> Result<bool> {
+pub(super) fn came_from_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<bool> {
     let identity = DeviceIdentity::from_link(link);
     if identity.is_on_link() {
         return peer::is_peer_on_host(host, inside, link);
@@ -135,8 +127,7 @@ mod tests {
     use super::*;
 
     fn card(name: &str, function: u8, mac: u8) -> Link {
-        let parent = (function > 0)
-            .then(|| ParentDevice { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
+        let parent = (function > 0).then(|| ParentDevice { bus: "pci".into(), name: format!("0000:00:0{function}.0") });
         let permanent_mac = (mac > 0).then_some(MacAddress([2, 0, 0, 0, 0, mac]));
         Link { name: name.into(), parent, permanent_mac, ..Link::default() }
     }

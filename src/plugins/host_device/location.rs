@@ -124,10 +124,7 @@ impl<'a> DeviceSearch<'a> {
         };
         let is_proved = came_from_host(host, inside, &link)?;
         if !is_own || (DeviceIdentity::from_link(&link).is_certain() && !is_proved) {
-            log::warn(format_args!(
-                "\"{}\" in the container is not a device of the host",
-                link.name
-            ));
+            log::warn(format_args!("\"{}\" in the container is not a device of the host", link.name));
             return Ok(None);
         }
         let known = self.host_name().filter(|name| link.alias.is_empty() || link.alias == *name);

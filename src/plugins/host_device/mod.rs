@@ -28,8 +28,8 @@ use crate::attachment::AttachmentId;
 use crate::cni::{CniResult, ResultInterface};
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin,
-    Rollback, delete_and_release,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
+    delete_and_release,
 };
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, verify};
@@ -73,8 +73,7 @@ impl Plugin for HostDevice {
 
     fn add(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &AddRequest) -> Result<CniResult> {
         let sysfs = Sysfs::new();
-        let selector =
-            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let selector = DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
         let netns = req.sandbox.open_netns()?;
         if let Some(pci) = selector.user_space_pci(&sysfs) {
             if conf.use_interface_network {
@@ -109,8 +108,7 @@ impl Plugin for HostDevice {
         let mut undo = Rollback::new();
 
         undo.add_step(format!("give \"{}\" back", device.name), || {
-            let incomplete =
-                DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
+            let incomplete = DeviceSearch::for_record(&record).return_device(host, Some(netns), None)?;
             records.end_attachment(record.clone(), incomplete)
         });
         records.save_record(&record)?;
@@ -131,8 +129,7 @@ impl Plugin for HostDevice {
 
     fn check(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &CheckRequest) -> Result<()> {
         let sysfs = Sysfs::new();
-        let selector =
-            DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
+        let selector = DeviceSelector::from_config(conf, &sysfs)?.ok_or_else(missing_selector_error)?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         cx.if_ipam(CallContext::ipam_check)?;
         let prev = req.require_final_result()?;
@@ -177,8 +174,7 @@ impl Plugin for HostDevice {
         let selector = DeviceSelector::from_config(conf, &sysfs).or_unavailable()?;
         let pci = selector.as_ref().and_then(DeviceSelector::pci_function);
         if let Some(id) = pci.filter(|id| !sysfs.device_directory("pci", id).exists()) {
-            let error =
-                Error::new(ErrorCode::NOT_AVAILABLE, format!("there is no PCI device {id}"));
+            let error = Error::new(ErrorCode::NOT_AVAILABLE, format!("there is no PCI device {id}"));
             return Err(error);
         }
         cx.usable_host_netlink()?;
@@ -191,11 +187,7 @@ fn missing_selector_error() -> Error {
 }
 
 /// The error of a missing device, with the name of the container that has the device.
-fn explain_missing_device(
-    error: Error,
-    selector: &DeviceSelector,
-    records: &DeviceRecordStore<'_>,
-) -> Error {
+fn explain_missing_device(error: Error, selector: &DeviceSelector, records: &DeviceRecordStore<'_>) -> Error {
     let error = error.context("failed to find host device");
     let (DeviceSelector::Name(name), true) = (selector, error.details().is_empty()) else {
         return error;
@@ -227,11 +219,7 @@ fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> R
 }
 
 /// Finds the attachment's device and gives it back to the host.
-fn return_attached_device(
-    cx: &CallContext<'_>,
-    conf: &HostDeviceConfig,
-    req: &DelRequest,
-) -> Result<()> {
+fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &DelRequest) -> Result<()> {
     let records = DeviceRecordStore::for_network(&cx.net.name);
     let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
@@ -254,11 +242,7 @@ fn return_attached_device(
 }
 
 /// As [`return_attached_device`] for all attachments that are not valid.
-fn return_stale_devices(
-    cx: &CallContext<'_>,
-    records: &DeviceRecordStore<'_>,
-    req: &GcRequest,
-) -> Result<()> {
+fn return_stale_devices(cx: &CallContext<'_>, records: &DeviceRecordStore<'_>, req: &GcRequest) -> Result<()> {
     let mut failures = Failures::new();
     records.remove_temporary_files(&AttachmentId::from_attachments(&cx.net.name, &req.valid));
     let (valid, stale): (Vec<_>, Vec<_>) = records
@@ -267,11 +251,8 @@ fn return_stale_devices(
         .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
     for record in stale {
         // A later container in the same namespace may have the device.
-        let has_device = |other: &DeviceRecord| {
-            other.device.name == record.device.name && other.netns == record.netns
-        };
-        let released =
-            if valid.iter().any(has_device) { Ok(None) } else { return_stale_device(cx, &record) };
+        let has_device = |other: &DeviceRecord| other.device.name == record.device.name && other.netns == record.netns;
+        let released = if valid.iter().any(has_device) { Ok(None) } else { return_stale_device(cx, &record) };
         let ended = released.and_then(|incomplete| records.end_attachment(record, incomplete));
         failures.keep_error(ended);
     }
@@ -289,7 +270,7 @@ fn return_stale_device(cx: &CallContext<'_>, record: &DeviceRecord) -> Result<Op
 fn open_recorded_netns(record: &DeviceRecord) -> Result<Option<Netns>> {
     let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
-    let is_recorded = netns.device_and_inode()? == (known.dev, known.ino)
-        && NetnsIdentity::at_path(netns.path()) == Some(known);
+    let is_recorded =
+        netns.device_and_inode()? == (known.dev, known.ino) && NetnsIdentity::at_path(netns.path()) == Some(known);
     Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
 }

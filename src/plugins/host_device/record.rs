@@ -83,11 +83,7 @@ impl<'a> DeviceRecordStore<'a> {
     /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that was not restored
     /// completely.
     /// The next command retries once: a permanent error must not keep the container from being deleted.
-    pub(super) fn end_attachment(
-        &self,
-        mut record: DeviceRecord,
-        incomplete: Option<Error>,
-    ) -> Result<()> {
+    pub(super) fn end_attachment(&self, mut record: DeviceRecord, incomplete: Option<Error>) -> Result<()> {
         match incomplete {
             Some(error) if !record.tried => {
                 record.tried = true;
@@ -149,9 +145,8 @@ fn is_private_directory(directory: &Path) -> bool {
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
-    let record: DeviceRecord = serde_json::from_slice(bytes)
-        .inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())))
-        .ok()?;
+    let record: DeviceRecord =
+        serde_json::from_slice(bytes).inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display()))).ok()?;
     let expected = record_file_name(&record.container_id, &record.ifname);
     (*path.file_name()? == *expected).then_some(record)
 }

@@ -16,21 +16,18 @@ use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
 
 /// Fails if the container has the name `ifname` or an alternative name of the device.
-pub(super) fn require_free_names(
-    inside: &ContainerNetns<'_>,
-    device: &Link,
-    ifname: &InterfaceName,
-) -> Result<()> {
+pub(super) fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &InterfaceName) -> Result<()> {
     inside.require_free_name(ifname.as_str())?;
     for name in &device.alt_names {
         if name == ifname.as_str() {
             let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
-            return Err(Error::internal(msg)
-                .with_details("remove it (ip link property del), or choose another CNI_IFNAME"));
+            return Err(
+                Error::internal(msg).with_details("remove it (ip link property del), or choose another CNI_IFNAME")
+            );
         }
-        inside.require_free_name(name).map_err(|e| {
-            e.with_details(format!("it is an alternative name of \"{}\"", device.name))
-        })?;
+        inside
+            .require_free_name(name)
+            .map_err(|e| e.with_details(format!("it is an alternative name of \"{}\"", device.name)))?;
     }
     Ok(())
 }
@@ -44,8 +41,7 @@ pub(super) fn move_into_container(
     up: bool,
 ) -> Result<()> {
     let name = &device.name;
-    let change =
-        LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname.as_str()).set_alias(name);
+    let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname.as_str()).set_alias(name);
     host.change_link(device.index, if up { change.set_up() } else { change })
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
@@ -70,11 +66,7 @@ pub(super) fn move_back_to_host(
 
 /// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
 /// uses. Returns that name.
-pub(super) fn move_candidate_to_host(
-    inside: &ContainerNetns<'_>,
-    host: &Netlink,
-    link: &Link,
-) -> Result<String> {
+pub(super) fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
     // The pattern by which the kernel renames devices of a namespace that ends.
@@ -89,12 +81,7 @@ pub(super) fn move_candidate_to_host(
 }
 
 /// Moves a link, stripped of foreign alternative names: a name that the host has would keep the link in the container.
-fn move_to_host(
-    inside: &ContainerNetns<'_>,
-    link: &Link,
-    name: &str,
-    change: LinkChange,
-) -> Result<()> {
+fn move_to_host(inside: &ContainerNetns<'_>, link: &Link, name: &str, change: LinkChange) -> Result<()> {
     let home = Netns::open_current()?;
     inside
         .netlink
@@ -121,10 +108,8 @@ pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState)
 
 fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
     let kind = if other.name == name { "is the name" } else { "is an alternative name" };
-    Error::internal(format!("\"{name}\" {kind} of another link on the host")).with_details(format!(
-        "{outcome}: rename or remove \"{}\", then call DEL again",
-        other.name
-    ))
+    Error::internal(format!("\"{name}\" {kind} of another link on the host"))
+        .with_details(format!("{outcome}: rename or remove \"{}\", then call DEL again", other.name))
 }
 
 /// Moves a device back into the container whose name on the host was taken between lookup and move.

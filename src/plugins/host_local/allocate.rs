@@ -73,11 +73,7 @@ impl<'a> AddressAllocation<'a> {
         Ok(AddressAllocation { store, owner, end, held, quarantined, is_blocked: false, reserved })
     }
 
-    fn allocate_or_roll_back(
-        &mut self,
-        sets: &[RangeSet],
-        requested: &[IpAddr],
-    ) -> Result<Vec<IpConfig>> {
+    fn allocate_or_roll_back(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
         let outcome = self.allocate_sets(sets, requested);
         if outcome.is_err() {
             for ip in &self.reserved {
@@ -108,19 +104,12 @@ impl<'a> AddressAllocation<'a> {
         let left: Vec<String> = wanted.iter().map(IpAddr::to_string).collect();
         let sets: Vec<String> = sets.iter().map(RangeSet::to_string).collect();
         let msg = format!("failed to allocate all requested IPs: {}", left.join(" "));
-        Err(Error::internal(msg).with_details(format!(
-            "request one address of each of these ranges: {}",
-            sets.join(" and ")
-        )))
+        Err(Error::internal(msg)
+            .with_details(format!("request one address of each of these ranges: {}", sets.join(" and "))))
     }
 
     /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
-    fn allocate_from_set(
-        &mut self,
-        id: usize,
-        set: &RangeSet,
-        request: Option<IpAddr>,
-    ) -> Result<IpConfig> {
+    fn allocate_from_set(&mut self, id: usize, set: &RangeSet, request: Option<IpAddr>) -> Result<IpConfig> {
         if let Some(ip) = request.filter(|ip| set.is_gateway(*ip)) {
             return Err(Error::internal(format!("requested ip {ip} is subnet's gateway"))
                 .with_details(format!("request another address of {set}")));
@@ -146,10 +135,9 @@ impl<'a> AddressAllocation<'a> {
                 || self.exhausted_error(set),
                 |ip| {
                     let unavailable = "is not available in range set";
-                    Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
-                        .with_details(format!(
-                            "another container has it (\"cnibox ipam ls\"): request another address of {set}"
-                        ))
+                    Error::internal(format!("requested IP address {ip} {unavailable} {set}")).with_details(format!(
+                        "another container has it (\"cnibox ipam ls\"): request another address of {set}"
+                    ))
                 },
             ));
         };
@@ -159,11 +147,7 @@ impl<'a> AddressAllocation<'a> {
         Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
     }
 
-    fn reserve_free_address<'s>(
-        &mut self,
-        id: usize,
-        set: &'s RangeSet,
-    ) -> Result<Option<(IpAddr, &'s AddressRange)>> {
+    fn reserve_free_address<'s>(&mut self, id: usize, set: &'s RangeSet) -> Result<Option<(IpAddr, &'s AddressRange)>> {
         let candidates = set.candidate_addresses(self.store.last_reserved(id));
         let candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
         let mut taken = HashSet::new();
@@ -184,8 +168,7 @@ impl<'a> AddressAllocation<'a> {
         let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
         if let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() {
             let seconds = shortest.max(1);
-            let details =
-                format!("reuseDelay keeps back the next one for {seconds} s: try again then");
+            let details = format!("reuseDelay keeps back the next one for {seconds} s: try again then");
             return error.with_code(ErrorCode::TRY_AGAIN).with_details(details);
         }
         let remedy = "\"cnibox ipam ls\" lists their owners";
@@ -212,9 +195,7 @@ fn reserve_address(
         return Ok(false);
     }
     let sharing = AttachmentRecord::find_others_by_address(ip, owner);
-    let has_it = |other: &&AttachmentRecord| {
-        other.network == owner.network && other.liveness() == Liveness::Alive
-    };
+    let has_it = |other: &&AttachmentRecord| other.network == owner.network && other.liveness() == Liveness::Alive;
     let Some(AttachmentRecord { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
     log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
     store.release_address(ip, owner).map(|_| false)
@@ -291,10 +272,7 @@ mod tests {
         }
 
         fn taken(&self) -> HashSet<IpAddr> {
-            LeaseStore::open(self.dir(), "net", LeaseOptions::default())
-                .unwrap()
-                .taken_addresses()
-                .unwrap()
+            LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap().taken_addresses().unwrap()
         }
     }
 
@@ -352,8 +330,7 @@ mod tests {
             let node = Node::new();
             let exhausted = || {
                 is_exhausted(
-                    &LeaseListing::open_writable(node.dir(), "net", LeaseOptions::default())
-                        .unwrap(),
+                    &LeaseListing::open_writable(node.dir(), "net", LeaseOptions::default()).unwrap(),
                     &set(ranges),
                 )
             };
@@ -383,17 +360,9 @@ mod tests {
             ("10.1.0.7 2001:db8::7", Ok("10.1.0.7/24 2001:db8::7/64".to_owned())),
             ("2001:db8::7 10.0.0.6", Ok("10.0.0.6/29 2001:db8::7/64".to_owned())),
             ("10.0.0.6 10.0.0.6", Ok("10.0.0.6/29 2001:db8::2/64".to_owned())),
-            (
-                "10.0.0.5",
-                Err(format!(
-                    "{failed} requested IP address 10.0.0.5 is not available in range set {set0}"
-                )),
-            ),
+            ("10.0.0.5", Err(format!("{failed} requested IP address 10.0.0.5 is not available in range set {set0}"))),
             ("10.1.0.1", Err(format!("{failed} requested ip 10.1.0.1 is subnet's gateway"))),
-            (
-                "10.9.0.1 10.0.0.4 10.8.0.1",
-                Err("failed to allocate all requested IPs: 10.9.0.1 10.8.0.1".to_owned()),
-            ),
+            ("10.9.0.1 10.0.0.4 10.8.0.1", Err("failed to allocate all requested IPs: 10.9.0.1 10.8.0.1".to_owned())),
             ("10.0.0.4 10.0.0.3", Err("failed to allocate all requested IPs: 10.0.0.3".to_owned())),
             ("10.0.0.7", Err("failed to allocate all requested IPs: 10.0.0.7".to_owned())),
         ] {

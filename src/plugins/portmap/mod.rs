@@ -20,17 +20,14 @@ pub use self::conf::PortmapConfig;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback,
-    reclaim, require_prev_result,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, reclaim,
+    require_prev_result,
 };
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
-use crate::netfilter::ports::{
-    self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows,
-};
+use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
 use crate::netfilter::{
-    self, AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RepairMode, RuleBackend, layout,
-    localhost,
+    self, AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RepairMode, RuleBackend, layout, localhost,
 };
 use crate::repairs::RepairFindings;
 use crate::sysctl;
@@ -48,11 +45,7 @@ impl Plugin for Portmap {
     const REPAIRS: bool = true;
     type Conf = PortmapConfig;
 
-    fn examine(
-        cx: &CallContext<'_>,
-        conf: &PortmapConfig,
-        remarks: &mut ConfigRemarks,
-    ) -> Result<()> {
+    fn examine(cx: &CallContext<'_>, conf: &PortmapConfig, remarks: &mut ConfigRemarks) -> Result<()> {
         if !cx.net.wants_capability("portMappings") {
             let msg = "no port is mapped: the capability is not enabled";
             let remedy = "add \"capabilities\": {\"portMappings\": true}";
@@ -78,8 +71,7 @@ impl Plugin for Portmap {
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
         conf.ineffective_key(backend).iter().for_each(log::warn);
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-        let mut forward =
-            build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
+        let mut forward = build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
@@ -116,8 +108,9 @@ impl Plugin for Portmap {
         })?;
         for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read_value(&key)? != "1" {
-                return Err(Error::internal(format!("sysctl {key} is not 1"))
-                    .with_details(format!("sysctl -w {key}=1")));
+                return Err(
+                    Error::internal(format!("sysctl {key} is not 1")).with_details(format!("sysctl -w {key}=1"))
+                );
             }
         }
         layout::require_undamaged(localhost::first_missing_rule(filter)?)
@@ -217,9 +210,8 @@ fn create_mappings(
 /// The container's first address of each family.
 fn first_addresses(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
     let first = |family| {
-        let mine = |ip: &&IpConfig| {
-            IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname)
-        };
+        let mine =
+            |ip: &&IpConfig| IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname);
         prev.ips.iter().find(mine).map(|ip| ip.address)
     };
     IpFamily::BOTH.into_iter().filter_map(first).collect()

@@ -9,9 +9,7 @@ use crate::cni::IpConfig;
 use crate::error::{ErrorContext, Result};
 use crate::iface::ON_LINK;
 use crate::iface::tables::{self, RoutingTables};
-use crate::netlink::{
-    KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
-};
+use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 
 /// An address and its table.
 #[derive(Clone, Copy)]
@@ -60,14 +58,9 @@ pub(super) struct RoutingPlan {
 
 impl RoutingPlan {
     /// Adds rules only, to a table that another program manages.
-    pub(super) fn for_managed_table(
-        netlink: &Netlink,
-        ips: &[&IpConfig],
-        table: u32,
-    ) -> Result<RoutingPlan> {
+    pub(super) fn for_managed_table(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<RoutingPlan> {
         let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
-        let exists =
-            |addr| present.iter().any(|rule| rule.table == table && is_rule_from(rule, addr));
+        let exists = |addr| present.iter().any(|rule| rule.table == table && is_rule_from(rule, addr));
         let missing = ips.iter().map(|ip| ip.address.addr()).filter(|addr| !exists(*addr));
         let rules = missing.map(|addr| PolicyRule::from_host(addr, table)).collect();
         Ok(RoutingPlan { rules, ..RoutingPlan::default() })
@@ -80,17 +73,13 @@ impl RoutingPlan {
         ips: &[&IpConfig],
         gateways: &[IpAddr],
     ) -> Result<RoutingPlan> {
-        let mut tables =
-            RoutingTables::read_tables(netlink).context(|| "Failed to list all rules")?;
+        let mut tables = RoutingTables::read_tables(netlink).context(|| "Failed to list all rules")?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
         let (mut sources, mut rules) = (Vec::new(), Vec::new());
-        let mut before =
-            vec![(RT_TABLE_MAIN, tables::routes_of_link(netlink, &link, RT_TABLE_MAIN)?)];
+        let mut before = vec![(RT_TABLE_MAIN, tables::routes_of_link(netlink, &link, RT_TABLE_MAIN)?)];
         for ip in ips {
             let addr = ip.address.addr();
-            let known = |rule: &&PolicyRule| {
-                is_rule_from(rule, addr) && is_own_table(rule.table, &routes, Some(&link))
-            };
+            let known = |rule: &&PolicyRule| is_rule_from(rule, addr) && is_own_table(rule.table, &routes, Some(&link));
             let known = tables.rules.iter().find(known).map(|rule| rule.table);
             let table = known.map_or_else(|| tables.take_free(FIRST_TABLE), Ok)?;
             if known.is_none() {
@@ -105,11 +94,7 @@ impl RoutingPlan {
 
     /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table last, so that every
     /// address has a route at any time. `hints` are the subnets' routes that stay in the main table.
-    pub(super) fn apply_changes(
-        &self,
-        netlink: &Netlink,
-        hints: Option<&[KernelRoute]>,
-    ) -> Result<()> {
+    pub(super) fn apply_changes(&self, netlink: &Netlink, hints: Option<&[KernelRoute]>) -> Result<()> {
         for rule in &self.rules {
             netlink.add_rule(rule).context(|| "Failed to add rule")?;
         }
@@ -161,12 +146,9 @@ impl RoutingPlan {
         let is_default = |route: &KernelRoute| route.dst.prefix_len() == 0;
         let copied = self.main_routes().iter().filter(|route| {
             let is_same = |r: &KernelRoute| r.dst == route.dst && r.priority == route.priority;
-            self.is_route_for(route, source)
-                && !(fixed && is_default(route))
-                && !present.iter().any(is_same)
+            self.is_route_for(route, source) && !(fixed && is_default(route)) && !present.iter().any(is_same)
         });
-        let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) =
-            copied.cloned().partition(tables::is_direct_route);
+        let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) = copied.cloned().partition(tables::is_direct_route);
         let has_default = present.iter().any(|r| is_default(r) && source.is_of_family(r));
         let default = source.gateway.filter(|_| fixed || !has_default).map(|gw| {
             let mut direct = near.iter().chain(present).filter(|r| tables::is_direct_route(r));
@@ -198,8 +180,7 @@ impl RoutingPlan {
         for source in &self.sources {
             let Some(network) = source.source_network() else { continue };
             hints.retain(|hint| hint.dst != network);
-            let present =
-                self.main_routes().iter().find(|r| r.dst == network && r.nexthops.is_empty());
+            let present = self.main_routes().iter().find(|r| r.dst == network && r.nexthops.is_empty());
             let mut hint = present.cloned().unwrap_or_else(|| KernelRoute::new(network));
             if present.is_none() {
                 hint.oif = Some(self.link.index);
@@ -212,10 +193,7 @@ impl RoutingPlan {
     }
 
     /// The routes to delete from the main table. With hints, routes without a gateway stay.
-    fn routes_to_delete(
-        &self,
-        hints: Option<&[KernelRoute]>,
-    ) -> impl Iterator<Item = &KernelRoute> {
+    fn routes_to_delete(&self, hints: Option<&[KernelRoute]>) -> impl Iterator<Item = &KernelRoute> {
         self.main_routes().iter().filter(move |route| {
             let stays = hints.is_some_and(|hints| {
                 (tables::is_direct_route(route) && route.dst.prefix_len() != 0)
@@ -259,8 +237,7 @@ mod tests {
     }
 
     fn contents(plan: &RoutingPlan) -> Vec<Vec<String>> {
-        let texts =
-            |source| plan.routes_to_add(source, &[]).iter().map(ToString::to_string).collect();
+        let texts = |source| plan.routes_to_add(source, &[]).iter().map(ToString::to_string).collect();
         plan.sources.iter().map(texts).collect()
     }
 
@@ -275,18 +252,8 @@ mod tests {
             "10.7.0.0/16 via 169.254.1.1",
         ];
         let expected: [&[&str]; 2] = [
-            &[
-                "10.1.0.0/24",
-                "10.9.0.0/16",
-                "0.0.0.0/0 via 10.1.0.1",
-                "10.7.0.0/16 via 169.254.1.1",
-            ],
-            &[
-                "10.2.0.0/24",
-                "10.9.0.0/16",
-                "10.8.0.0/16 via 10.2.0.9",
-                "10.7.0.0/16 via 169.254.1.1",
-            ],
+            &["10.1.0.0/24", "10.9.0.0/16", "0.0.0.0/0 via 10.1.0.1", "10.7.0.0/16 via 169.254.1.1"],
+            &["10.2.0.0/24", "10.9.0.0/16", "10.8.0.0/16 via 10.2.0.9", "10.7.0.0/16 via 169.254.1.1"],
         ];
         assert_eq!(contents(&plan(&sources, &main)), expected);
     }
@@ -310,11 +277,7 @@ mod tests {
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9", "0.0.0.0/0 via 10.1.0.1"]);
         plan.fixed = [true, false];
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9"]);
-        assert_eq!(
-            plan.routes_to_delete(None).count(),
-            2,
-            "the other one leaves the main table all the same"
-        );
+        assert_eq!(plan.routes_to_delete(None).count(), 2, "the other one leaves the main table all the same");
     }
 
     #[test]
@@ -327,8 +290,7 @@ mod tests {
 
     #[test]
     fn routes_of_an_earlier_add_are_kept() {
-        let mut plan =
-            plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
+        let mut plan = plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
         let present = [route("10.1.0.0/24"), route("0.0.0.0/0 via 10.1.0.7")];
         assert_eq!(plan.routes_to_add(&plan.sources[0], &present), []);
         plan.fixed = [true, false];
@@ -345,8 +307,7 @@ mod tests {
         let texts: Vec<_> = hints.iter().map(|hint| (hint.dst.to_string(), hint.src)).collect();
         assert_eq!(texts[0], ("10.1.0.0/24".to_owned(), "10.1.0.2".parse().ok()));
         assert_eq!((texts[1].0.as_str(), hints[1].scope), ("10.3.0.0/24", Some(ON_LINK)));
-        let leaving: Vec<_> =
-            plan.routes_to_delete(Some(&hints)).map(ToString::to_string).collect();
+        let leaving: Vec<_> = plan.routes_to_delete(Some(&hints)).map(ToString::to_string).collect();
         assert_eq!(leaving, ["10.8.0.0/16 via 10.1.0.9", "0.0.0.0/0"]);
     }
 }

@@ -53,9 +53,8 @@ pub(super) struct KernelParameter {
 impl KernelParameter {
     /// Whether the interface loses its IPv6 addresses by the parameter.
     pub(super) fn disables_ipv6(&self, ifname: &str) -> bool {
-        let is_key = |path: &String| {
-            ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"))
-        };
+        let is_key =
+            |path: &String| ["all", ifname].iter().any(|of| *path == format!("net/ipv6/conf/{of}/disable_ipv6"));
         self.value.trim() != "0" && self.paths.iter().any(is_key)
     }
 }
@@ -102,8 +101,7 @@ fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>>
         other => other,
     };
     let is_dotted = written.chars().find(|c| ['.', '/'].contains(c)) == Some('.');
-    let by_sysctl =
-        if is_dotted { written.chars().map(swapped).collect() } else { written.to_owned() };
+    let by_sysctl = if is_dotted { written.chars().map(swapped).collect() } else { written.to_owned() };
     let path = |text: &str| {
         let path = text.replacen(IFNAME, ifname.as_str(), 1);
         let segments: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -112,8 +110,7 @@ fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>>
         if is_valid { Ok(segments.join("/")) } else { Err(path) }
     };
     let mut paths = vec![path(&written.replace('.', "/")).map_err(|path| {
-        Error::config(format!("invalid net sysctl key: \"{path}\""))
-            .with_details("only keys below \"net\" can be set")
+        Error::config(format!("invalid net sysctl key: \"{path}\"")).with_details("only keys below \"net\" can be set")
     })?];
     paths.extend(path(&by_sysctl).ok().filter(|other| *other != paths[0]));
     Ok(paths)
@@ -143,16 +140,13 @@ impl PresentParameter<'_> {
     /// earlier parameter of the list may have changed this one.
     pub(super) fn write_value(&self) -> Result<()> {
         let has_value = || sysctl::read_value(self.key).is_ok_and(|now| now == self.value);
-        sysctl::write_value(self.key, self.value)
-            .or_else(|e| if has_value() { Ok(()) } else { Err(e) })
+        sysctl::write_value(self.key, self.value).or_else(|e| if has_value() { Ok(()) } else { Err(e) })
     }
 
     /// Restores the original value, if it is known.
     pub(super) fn restore_value(&self) -> Result<()> {
         match &self.former {
-            Some(former) if sysctl::read_value(self.key)? != *former => {
-                sysctl::write_value(self.key, former)
-            }
+            Some(former) if sysctl::read_value(self.key)? != *former => sysctl::write_value(self.key, former),
             _ => Ok(()),
         }
     }
@@ -175,9 +169,7 @@ impl PresentParameter<'_> {
 fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));
-    let is_same = |(l, r): (&&str, &&str)| {
-        l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n))
-    };
+    let is_same = |(l, r): (&&str, &&str)| l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n));
     left.len() == right.len() && left.iter().zip(&right).all(is_same)
 }
 
@@ -215,20 +207,14 @@ mod tests {
         assert_eq!(of("net.ipv4.ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("net/ipv4/ip_forward", &eth0()), ["net/ipv4/ip_forward"]);
         assert_eq!(of("/net//ipv4/ip_forward/", &eth0()), ["net/ipv4/ip_forward"]);
-        assert_eq!(
-            of("net.ipv4.conf.IFNAME.arp_notify", &dotted)[0],
-            "net/ipv4/conf/eth0.100/arp_notify"
-        );
+        assert_eq!(of("net.ipv4.conf.IFNAME.arp_notify", &dotted)[0], "net/ipv4/conf/eth0.100/arp_notify");
         assert_eq!(
             of("net/ipv4/conf/IFNAME/IFNAME", &eth0()),
             ["net/ipv4/conf/eth0/IFNAME"],
             "only the first is replaced"
         );
         for key in ["net/ipv4/conf/eth0.100/arp_notify", "net.ipv4.conf.eth0/100.arp_notify"] {
-            assert_eq!(
-                of(key, &eth0()),
-                ["net/ipv4/conf/eth0/100/arp_notify", "net/ipv4/conf/eth0.100/arp_notify"]
-            );
+            assert_eq!(of(key, &eth0()), ["net/ipv4/conf/eth0/100/arp_notify", "net/ipv4/conf/eth0.100/arp_notify"]);
         }
         assert_eq!(of("net/ipv4/conf/all.arp_notify", &eth0())[0], "net/ipv4/conf/all/arp_notify");
     }
@@ -269,13 +255,10 @@ mod tests {
 
     #[test]
     fn duplicate_keys_are_refused_in_any_spelling() {
-        for text in [
-            r#"{"net.a":"1","net.a":"2"}"#,
-            r#"{"net.a.b":"1","net/a/b":"1"}"#,
-            r#"{"net.IFNAME":"1","net.eth0":"1"}"#,
-        ] {
-            let error =
-                sysctls(text).merge_parameters(&ConfiguredSysctls::default(), &eth0()).unwrap_err();
+        for text in
+            [r#"{"net.a":"1","net.a":"2"}"#, r#"{"net.a.b":"1","net/a/b":"1"}"#, r#"{"net.IFNAME":"1","net.eth0":"1"}"#]
+        {
+            let error = sysctls(text).merge_parameters(&ConfiguredSysctls::default(), &eth0()).unwrap_err();
             assert_eq!(error.message(), "duplicated sysctl keys are not allowed", "{text}");
         }
     }
@@ -283,13 +266,9 @@ mod tests {
     #[test]
     fn values_are_compared_as_the_kernel_prints_them() {
         assert!(is_same_value("1024 65000", "1024\t65000"));
-        assert!(
-            is_same_value("0x10", "16") && is_same_value("010", "8") && is_same_value("-1", "-1")
-        );
+        assert!(is_same_value("0x10", "16") && is_same_value("010", "8") && is_same_value("-1", "-1"));
         assert!(is_same_value(" cubic ", "cubic") && is_same_value("", ""));
-        assert!(
-            !is_same_value("1", "2") && !is_same_value("1", "1 2") && !is_same_value("1 2", "1")
-        );
+        assert!(!is_same_value("1", "2") && !is_same_value("1", "1 2") && !is_same_value("1 2", "1"));
         assert!(!is_same_value("a", "A") && !is_same_value("+1", "1") && !is_same_value("-", "0"));
     }
 }

@@ -28,8 +28,7 @@ const LIST: &str = "cnibox ipam ls";
 const RECREATE: &str = "delete the container: its runtime attaches the next one anew";
 
 /// The prefixes of commands in the details of errors.
-const COMMANDS: [&str; 6] =
-    ["bridge link ", "cnibox repair", "ip addr ", "ip link ", "ip route ", "sysctl -w "];
+const COMMANDS: [&str; 6] = ["bridge link ", "cnibox repair", "ip addr ", "ip link ", "ip route ", "sysctl -w "];
 
 /// An attachment in the cache.
 pub(super) struct ExaminedAttachment {
@@ -43,14 +42,10 @@ pub(super) struct ExaminedAttachment {
 }
 
 /// All attachments in the cache.
-pub(super) fn read_cached(
-    directories: &ToolDirectories,
-    runtime: &Runtime,
-) -> Result<Vec<ExaminedAttachment>> {
+pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> Result<Vec<ExaminedAttachment>> {
     let attached = |(cached, life): (CachedAttachment, ContainerState)| {
         let list = cached.network_list();
-        let result =
-            list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
+        let result = list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
         let result = result.unwrap_or_default();
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
@@ -96,9 +91,7 @@ impl ExaminedAttachment {
 
     /// Whether the host is the gateway of the container.
     pub(super) fn is_routed(&self) -> bool {
-        let is_set = |plugin: &PluginConfig, key| {
-            plugin.json().get_present_member(key) == Some(&Json::Bool(true))
-        };
+        let is_set = |plugin: &PluginConfig, key| plugin.json().get_present_member(key) == Some(&Json::Bool(true));
         let is_gateway = |plugin: &PluginConfig| match plugin.plugin_type.as_str() {
             "ptp" => true,
             "bridge" => ["isGateway", "isDefaultGateway"].iter().any(|key| is_set(plugin, key)),
@@ -110,8 +103,7 @@ impl ExaminedAttachment {
     /// Whether all addresses are leased by host-local.
     fn has_leases(&self) -> bool {
         let plugins = self.list.iter().flat_map(|list| &list.plugins);
-        let mut ipam =
-            plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
+        let mut ipam = plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
         ipam.next() == Some("host-local") && ipam.all(|name| name == "host-local")
     }
 }
@@ -122,8 +114,7 @@ impl ExaminedAttachment {
         let id = self.cached.attach.container_id.as_str();
         let missing = self.ips.iter().filter(|ip| !leased.contains(&(**ip, id)));
         let finding = |ip: &IpAddr| {
-            let problem =
-                format!("{ip} is not leased to this container: host-local may allocate it again");
+            let problem = format!("{ip} is not leased to this container: host-local may allocate it again");
             Finding::new_error(attachment_title(&self.cached), problem, RECREATE)
         };
         missing.map(finding).collect()
@@ -131,9 +122,7 @@ impl ExaminedAttachment {
 }
 
 /// The attachments whose containers may be alive.
-pub(super) fn living_attachments(
-    attached: &[ExaminedAttachment],
-) -> impl Iterator<Item = &ExaminedAttachment> {
+pub(super) fn living_attachments(attached: &[ExaminedAttachment]) -> impl Iterator<Item = &ExaminedAttachment> {
     attached.iter().filter(|attached| end_reason(attached.life.liveness).is_none())
 }
 
@@ -165,10 +154,7 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
 }
 
 /// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.
-pub(super) fn examine_leases(
-    attached: &[ExaminedAttachment],
-    stores: &[LeaseDirectory],
-) -> Result<Vec<Finding>> {
+pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDirectory]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut owners: HashMap<IpAddr, String> = HashMap::new();
     // A network that was configured anew may have leases in several directories.
@@ -185,8 +171,7 @@ pub(super) fn examine_leases(
             let owner = format_title(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {
                 let problem = format!("{} is also leased to {other}", lease.ip);
-                let remedy =
-                    "delete one of them, and give the networks subnets that do not overlap";
+                let remedy = "delete one of them, and give the networks subnets that do not overlap";
                 findings.push(Finding::new_error(owner, problem, remedy));
             }
         }
@@ -200,9 +185,7 @@ pub(super) fn examine_leases(
         let is_here = |attached: &&ExaminedAttachment| {
             attached.cached.network == *network && attached.displacement_reason().is_none()
         };
-        for attached in
-            living_attachments(attached).filter(is_here).filter(|attached| attached.has_leases())
-        {
+        for attached in living_attachments(attached).filter(is_here).filter(|attached| attached.has_leases()) {
             findings.extend(attached.find_unleased(&leased));
         }
     }

@@ -66,8 +66,7 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
         |line| require_no_words(&line).map(|()| line),
         |line| {
             let directories = ToolDirectories::from_command_line(&line);
-            let (findings, count) =
-                examine_node(&directories, &directories.new_runtime(table), table)?;
+            let (findings, count) = examine_node(&directories, &directories.new_runtime(table), table)?;
             let s = if count == 1 { "" } else { "s" };
             let none = format!("healthy: {count} attachment{s}");
             report_findings(&findings, line.has_option("--json"), &none)
@@ -88,9 +87,7 @@ pub(super) fn examine_node(
         let configurations = scope.spawn(|| lint_configurations(directories, table));
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
-        let check = |part: &'_ [ExaminedAttachment]| {
-            part.iter().filter_map(|a| a.run_check(runtime)).collect()
-        };
+        let check = |part: &'_ [ExaminedAttachment]| part.iter().filter_map(|a| a.run_check(runtime)).collect();
         let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
         let checks: Vec<Vec<Finding>> = checks.into_iter().map(join_thread).collect();
         (join_thread(rules), join_thread(configurations), checks)
@@ -145,14 +142,9 @@ fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.
-fn examine_plugins(
-    networks: &[NetworkList],
-    runtime: &Runtime,
-    table: AppletTable,
-) -> Vec<Finding> {
+fn examine_plugins(networks: &[NetworkList], runtime: &Runtime, table: AppletTable) -> Vec<Finding> {
     let plugins = networks.iter().flat_map(|list| &list.plugins);
-    let mut names: BTreeSet<&str> =
-        plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]).collect();
+    let mut names: BTreeSet<&str> = plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]).collect();
     names.remove("");
     names.iter().filter_map(|name| examine_plugin(name, runtime, table)).collect()
 }

@@ -11,10 +11,8 @@ use crate::sysctl;
 use crate::tool::finding::Finding;
 
 /// Addresses that are not in use (RFC 5737, RFC 3849): packets to them take the default route.
-pub(super) const ELSEWHERE: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-];
+pub(super) const ELSEWHERE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
 /// The kinds of tunnel links.
 const TUNNELS: [&str; 6] = ["geneve", "gre", "ip6tnl", "ipip", "vxlan", "wireguard"];
@@ -26,8 +24,8 @@ const STRICT: &str = "1";
 pub(super) fn find_disabled_forwarding(routed: &[RoutedNetwork<'_>]) -> Vec<Finding> {
     let ips = routed.iter().flat_map(|(_, ips)| ips);
     let off = |(is_v4, key): (bool, &str)| {
-        let is_off = ips.clone().any(|ip| ip.is_ipv4() == is_v4)
-            && sysctl::read_value(key).is_ok_and(|value| value == "0");
+        let is_off =
+            ips.clone().any(|ip| ip.is_ipv4() == is_v4) && sysctl::read_value(key).is_ok_and(|value| value == "0");
         let key = key.replace('/', ".");
         let problem = format!("{key} is 0: packets of containers are not forwarded");
         is_off.then(|| Finding::new_error("node", problem, format!("sysctl -w {key}=1")))
@@ -42,11 +40,9 @@ pub(super) fn examine_paths(attached: &[ExaminedAttachment]) -> Vec<Finding> {
     for attached in living_attachments(attached) {
         *interfaces.entry(&attached.cached.attach.netns).or_default() += 1;
     }
-    let is_multihomed =
-        |attached: &&ExaminedAttachment| interfaces[&*attached.cached.attach.netns] > 1;
+    let is_multihomed = |attached: &&ExaminedAttachment| interfaces[&*attached.cached.attach.netns] > 1;
     let candidates = living_attachments(attached).filter(|attached| attached.has_default);
-    let mut findings: Vec<Finding> =
-        candidates.filter(is_multihomed).filter_map(find_strict_filter).collect();
+    let mut findings: Vec<Finding> = candidates.filter(is_multihomed).filter_map(find_strict_filter).collect();
     if let Ok(host) = Netlink::open()
         && let Some(uplink) = narrowest_uplink(&host)
     {
@@ -92,9 +88,7 @@ fn narrowest_uplink(host: &Netlink) -> Option<Link> {
         host.dump_routes(&filter).is_ok_and(|routes| routes.iter().any(|route| route.gw.is_some()))
     };
     let is_tunnel = |link: &Link| link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind));
-    links.retain(|link| {
-        by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link))
-    });
+    links.retain(|link| by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link)));
     links.into_iter().min_by_key(|link| link.mtu)
 }
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::directory::{InstalledConfig, backup_path, replace_text_file};
 use super::files::{
-    self, FileErrorContext, copy_label, create_directory, device_inode, link_or_copy,
-    remove_if_present, sync_directory,
+    self, FileErrorContext, copy_label, create_directory, device_inode, link_or_copy, remove_if_present, sync_directory,
 };
 use super::options::InstallMode;
 use super::origin::sha256_hex;
@@ -121,12 +120,7 @@ impl StagingArea {
     }
 
     /// Replaces or removes a file of the directory, atomically.
-    fn replace_entry(
-        &self,
-        directory: &Path,
-        step: &InstallStep,
-        undo: &mut Rollback<'_>,
-    ) -> Result<()> {
+    fn replace_entry(&self, directory: &Path, step: &InstallStep, undo: &mut Rollback<'_>) -> Result<()> {
         let (path, old) = (directory.join(&step.name), self.old.join(&step.name));
         let new = match step.action {
             FileAction::Restore => backup_path(directory, &step.name),
@@ -159,9 +153,8 @@ impl StagingArea {
 /// Runs every installed plugin of `directory` with VERSION, through the name that runtimes use.
 fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, directory: &Path) -> Result<()> {
     let is_staged = directory != job.options.directory;
-    let is_in_directory = |step: &&InstallStep| {
-        step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged
-    };
+    let is_in_directory =
+        |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged && !is_staged;
     for step in plan.steps.iter().filter(is_in_directory) {
         let applet = job.applets.iter().find(|applet| applet.name == step.name);
         let Some(applet) = applet else { continue };
@@ -181,19 +174,14 @@ fn verify_plugin(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()
         return fs::metadata(path).map(drop).file_context("open", path);
     };
     let info = invoke::query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
-    match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str()))
-    {
+    match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str())) {
         Some(version) => Err(Error::internal(format!("the plugin does not support {version}"))),
         None => Ok(()),
     }
 }
 
 /// Installs the network configuration and returns its entry of the manifest.
-fn install_config(
-    plan: &InstallPlan,
-    conf: &PlannedConfig,
-    undo: &mut Rollback<'_>,
-) -> Result<InstalledConfig> {
+fn install_config(plan: &InstallPlan, conf: &PlannedConfig, undo: &mut Rollback<'_>) -> Result<InstalledConfig> {
     let PlannedConfig { step, path, bytes } = conf;
     let old = plan.old.conflist.as_ref().filter(|old| old.path == *path);
     let backup = match step.action {

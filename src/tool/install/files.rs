@@ -34,15 +34,13 @@ impl<T, E: Into<io::Error>> FileErrorContext<T> for std::result::Result<T, E> {
 fn file_error(what: &str, path: &Path, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("{what} {}", path.display()), cause);
     match cause.kind() {
-        ErrorKind::ReadOnlyFilesystem => error.with_details(
-            "mount the directory writable, or choose another directory that the runtime searches",
-        ),
-        ErrorKind::PermissionDenied => error.with_details(
-            "run as the owner of the directory, or use --root with a directory of yours",
-        ),
-        ErrorKind::StorageFull => {
-            error.with_details("nothing was replaced; free some space and run it again")
+        ErrorKind::ReadOnlyFilesystem => {
+            error.with_details("mount the directory writable, or choose another directory that the runtime searches")
         }
+        ErrorKind::PermissionDenied => {
+            error.with_details("run as the owner of the directory, or use --root with a directory of yours")
+        }
+        ErrorKind::StorageFull => error.with_details("nothing was replaced; free some space and run it again"),
         _ => error,
     }
 }
@@ -135,9 +133,7 @@ pub(super) fn protect_executable(directory: &Path) {
     let path = directory.join(BINARY);
     if let Err(cause) = set_immutable(&path, true) {
         let why = match Errno::from_raw(cause.raw_os_error().unwrap_or_default()) {
-            Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => {
-                "the file system has no immutable flag".to_owned()
-            }
+            Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => "the file system has no immutable flag".to_owned(),
             Errno::EPERM => "the capability LINUX_IMMUTABLE is missing".to_owned(),
             errno => errno_text(errno),
         };

@@ -7,14 +7,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::options::{
-    CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated,
-};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated};
 use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 
-const ROOT: CommandOption =
-    long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
+const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
 /// The deprecated option of 0.2, until the next minor version.
 const WATCH: &str = "--watch";
@@ -29,19 +26,11 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     ),
     long_option("--only", "NAMES", "install only these applets, separated by commas"),
     long_option("--skip", "NAMES", "install all applets except these"),
-    long_option(
-        "--replace",
-        "",
-        "also replace files that are neither cnibox nor reference plugins",
-    ),
+    long_option("--replace", "", "also replace files that are neither cnibox nor reference plugins"),
     long_option("--backup", "", "back up replaced files for cnibox uninstall (the default)"),
     long_option(NO_BACKUP, "", "do not back up replaced files"),
     long_option("--force", "", "replace a newer release of cnibox with this one"),
-    long_option(
-        "--no-verify",
-        "",
-        "do not run each plugin with VERSION: for a directory mounted noexec",
-    ),
+    long_option("--no-verify", "", "do not run each plugin with VERSION: for a directory mounted noexec"),
     long_option("--conflist", "FILE", "install this network configuration last"),
     CONF,
     long_option(
@@ -80,11 +69,8 @@ pub(super) enum InstallMode {
 }
 
 /// The values of `--mode`, the default first.
-pub(super) const MODES: [(&str, InstallMode); 3] = [
-    ("symlink", InstallMode::Symlink),
-    ("hardlink", InstallMode::Hardlink),
-    ("copy", InstallMode::Copy),
-];
+pub(super) const MODES: [(&str, InstallMode); 3] =
+    [("symlink", InstallMode::Symlink), ("hardlink", InstallMode::Hardlink), ("copy", InstallMode::Copy)];
 
 /// When existing plugins are replaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,8 +131,7 @@ impl InstallOptions {
             [_, extra, ..] => return Err(usage_error(format!("unexpected argument \"{extra}\""))),
         };
         let conf_dir = line.last_value(CONF.flag).unwrap_or(CONF_DIR);
-        let backup =
-            line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
+        let backup = line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
         let names = |flag: &str| {
             let names = line.all_values(flag).flat_map(|names| names.split(','));
             names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
@@ -179,10 +164,7 @@ impl InstallOptions {
             return Err(usage_error("--watch excludes --dry-run and --policy never"));
         }
         if options.watch {
-            warn_deprecated(
-                "install --watch",
-                "cnibox repair --watch --install DIR, after cnibox install",
-            );
+            warn_deprecated("install --watch", "cnibox repair --watch --install DIR, after cnibox install");
         }
         Ok(options)
     }

@@ -20,10 +20,8 @@ use crate::runtime::cache::encode_hex;
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
 const MARK_START: &str = "cnibox-release=";
 /// The main packages of the reference plugins, as Go's build information names them.
-const PACKAGES: [&str; 2] = [
-    "path\tgithub.com/containernetworking/plugins/plugins/",
-    "path\tgithub.com/flannel-io/cni-plugin",
-];
+const PACKAGES: [&str; 2] =
+    ["path\tgithub.com/containernetworking/plugins/plugins/", "path\tgithub.com/flannel-io/cni-plugin"];
 /// The text before the release in Go's build information: a linker flag, or the module.
 const RELEASES: [&str; 3] = [
     "buildversion.BuildVersion=v",
@@ -52,9 +50,7 @@ impl ExecutableOrigin {
             return ExecutableOrigin::Own(release);
         }
         if PACKAGES.iter().any(|package| rest_after_matches(bytes, package).next().is_some()) {
-            let found = |key: &&str| {
-                rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'))
-            };
+            let found = |key: &&str| rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'));
             return ExecutableOrigin::Reference(RELEASES.iter().find_map(found));
         }
         ExecutableOrigin::Foreign
@@ -127,13 +123,12 @@ pub(super) struct InstallPayload {
 impl InstallPayload {
     /// Reads `/proc/self/exe`, since the file may have been replaced on disk.
     pub(super) fn read_own() -> Result<InstallPayload> {
-        let bytes = files::read_file(Path::new("/proc/self/exe"))
-            .map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
+        let bytes =
+            files::read_file(Path::new("/proc/self/exe")).map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
         // Without this use the linker would drop the mark.
         let ExecutableOrigin::Own(release) = ExecutableOrigin::from_bytes(&bytes) else {
             let mark = black_box(MARK);
-            let msg =
-                format!("this executable does not contain \"{mark}\", which names its release");
+            let msg = format!("this executable does not contain \"{mark}\", which names its release");
             return Err(Error::internal(msg));
         };
         let sha256 = sha256_hex(&bytes);
@@ -156,35 +151,20 @@ mod tests {
 
     #[test]
     fn the_origin_of_an_executable_is_read_from_its_content() {
-        assert_eq!(
-            elf("cnibox-release=;cnibox-release=1.20.3;"),
-            ExecutableOrigin::Own("1.20.3".into())
-        );
+        assert_eq!(elf("cnibox-release=;cnibox-release=1.20.3;"), ExecutableOrigin::Own("1.20.3".into()));
         assert_eq!(elf("cnibox-release=%s"), ExecutableOrigin::Foreign);
         let main = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\n";
         assert_eq!(elf(main), ExecutableOrigin::Reference(None));
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.5.1\th1:x\n";
-        assert_eq!(
-            elf(&format!("{main}{module}")),
-            ExecutableOrigin::Reference(Some("1.5.1".into()))
-        );
+        assert_eq!(elf(&format!("{main}{module}")), ExecutableOrigin::Reference(Some("1.5.1".into())));
         let module = "mod\tgithub.com/containernetworking/plugins\tv1.6.0-rc1\n";
-        assert_eq!(
-            elf(&format!("{main}{module}")),
-            ExecutableOrigin::Reference(Some("1.6.0".into()))
-        );
+        assert_eq!(elf(&format!("{main}{module}")), ExecutableOrigin::Reference(Some("1.6.0".into())));
         let flag = "build\t-ldflags=\"-X github.com/x/buildversion.BuildVersion=v1.7.1\"\n";
-        assert_eq!(
-            elf(&format!("{main}{flag}")),
-            ExecutableOrigin::Reference(Some("1.7.1".into()))
-        );
+        assert_eq!(elf(&format!("{main}{flag}")), ExecutableOrigin::Reference(Some("1.7.1".into())));
         // A foreign plugin that uses the reference's packages.
         let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
         assert_eq!(elf(other), ExecutableOrigin::Foreign);
-        assert_eq!(
-            ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()),
-            ExecutableOrigin::Foreign
-        );
+        assert_eq!(ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()), ExecutableOrigin::Foreign);
     }
 
     #[test]

@@ -6,12 +6,10 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::directory::{
-    InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry,
-    backup_path, replace_text_file,
+    InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
+    replace_text_file,
 };
-use super::files::{
-    self, FileErrorContext, remove_if_present, sync_directory, unprotect_executable,
-};
+use super::files::{self, FileErrorContext, remove_if_present, sync_directory, unprotect_executable};
 use super::options::InstallOptions;
 use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallStep};
@@ -52,9 +50,7 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     drop(lock);
     let is_restored = || steps.iter().any(|step| step.action == FileAction::Restore);
     let is_removed = || steps.iter().any(|step| step.action.is_change());
-    if options.hand_over
-        && (is_restored() || is_removed() && !AttachmentRecord::read_all(None).is_empty())
-    {
+    if options.hand_over && (is_restored() || is_removed() && !AttachmentRecord::read_all(None).is_empty()) {
         // The restored plugins find the rules of running containers only in their own layout, and the
         // plugins of this executable can no longer be started.
         let done = handover::hand_over_to_reference(&PacketFilter::new());
@@ -110,8 +106,7 @@ fn config_step(conf: &InstalledConfig) -> InstallStep {
 fn remove_state(directory: &Path, steps: &[InstallStep]) -> Result<()> {
     let state = directory.join(STATE);
     remove_if_present(&InstallManifest::file_path(directory))?;
-    let has_backups =
-        || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
+    let has_backups = || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
     if steps.iter().any(|step| step.action == FileAction::Keep) && has_backups() {
         return sync_directory(&state);
     }

@@ -80,11 +80,7 @@ impl DirectoryWatch {
     }
 
     /// Waits for a change, at most `limit`, and then until [`SETTLE`] passes without an event.
-    fn wait_until_settled(
-        &mut self,
-        signals: &StopSignals,
-        limit: Option<Duration>,
-    ) -> Result<WakeReason> {
+    fn wait_until_settled(&mut self, signals: &StopSignals, limit: Option<Duration>) -> Result<WakeReason> {
         let mut limit = limit;
         loop {
             match signals.wait_for_event(&[self.inotify.as_fd()], limit)? {
@@ -98,8 +94,7 @@ impl DirectoryWatch {
 
     /// Reads all events. Returns whether any of them is not about [`STATE`].
     fn drain_events(&mut self) -> Result<bool> {
-        let gone =
-            AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
+        let gone = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
         let is_own = |name: &OsString| name.as_encoded_bytes().starts_with(STATE.as_bytes());
         let mut is_relevant = false;
         loop {

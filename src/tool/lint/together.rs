@@ -34,15 +34,11 @@ pub(super) fn find_conflicts(
 /// A note on portmap: packets of a container to its own mapped port stay on the bridge where bridged packets pass
 /// iptables, and a port of a bridge without hairpin mode returns no packet to its sender.
 pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]) -> Option<Error> {
-    let is_on = |conf: &PluginConfig, key: &str| {
-        conf.json().get_present_member(key) == Some(&Json::Bool(true))
-    };
+    let is_on = |conf: &PluginConfig, key: &str| conf.json().get_present_member(key) == Some(&Json::Bool(true));
     let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
-    let maps =
-        conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
+    let maps = conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
     let is_promiscuous = is_on(bridge, "promiscMode");
-    let passes =
-        || sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
+    let passes = || sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
     (maps && !is_on(bridge, "hairpinMode") && passes()).then(|| {
         let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
                    iptables (sysctl net.bridge.bridge-nf-call-iptables)";
@@ -62,16 +58,13 @@ fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
 
 /// The conflict of an earlier plugin with a MAC that tuning sets.
 fn mac_change_conflict(before: &[PluginConfig]) -> Option<Error> {
-    let remedy = |plugin: &str| {
-        format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"")
-    };
+    let remedy = |plugin: &str| format!("bridge, macvlan and dummy take a MAC themselves: give it to \"{plugin}\"");
     if let Some(first) = before.iter().find(|conf| conf.ipam_type == "dhcp") {
         let msg = "the DHCP lease is for the MAC before tuning changes it";
         return Some(mistake_error(msg, remedy(&first.plugin_type)));
     }
     let checks = |conf: &&PluginConfig| {
-        conf.plugin_type == "bridge"
-            && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
+        conf.plugin_type == "bridge" && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
     };
     let first = before.iter().find(checks)?;
     let msg = "\"macspoofchk\" drops the frames of a MAC that tuning sets";

@@ -56,12 +56,7 @@ impl SysdumpArchive {
     }
 
     /// Adds a file, or lists it as missing.
-    pub(super) fn add_result(
-        &mut self,
-        name: &str,
-        text: Result<String, impl Display>,
-        keep: KeptTextEnd,
-    ) {
+    pub(super) fn add_result(&mut self, name: &str, text: Result<String, impl Display>, keep: KeptTextEnd) {
         match text {
             Ok(text) => self.add_text(name, &text, keep),
             Err(error) => self.add_missing(name, error),
@@ -135,11 +130,7 @@ mod tests {
     fn the_archive_is_bounded_and_lists_what_is_missing() {
         let mut archive = SysdumpArchive::new("dump", 0);
         for i in 0..2000 {
-            archive.add_text(
-                &format!("{i}"),
-                &"line of text\n".repeat(1 + i * 10),
-                KeptTextEnd::Head,
-            );
+            archive.add_text(&format!("{i}"), &"line of text\n".repeat(1 + i * 10), KeptTextEnd::Head);
         }
         let mut tar = Vec::new();
         archive.write_tar("about\n", &mut tar).unwrap();

@@ -26,9 +26,7 @@ use crate::framework::{AppletTable, record};
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, CommandOption, long_option, require_no_words};
-use crate::runtime::{
-    AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files,
-};
+use crate::runtime::{AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files};
 use crate::sort::sort_items;
 use crate::sysctl;
 
@@ -131,18 +129,8 @@ const PARAMETERS: [&str; 24] = [
 ];
 
 /// Words in kernel messages about networks. Other messages may be audit records with command lines.
-const LOGGED: [&str; 10] = [
-    "bridge",
-    "conntrack",
-    "martian",
-    "neighbour",
-    "netfilter",
-    "nf_",
-    "segfault",
-    "vlan",
-    "veth",
-    "x_tables",
-];
+const LOGGED: [&str; 10] =
+    ["bridge", "conntrack", "martian", "neighbour", "netfilter", "nf_", "segfault", "vlan", "veth", "x_tables"];
 
 /// Limit of the entries that are listed of one directory tree.
 const ENTRIES: usize = 1000;
@@ -155,11 +143,7 @@ const CONTAINERS: usize = 20;
 
 /// Runs `cnibox sysdump` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    TOOL.run_command(
-        args,
-        |line| require_no_words(&line).map(|()| line),
-        |line| write_sysdump(&line, table),
-    )
+    TOOL.run_command(args, |line| require_no_words(&line).map(|()| line), |line| write_sysdump(&line, table))
 }
 
 fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
@@ -167,11 +151,7 @@ fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     let host = sysctl::read_value("kernel/hostname").unwrap_or_default();
     let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
     let root = format!("cnibox-sysdump-{host}-{time}");
-    let archive = collect_files(
-        &ToolDirectories::from_command_line(line),
-        SysdumpArchive::new(&root, time),
-        table,
-    );
+    let archive = collect_files(&ToolDirectories::from_command_line(line), SysdumpArchive::new(&root, time), table);
     let path = line.last_value("--output").map_or_else(|| format!("{root}.tar"), str::to_owned);
     if path == "-" {
         let written = archive.write_tar(ABOUT, io::stdout().lock());
@@ -193,16 +173,9 @@ struct AttachmentSources<'a> {
 }
 
 /// Adds the files, the most important ones first: there may be no room for the last ones.
-fn collect_files(
-    directories: &ToolDirectories,
-    mut archive: SysdumpArchive,
-    table: AppletTable,
-) -> SysdumpArchive {
-    let sources = AttachmentSources {
-        directories,
-        runtime: directories.new_runtime(table),
-        shown: record::shown_keys(table),
-    };
+fn collect_files(directories: &ToolDirectories, mut archive: SysdumpArchive, table: AppletTable) -> SysdumpArchive {
+    let sources =
+        AttachmentSources { directories, runtime: directories.new_runtime(table), shown: record::shown_keys(table) };
     let examined = doctor::examine_node(directories, &sources.runtime, table);
     let findings = examined.map(|(findings, _)| findings);
     archive.add_result(
@@ -217,20 +190,13 @@ fn collect_files(
     archive.add_text("version.txt", &versions_text(), KeptTextEnd::Head);
     sources.add_configurations(&mut archive);
     sources.add_attachments(&findings, &mut archive);
-    let leases =
-        directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
+    let leases = directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
     archive.add_result("leases.json", leases, KeptTextEnd::Head);
-    for (name, ring) in
-        [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())]
-    {
+    for (name, ring) in [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())] {
         let lines = ring.read_lines().map(|lines| record::without_secrets(&lines, &sources.shown));
         archive.add_result(name, lines, KeptTextEnd::Tail);
     }
-    archive.add_result(
-        "records.json",
-        json_file(&AttachmentRecord::read_all(None)),
-        KeptTextEnd::Head,
-    );
+    archive.add_result("records.json", json_file(&AttachmentRecord::read_all(None)), KeptTextEnd::Head);
     archive.add_text("sysctl.txt", &parameters_text(), KeptTextEnd::Head);
     add_directory_listing(directories, &mut archive);
     archive.add_text("modules.txt", &node_file("/proc/modules"), KeptTextEnd::Head);
@@ -248,16 +214,11 @@ impl AttachmentSources<'_> {
         let rest = archive.free_bytes().saturating_sub(CONFIGURATIONS);
         for file in files {
             let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-            let read = files::read_regular_file(&file, MAX_CONF_BYTES)
-                .map_err(|cause| Error::io("read", &cause));
+            let read = files::read_regular_file(&file, MAX_CONF_BYTES).map_err(|cause| Error::io("read", &cause));
             match read.and_then(|bytes| Json::parse(&bytes)) {
                 Ok(_) if archive.free_bytes() < rest => archive.add_missing(&name, "no room"),
                 Ok(json) => {
-                    archive.add_result(
-                        &name,
-                        json_file(&self.shown.redact_config(json)),
-                        KeptTextEnd::Head,
-                    );
+                    archive.add_result(&name, json_file(&self.shown.redact_config(json)), KeptTextEnd::Head);
                 }
                 // Secrets cannot be found in a file that is not JSON.
                 Err(why) => archive.add_missing(&name, why),
@@ -278,8 +239,7 @@ impl AttachmentSources<'_> {
         let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
         // One object per line: a cut keeps whole objects.
         let objects = faulty.iter().chain(&healthy).map(|known| self.attachment_object(known));
-        let lines =
-            objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
+        let lines = objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
         archive.add_text("attachments.json", &lines.collect::<String>(), KeptTextEnd::Head);
         let faulty = faulty.iter().take(CONTAINERS);
         let texts: String = faulty.map(|(cached, _)| container_text(cached)).collect();
@@ -287,11 +247,9 @@ impl AttachmentSources<'_> {
     }
 
     fn attachment_object(&self, (cached, life): &(CachedAttachment, ContainerState)) -> Json {
-        let AttachmentParams { container_id, netns, ifname, args, capability_args } =
-            &cached.attach;
+        let AttachmentParams { container_id, netns, ifname, args, capability_args } = &cached.attach;
         let list = cached.network_list();
-        let result =
-            list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
+        let result = list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
         let pair = |(key, value): &(String, String)| {
             Json::Array(vec![key.as_str().into(), secrets::redact_arg(key, value).as_str().into()])
         };
@@ -332,10 +290,7 @@ fn add_directory_listing(directories: &ToolDirectories, archive: &mut SysdumpArc
         text += &lines.concat();
         if lines.len() == ENTRIES {
             let root = root.display();
-            archive.add_missing(
-                "directories.txt",
-                format_args!("more than {ENTRIES} entries of {root}"),
-            );
+            archive.add_missing("directories.txt", format_args!("more than {ENTRIES} entries of {root}"));
         }
     }
     archive.add_text("directories.txt", &text, KeptTextEnd::Head);
@@ -404,8 +359,7 @@ fn add_program_outputs(archive: &mut SysdumpArchive) {
 }
 
 fn program_output(program: &str, args: &[&str]) -> Result<String> {
-    let path = cmd::find_program(program)
-        .ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
+    let path = cmd::find_program(program).ok_or_else(|| Error::internal(format!("no {program} in PATH")))?;
     cmd::run_program(&path, args, "")?.require_success()
 }
 

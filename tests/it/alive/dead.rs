@@ -19,9 +19,7 @@ fn crashed_in(world: World, kind: &str) -> World {
     let state = world.state();
     assert!(state.contains(&PORT.to_string()) && state.contains(IP), "{kind}: {state}");
     drop(dead);
-    eventually("its link is gone", || {
-        world.node.sh("ip -o link show type veth").lines().count() == 2
-    });
+    eventually("its link is gone", || world.node.sh("ip -o link show type veth").lines().count() == 2);
     world
 }
 
@@ -150,10 +148,7 @@ fn death_is_uncertain_without_a_link_on_the_host() {
     let table = world.tool(&["ipam", "ls"]).printed();
     assert!(table.contains("  ?: it has no link on the host that would show its end\n"), "{table}");
     let findings = world.tool(&["doctor", "--json"]).run().stdout;
-    assert!(
-        findings.contains("leases in doubt, which stay until DEL or GC: 1: it has no"),
-        "{findings}"
-    );
+    assert!(findings.contains("leases in doubt, which stay until DEL or GC: 1: it has no"), "{findings}");
     world.tool(&["gc"]).printed();
     assert_eq!(world.node.leases("net"), [IP]);
     world.gc(Some(&[]));

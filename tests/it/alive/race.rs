@@ -28,9 +28,7 @@ fn keeps_all(kind: &str, call: impl Fn(&World) -> Call, pause_at: &str) {
     let former = Container::new();
     world.runtime("add", "same", &former.path()).printed();
     drop(former);
-    eventually("its link is gone", || {
-        world.node.sh("ip -o link show type veth").lines().count() == 2
-    });
+    eventually("its link is gone", || world.node.sh("ip -o link show type veth").lines().count() == 2);
     let again = Container::new();
     paused(&world, &call(&world), pause_at, || {
         world.runtime("del", "same", "").run();

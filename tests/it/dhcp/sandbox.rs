@@ -112,16 +112,13 @@ fn a_lease_ends_with_the_process_of_its_namespace() {
     let _server = world.dnsmasq(9, &[]);
     let mut daemon = world.daemon(&[]);
     let mut sleep = Command::new("unshare");
-    let mut process =
-        Process::start(sleep.args(["-n", "sleep", "600"]), &world.node.path("sleep.log"));
+    let mut process = Process::start(sleep.args(["-n", "sleep", "600"]), &world.node.path("sleep.log"));
     let path = format!("/proc/{}/ns/net", process.id());
     let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
     eventually("no namespace", || fs::read_link(&path).unwrap() != own);
     world.node.sh("ip link add v1 type veth peer name pv1 && ip link set v1 master br0 up");
     world.node.sh(&format!("ip link set pv1 netns {}", process.id()));
-    world.node.sh(&format!(
-        "nsenter --net={path} -- sh -c 'ip link set pv1 name eth0; ip link set eth0 up'"
-    ));
+    world.node.sh(&format!("nsenter --net={path} -- sh -c 'ip link set pv1 name eth0; ip link set eth0 up'"));
     // Runtimes also pass links to the link.
     let link = world.node.path("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();

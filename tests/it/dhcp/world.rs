@@ -152,16 +152,13 @@ impl World {
     /// Waits until exactly these addresses are leased; dnsmasq processes a release asynchronously.
     #[track_caller]
     pub(super) fn leases_become(&self, expected: &[&str]) {
-        eventually(&format!("not {expected:?} but {:?}", self.leased()), || {
-            self.leased() == expected
-        });
+        eventually(&format!("not {expected:?} but {:?}", self.leased()), || self.leased() == expected);
     }
 
     /// The addresses leased by dnsmasq, sorted.
     pub(super) fn leased(&self) -> Vec<String> {
         let text = fs::read_to_string(self.node.path("dnsmasq.leases")).unwrap_or_default();
-        let mut all: Vec<_> =
-            text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect();
+        let mut all: Vec<_> = text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect();
         all.sort();
         all
     }
@@ -245,9 +242,7 @@ impl World {
     }
 
     pub(super) fn wire(&self, container: &Container, port: &str, ifname: &str) {
-        self.node.sh(&format!(
-            "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"
-        ));
+        self.node.sh(&format!("ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"));
         self.node.sh(&format!("ip link set p{port} netns {}", container.path()));
         container.sh(&format!("ip link set p{port} name {ifname}"));
         container.sh(&format!("ip link set {ifname} up"));

@@ -99,9 +99,7 @@ fn a_shared_address_is_accepted_until_its_last_owner_ends() {
                     match way {
                         "DEL" => call("DEL", first).ok(),
                         "GC" => {
-                            of_first(json!({"cni.dev/valid-attachments": [], "prevResult": null}))
-                                .call("GC", "")
-                                .ok();
+                            of_first(json!({"cni.dev/valid-attachments": [], "prevResult": null})).call("GC", "").ok();
                         }
                         _ => of_first(json!({"prevResult": null})).call("DEL", first).ok(),
                     }
@@ -141,8 +139,7 @@ fn gc_removes_rules_of_stale_attachments() {
         let two = rules(&node);
 
         let gc = |valid: serde_json::Value| {
-            net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null}))
-                .call("GC", "")
+            net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "")
         };
         let of = |id: &str| json!({"containerID": id, "ifname": "eth0"});
         gc(json!([of("c1"), of("c2")])).ok();
@@ -227,12 +224,8 @@ fn sixteen_concurrent_calls_make_no_duplicates() {
             at_once("ADD");
             let full = rules(&node);
             let listed = |text: &str| -> Vec<String> {
-                let is_rule =
-                    |l: &&str| l.contains("accept") || l.contains("jump") || l.contains("drop");
-                text.lines()
-                    .filter(|l| is_rule(l) && !l.contains(" hook "))
-                    .map(|l| l.trim().to_owned())
-                    .collect()
+                let is_rule = |l: &&str| l.contains("accept") || l.contains("jump") || l.contains("drop");
+                text.lines().filter(|l| is_rule(l) && !l.contains(" hook ")).map(|l| l.trim().to_owned()).collect()
             };
             for family in ["iptables-save", "ip6tables-save"] {
                 let saved = node.sh(family);
@@ -325,13 +318,11 @@ fn policies_of_missing_links_are_removed() {
     for backend in BACKENDS {
         let node = Node::new();
         let keys = json!({"backend": backend, "ingressPolicy": "isolated"});
-        let ptp =
-            Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
+        let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.2.0/24"])}));
         let attach = |id| {
             let container = Container::new();
             let prev = ptp.call("ADD", id).netns(&container.path()).result();
-            let net =
-                Net::new(&node, "firewall", "1.1.0", &keys).with(&json!({"prevResult": prev}));
+            let net = Net::new(&node, "firewall", "1.1.0", &keys).with(&json!({"prevResult": prev}));
             net.call("ADD", id).netns(&container.path()).result();
             net.call("CHECK", id).netns(&container.path()).ok();
             (container, net)

@@ -22,18 +22,8 @@ const POOL: (&str, usize) = ("198.51.100.128/28", 13);
 const LARGE_POOL: (&str, usize) = ("198.18.0.0/23", 509);
 
 /// System calls with externally visible effects.
-const EFFECTS: [&str; 10] = [
-    "write",
-    "pwrite64",
-    "linkat",
-    "link",
-    "rename",
-    "unlink",
-    "utimensat",
-    "mkdir",
-    "openat",
-    "flock",
-];
+const EFFECTS: [&str; 10] =
+    ["write", "pwrite64", "linkat", "link", "rename", "unlink", "utimensat", "mkdir", "openat", "flock"];
 
 fn rounds() -> Option<usize> {
     std::env::var("CNIBOX_SOAK").ok().map(|text| text.parse().unwrap())
@@ -154,10 +144,7 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
                 }
                 let (outcome, fired) = point.run(&node, &scene.victim(verb), "signal=KILL");
                 killed += usize::from(fired);
-                scene.assert_recovers(&format!(
-                    "{verb} killed at {}: {outcome:?}",
-                    point.describe()
-                ));
+                scene.assert_recovers(&format!("{verb} killed at {}: {outcome:?}", point.describe()));
             }
         }
     }
@@ -183,8 +170,7 @@ fn the_store_survives_kills_at_random_times() {
     let count = rounds().map_or(600, |rounds| rounds * 1000);
     let (mut random, mut killed) = (7_u64, 0);
     for cycle in 0..count {
-        random =
-            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let verb = ["ADD", "DEL", "GC"][cycle % 3];
         let patience = Duration::from_micros((random >> 33) % 2_500);
         let call = scene.victim(verb);

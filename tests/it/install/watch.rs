@@ -38,9 +38,7 @@ fn watch_restores_changed_files_until_a_signal() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(fs::read_link(&link).unwrap().to_str(), Some("nowhere"));
     fs::remove_file(&link).unwrap();
-    eventually("the rest, when the way is free", || {
-        exists(&link) && exists(at.directory.join("ptp"))
-    });
+    eventually("the rest, when the way is free", || exists(&link) && exists(at.directory.join("ptp")));
     watcher.ends();
     at.is_all_cnibox();
 }
@@ -64,10 +62,9 @@ fn install_watch_warns_once_of_its_deprecation() {
     let at = Installer::new(&node);
     let directory = at.directory.display().to_string();
     at.install(&[]);
-    for (args, lines) in [
-        (["install", &directory, "--watch"].to_vec(), 1),
-        (vec!["repair", "--watch", "--install", &directory], 0),
-    ] {
+    for (args, lines) in
+        [(["install", &directory, "--watch"].to_vec(), 1), (vec!["repair", "--watch", "--install", &directory], 0)]
+    {
         let (said, link) = (node.path("stderr"), at.directory.join("bridge"));
         let call = node.cnibox(&args).without("DESTDIR");
         let stderr = fs::File::create(&said).unwrap();
@@ -80,8 +77,7 @@ fn install_watch_warns_once_of_its_deprecation() {
         watcher.ends();
         let said = fs::read_to_string(said).unwrap();
         let is_deprecated = |line: &&str| {
-            line.starts_with("install --watch is deprecated")
-                && line.contains("repair --watch --install")
+            line.starts_with("install --watch is deprecated") && line.contains("repair --watch --install")
         };
         assert_eq!(said.lines().filter(is_deprecated).count(), lines, "{said}");
         assert_eq!(said.matches("deprecated").count(), lines, "{said}");

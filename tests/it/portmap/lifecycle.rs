@@ -119,11 +119,7 @@ fn refusals_change_nothing() {
         ((two(), json!({"backend": "ebpf"})), 7, "unrecognized backend \"ebpf\""),
         ((two(), json!({"markMasqBit": 32})), 7, "MasqMarkBit must be between 0 and 31"),
         ((two(), json!({"markMasqBit": 3, "externalSetMarkChain": "X"})), 7, clash),
-        (
-            (two(), json!({"externalSetMarkChain": "X", "conditionsV4": ["-s", "1.2.3.4"]})),
-            7,
-            foreign,
-        ),
+        ((two(), json!({"externalSetMarkChain": "X", "conditionsV4": ["-s", "1.2.3.4"]})), 7, foreign),
         ((two(), json!({"backend": "iptables", "conditionsV6": ["ip6", "saddr"]})), 7, ours),
         (
             (two(), json!({"conditionsV4": ["tcp", "flags", "syn"]})),
@@ -159,10 +155,7 @@ fn check_reports_every_kind_of_damage() {
     for (damage, says) in [
         ("delete element inet cnibox_portmap any4 { tcp . 8080 }", "tcp . 8080 is missing in map"),
         ("delete element inet cnibox_portmap mapped4 { 10.1.2.2 }", "10.1.2.2 is missing in map"),
-        (
-            "flush chain inet cnibox_portmap postrouting",
-            "rule \"only what was translated here\" is missing",
-        ),
+        ("flush chain inet cnibox_portmap postrouting", "rule \"only what was translated here\" is missing"),
         ("flush map inet cnibox_portmap attachments", "attachments"),
         ("delete table inet cnibox_portmap", "is missing"),
     ] {

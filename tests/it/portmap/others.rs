@@ -25,11 +25,11 @@ impl Ports {
 
     /// Leads Service addresses to the container at .3, as kube-proxy does.
     fn serve(&self) {
-        self.node.sh("nft 'add table inet proxy; add chain inet proxy pre { type nat hook prerouting priority dstnat; }'");
-        for (family, service, target) in [
-            ("ip", "10.96.0.10", "10.44.0.3:80"),
-            ("ip6", "2001:db8:96::10", "[2001:db8:44::3]:80"),
-        ] {
+        self.node
+            .sh("nft 'add table inet proxy; add chain inet proxy pre { type nat hook prerouting priority dstnat; }'");
+        for (family, service, target) in
+            [("ip", "10.96.0.10", "10.44.0.3:80"), ("ip6", "2001:db8:96::10", "[2001:db8:44::3]:80")]
+        {
             let rule = format!("{family} daddr {service} tcp dport 80 dnat {family} to {target}");
             self.node.sh(&format!("nft add rule inet proxy pre {rule}"));
         }
@@ -115,9 +115,9 @@ fn tables_of_an_earlier_release_are_completed() {
         let find = format!("nft -a list table inet cnibox_portmap | grep '\"{comment}\"'");
         let line = ports.node.sh(&find);
         let handle = line.trim().rsplit(' ').next().unwrap().to_owned();
-        let chain = ports.node.sh(&format!(
-            "nft -a list table inet cnibox_portmap | awk '/chain/ {{c=$2}} /\"{comment}\"/ {{print c}}'"
-        ));
+        let chain = ports
+            .node
+            .sh(&format!("nft -a list table inet cnibox_portmap | awk '/chain/ {{c=$2}} /\"{comment}\"/ {{print c}}'"));
         let chain = chain.trim();
         ports.node.sh(&format!("nft delete rule inet cnibox_portmap {chain} handle {handle}"));
     }
@@ -145,10 +145,7 @@ fn equal_mappings_in_two_spellings_are_merged() {
                 spelled["hostIP"] = json!(other);
                 spelled
             };
-            for list in [
-                json!([mapping(8080, 80, "tcp"), with(80)]),
-                json!([with(80), mapping(8080, 80, "tcp")]),
-            ] {
+            for list in [json!([mapping(8080, 80, "tcp"), with(80)]), json!([with(80), mapping(8080, 80, "tcp")])] {
                 ports.add(&pod, &list);
                 ports.del(&pod, &list);
             }

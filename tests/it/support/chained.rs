@@ -10,9 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
 use crate::support::net::{Net, dual_ipam, merged, normal_json};
-use crate::support::node::{
-    Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists,
-};
+use crate::support::node::{Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists};
 use crate::support::strace;
 
 /// A plugin under test.
@@ -60,8 +58,7 @@ impl State {
     fn of(subject: &Subject, node: &Node, container: &Container) -> State {
         let sysctls = subject.sysctls.iter();
         let entries = fs::read_dir(node.state(subject.files)).into_iter().flatten();
-        let mut files: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();
         State {
             host: node.snapshot(),

@@ -41,18 +41,8 @@ pub(crate) fn errno(syscall: &str) -> &'static str {
 }
 
 /// System calls with externally visible effects.
-const EFFECTS: [&str; 10] = [
-    "sendto",
-    "write",
-    "linkat",
-    "rename",
-    "unlink",
-    "utimensat",
-    "mkdir",
-    "openat",
-    "clone3",
-    "ioctl",
-];
+const EFFECTS: [&str; 10] =
+    ["sendto", "write", "linkat", "rename", "unlink", "utimensat", "mkdir", "openat", "clone3", "ioctl"];
 
 /// A node with an attached container (the neighbour) and the container under test.
 pub(crate) struct Scene {
@@ -70,11 +60,7 @@ impl Scene {
     }
 
     /// `prepare` returns the configuration keys; `neighbours` overrides them for the neighbour.
-    pub(crate) fn prepared(
-        plugin: &'static str,
-        prepare: impl Fn(&Node) -> Value,
-        neighbours: &Value,
-    ) -> Scene {
+    pub(crate) fn prepared(plugin: &'static str, prepare: impl Fn(&Node) -> Value, neighbours: &Value) -> Scene {
         let node = Node::new();
         // Link-local addresses appear asynchronously and would make snapshots differ.
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
@@ -173,8 +159,8 @@ pub(crate) fn quick() -> Container {
 }
 
 pub(crate) fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
-    let error: Value = serde_json::from_str(&outcome.stdout)
-        .unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
+    let error: Value =
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
     assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{why}: {outcome:?}");
     assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{why}: {outcome:?}");
 }
@@ -242,13 +228,11 @@ pub(crate) fn changes(point: &Syscall) -> bool {
     let text = &point.text;
     // rtnetlink has four message types per object kind (NEW, DEL, GET, SET); the third is GET.
     let asks = |word: &str| {
-        let number =
-            word.split([',', ' ']).next().and_then(|word| u32::from_str_radix(word, 16).ok());
+        let number = word.split([',', ' ']).next().and_then(|word| u32::from_str_radix(word, 16).ok());
         number.is_some_and(|number| (16..256).contains(&number) && number % 4 == 2)
     };
     let mut types = text.split("nlmsg_type=0x").skip(1);
-    let asks =
-        types.any(asks) || text.contains("nlmsg_type=RTM_GET") || text.contains("NFT_MSG_GET");
+    let asks = types.any(asks) || text.contains("nlmsg_type=RTM_GET") || text.contains("NFT_MSG_GET");
     has_effect(point) && !asks && !text.contains("FIONBIO") && !text.starts_with("2<")
 }
 

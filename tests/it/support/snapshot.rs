@@ -24,8 +24,7 @@ impl Snapshot {
             let name = path.rsplit('/').next().unwrap_or_default();
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
-        let is_record =
-            |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
+        let is_record = |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
         let topics = [
             ("network", network.join("\n")),
             ("qdisc", qdiscs()),
@@ -122,12 +121,9 @@ fn without_noise(line: &str) -> Option<String> {
     let mut words = Vec::new();
     let mut skip = false;
     for word in line.split_whitespace() {
-        let value_of_noise =
-            std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
+        let value_of_noise = std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
         if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
-            words.push(
-                word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""),
-            );
+            words.push(word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""));
         }
     }
     Some(words.join(" "))

@@ -118,9 +118,7 @@ fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
             threads.len() - 1
         });
         let file = (name == "write").then(|| file_of(args, root)).flatten();
-        let counts = |c: &&Syscall| {
-            c.thread == thread && c.name == name && (file.is_none() || c.file == file)
-        };
+        let counts = |c: &&Syscall| c.thread == thread && c.name == name && (file.is_none() || c.file == file);
         let nth = calls.iter().filter(counts).count() + 1;
         let (name, text) = (name.to_owned(), args.to_owned());
         calls.push(Syscall { name, text, nth, more: 0, thread, file });
@@ -153,9 +151,7 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
         "openat" | "open" => c.text.contains("O_CREAT"),
         name => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"]
             .iter()
-            .any(|verb| {
-                name.strip_prefix(verb).is_some_and(|rest| ["", "at", "at2"].contains(&rest))
-            }),
+            .any(|verb| name.strip_prefix(verb).is_some_and(|rest| ["", "at", "at2"].contains(&rest))),
     };
     calls.iter().filter(|c| c.thread == 0).filter(changes).cloned().collect()
 }
@@ -193,13 +189,7 @@ impl Syscall {
     }
 
     /// As [`Syscall::run`], with strace under another program.
-    pub(crate) fn run_under(
-        &self,
-        node: &Node,
-        call: &Call,
-        action: &str,
-        program: &[&str],
-    ) -> (Outcome, bool) {
+    pub(crate) fn run_under(&self, node: &Node, call: &Call, action: &str, program: &[&str]) -> (Outcome, bool) {
         let file = node.path("strace.inject");
         let name = file.display().to_string();
         let trace = format!("trace={}", self.name);

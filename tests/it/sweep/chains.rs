@@ -45,9 +45,8 @@ fn macvlan(node: &Node) -> Value {
 
 fn portmap(backend: &str, who: usize) -> Value {
     let protocols = ["tcp", "tcp", "udp", "udp"].iter().enumerate();
-    let ports = protocols.map(|(i, protocol)| {
-        json!({"hostPort": 8000 + 10 * who + i, "containerPort": 80, "protocol": protocol})
-    });
+    let ports = protocols
+        .map(|(i, protocol)| json!({"hostPort": 8000 + 10 * who + i, "containerPort": 80, "protocol": protocol}));
     let ports: Vec<_> = ports.collect();
     json!({"type": "portmap", "backend": backend, "runtimeConfig": {"portMappings": ports}})
 }

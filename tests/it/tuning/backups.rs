@@ -157,9 +157,7 @@ fn gc_removes_temporary_files_of_killed_commands() {
     let temporary = pod.node.state(&format!("tuning/.tmp-{}-{}", hash("net"), hash("eth0:gone")));
     fs::write(&temporary, "{").unwrap();
     let gc = |valid: Value| {
-        net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid}))
-            .call("GC", "")
-            .ok();
+        net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid})).call("GC", "").ok();
     };
     gc(json!([{"containerID": "gone", "ifname": "eth0"}]));
     assert!(temporary.exists());

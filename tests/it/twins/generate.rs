@@ -63,13 +63,7 @@ impl Network {
                 Extra::Bandwidth,
                 Extra::Tuning,
             ],
-            Kind::Ptp => &[
-                Extra::Masquerade,
-                Extra::Portmap,
-                Extra::Firewall,
-                Extra::Bandwidth,
-                Extra::Tuning,
-            ],
+            Kind::Ptp => &[Extra::Masquerade, Extra::Portmap, Extra::Firewall, Extra::Bandwidth, Extra::Tuning],
             Kind::Macvlan(_) => &[Extra::Tuning],
         };
         // Each plugin of the reference takes time: three of them on average.
@@ -156,10 +150,7 @@ impl Model<'_> {
     }
 
     fn add(&mut self) -> Op {
-        let place = Place {
-            pod: self.random.any(&PODS),
-            ifname: self.random.any(&["eth0", "eth0", "eth1"]),
-        };
+        let place = Place { pod: self.random.any(&PODS), ifname: self.random.any(&["eth0", "eth0", "eth1"]) };
         if self.attached.iter().any(|(taken, _)| *taken == place) {
             return Op::Check(place);
         }
@@ -228,10 +219,6 @@ impl Model<'_> {
 
     fn renamed(&mut self) -> Op {
         let (place, net) = self.some();
-        if self.plan.networks[net].has(Extra::Tuning) {
-            Op::RenamedTuning(place)
-        } else {
-            self.del()
-        }
+        if self.plan.networks[net].has(Extra::Tuning) { Op::RenamedTuning(place) } else { self.del() }
     }
 }

@@ -266,8 +266,7 @@ impl Plan {
                 places.push(place);
             }
         }
-        self.steps
-            .extend(places.into_iter().map(|place| Step { op: Op::Del(place), by: By::Cnibox }));
+        self.steps.extend(places.into_iter().map(|place| Step { op: Op::Del(place), by: By::Cnibox }));
         self
     }
 }

@@ -155,19 +155,7 @@ END"
         }
         let echoes = vec![Echo::of("host", node), Echo::of("outside", &outside)];
         let (pods, known, owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Machine {
-            node,
-            plan,
-            plugins,
-            reference,
-            outside,
-            echoes,
-            pods,
-            known,
-            owners,
-            count: 0,
-            mixed: false,
-        }
+        Machine { node, plan, plugins, reference, outside, echoes, pods, known, owners, count: 0, mixed: false }
     }
 
     fn perform(&mut self, task: &Task) -> Seen {
@@ -222,8 +210,7 @@ END"
             }
             Op::TenantMac(place) => {
                 if let Some(pod) = self.pods.get(place.pod) {
-                    pod.container
-                        .try_sh(&format!("ip link set {} address 02:00:00:00:00:99", place.ifname));
+                    pod.container.try_sh(&format!("ip link set {} address 02:00:00:00:00:99", place.ifname));
                 }
             }
             Op::RenamedTuning(place) => self.renamed_tuning(*place)?,
@@ -247,8 +234,7 @@ END"
             if self.plan.networks.iter().any(uses_macvlan) {
                 // Its end on the host tells when the kernel has deleted the namespace.
                 let (count, path) = (self.count, container.path());
-                self.node
-                    .sh(&format!("ip link add mark{count} type veth peer name mark netns {path}"));
+                self.node.sh(&format!("ip link add mark{count} type veth peer name mark netns {path}"));
                 self.owners.insert(format!("mark{count}"), place.pod.to_owned());
             }
             let echo = Echo::of(place.pod, &container);
@@ -269,24 +255,14 @@ END"
         Attached { ifname: place.ifname.to_owned(), runtime, ..at }
     }
 
-    fn add(
-        &mut self,
-        place: Place,
-        net: usize,
-        at: Attached,
-        by: By,
-    ) -> Result<Vec<String>, Failed> {
+    fn add(&mut self, place: Place, net: usize, at: Attached, by: By) -> Result<Vec<String>, Failed> {
         let list = self.list(net, by);
         let added = list.add(&at);
         let ended = added.is_err().then(|| list.del(&at, None));
         let result = added.as_ref().ok().cloned();
-        for interface in
-            result.iter().flat_map(|result| result["interfaces"].as_array().into_iter().flatten())
-        {
+        for interface in result.iter().flat_map(|result| result["interfaces"].as_array().into_iter().flatten()) {
             let name = interface["name"].as_str().unwrap_or_default();
-            if interface["sandbox"].as_str().unwrap_or_default().is_empty()
-                && name.starts_with("veth")
-            {
+            if interface["sandbox"].as_str().unwrap_or_default().is_empty() && name.starts_with("veth") {
                 self.owners.insert(name.to_owned(), place.to_string());
             }
         }
@@ -317,8 +293,7 @@ END"
             return Ok(());
         }
         (0..self.plan.networks.len()).try_for_each(|net| {
-            let valid =
-                self.known.values().filter(|known| known.net == net && known.result.is_some());
+            let valid = self.known.values().filter(|known| known.net == net && known.result.is_some());
             let valid: Vec<Attached> = valid.map(|known| known.at.clone()).collect();
             self.list(net, By::Cnibox).gc(&valid)
         })
@@ -375,8 +350,7 @@ END"
     }
 
     fn traffic(&self, patience: Duration) -> Vec<String> {
-        let echoes: Vec<&Echo> =
-            self.echoes.iter().chain(self.pods.values().map(|pod| &pod.echo)).collect();
+        let echoes: Vec<&Echo> = self.echoes.iter().chain(self.pods.values().map(|pod| &pod.echo)).collect();
         let mut senders = vec![Sender::of("host", self.node), Sender::of("outside", &self.outside)];
         senders.extend(self.pods.iter().map(|(name, pod)| Sender::of(name, &pod.container)));
         let mut targets = BTreeSet::new();

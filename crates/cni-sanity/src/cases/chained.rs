@@ -74,8 +74,7 @@ fn passed_on(added: &Answer, prev: &Value, result: &Value, check: &mut Check) {
     check.effect("chained.keeps-interfaces", added, is_kept, || detail("interfaces"));
     let (before, after) = (results::addresses(prev), results::addresses(result));
     let is_kept = before.iter().all(|ip| after.contains(ip));
-    check
-        .effect("chained.keeps-addresses", added, is_kept, || format!("prevResult has {before:?}"));
+    check.effect("chained.keeps-addresses", added, is_kept, || format!("prevResult has {before:?}"));
     check.effect("chained.keeps-routes", added, keeps("routes", "dst"), || detail("routes"));
 }
 
@@ -126,8 +125,7 @@ fn handed_on(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             continue;
         }
         let mut kept = results::list(result, list).map(|entry| &entry[*key]);
-        let all = results::list(&prev, list)
-            .all(|entry| kept.next().is_some_and(|kept| is_kept(&entry[*key], kept)));
+        let all = results::list(&prev, list).all(|entry| kept.next().is_some_and(|kept| is_kept(&entry[*key], kept)));
         check.effect(id, &added, all, || format!("prevResult: {}", prev[*list]));
     }
     for (id, key) in DNS {
@@ -143,10 +141,7 @@ fn enrich(result: &mut Value, is_newest: bool) {
         "search": ["one.example", "two.example"], "options": ["ndots:3"]});
     let mut route = json!({"dst": "10.202.0.0/16", "gw": "10.88.0.1"});
     if is_newest {
-        merge(
-            &mut route,
-            json!({"mtu": 1400, "advmss": 1300, "priority": 77, "table": 202, "scope": 0}),
-        );
+        merge(&mut route, json!({"mtu": 1400, "advmss": 1300, "priority": 77, "table": 202, "scope": 0}));
         for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
             merge(interface, json!({"socketPath": "/run/sanity.sock", "pciID": "0000:00:1f.6"}));
         }
@@ -159,21 +154,13 @@ fn enrich(result: &mut Value, is_newest: bool) {
 }
 
 /// Tests the effect that is the purpose of the plugin.
-fn effect(
-    subject: &Subject<'_>,
-    at: &Attachment,
-    added: &Answer,
-    result: &Value,
-    check: &mut Check,
-) -> Result<()> {
+fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
     match subject.kind.name {
         "portmap" => ports(at, check)?,
         "tuning" => {
             let path = "/proc/sys/net/ipv4/conf/eth0/arp_filter";
             let value = at.netns.run(|| Ok(fs::read_to_string(path)?))?;
-            check.that("tuning.sysctl", value.trim() == "1", || {
-                format!("arp_filter is {}", value.trim())
-            });
+            check.that("tuning.sysctl", value.trim() == "1", || format!("arp_filter is {}", value.trim()));
             let mtu = at.netns.link(at.ifname)?.map(|link| link.mtu);
             check.that("tuning.mtu", mtu == Some(1300), || format!("{mtu:?}"));
         }

@@ -11,23 +11,14 @@ use crate::traffic::{LIMIT, pings, tcp};
 use crate::world::{self, NODE, OUTSIDE, UPLINK};
 
 /// The types that create an interface.
-const INTERFACES: &[&str] =
-    &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap"];
+const INTERFACES: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap"];
 
 /// A host device that is deleted cannot be returned.
 const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "dummy", "tap"];
 
 /// Ids of containers, one for each damage of a type.
-const IDS: [&str; 8] = [
-    "damaged-a",
-    "damaged-b",
-    "damaged-c",
-    "damaged-d",
-    "damaged-e",
-    "damaged-f",
-    "damaged-g",
-    "damaged-h",
-];
+const IDS: [&str; 8] =
+    ["damaged-a", "damaged-b", "damaged-c", "damaged-d", "damaged-e", "damaged-f", "damaged-g", "damaged-h"];
 
 /// Damages an object of an attachment, given its container and its result.
 type Damage = fn(&Netns, &Value) -> Result<()>;
@@ -47,9 +38,7 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.tuning.sysctl", &["tuning"], |at, _| {
         at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
     }),
-    ("damage.tuning.mtu", &["tuning"], |at, _| {
-        at.run(|| world::set_link("eth0", |link| link.mtu(1290)))
-    }),
+    ("damage.tuning.mtu", &["tuning"], |at, _| at.run(|| world::set_link("eth0", |link| link.mtu(1290)))),
     ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_shapers()),
     ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
     ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
@@ -82,9 +71,7 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let common = ["damage.del", "damage.leaves-nothing"];
     let asks = |id| subject.asks(id) || common.iter().any(|id| subject.asks(id));
-    for ((id, _, damage), container) in
-        DAMAGES.iter().filter(|(id, kinds, _)| subject.is(kinds) && asks(id)).zip(IDS)
-    {
+    for ((id, _, damage), container) in DAMAGES.iter().filter(|(id, kinds, _)| subject.is(kinds) && asks(id)).zip(IDS) {
         let before = world::snapshot()?;
         let at = subject.container_of(container)?;
         let Some(result) = subject.add(&at)?.result().cloned() else { continue };
@@ -94,9 +81,7 @@ fn damages(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         let mut left = leftovers(&before)?;
         // All containers share the bridge and the device of the node.
         left.retain(|line| !["sanity0", "spare"].iter().any(|shared| line.contains(shared)));
-        check.that("damage.leaves-nothing", left.is_empty(), || {
-            format!("{id}: {}", left.join("; "))
-        });
+        check.that("damage.leaves-nothing", left.is_empty(), || format!("{id}: {}", left.join("; ")));
     }
     Ok(())
 }
@@ -153,9 +138,7 @@ fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let other = Attachment { id: "sanity-stranger", ..subject.container()? };
     let deleted = subject.run("DEL", &other, Some(&forged))?;
-    check.effect("damage.forged-interface", &deleted, world::index(UPLINK).is_ok(), || {
-        format!("{UPLINK} is gone")
-    });
+    check.effect("damage.forged-interface", &deleted, world::index(UPLINK).is_ok(), || format!("{UPLINK} is gone"));
     check.none("damage.forged-keeps-container", &inside.without(&at.netns.snapshot()?));
     let mut lost = before.without(&world::snapshot()?);
     lost.retain(|line| !line.contains("spare"));
@@ -165,9 +148,7 @@ fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
             "no answer by ipMasq any more".to_owned()
         });
     }
-    for garbage in
-        [json!(7), json!("text"), json!({"interfaces": 7}), json!({"ips": [{"address": "none"}]})]
-    {
+    for garbage in [json!(7), json!("text"), json!({"interfaces": 7}), json!({"ips": [{"address": "none"}]})] {
         let answer = subject.run("DEL", &other, Some(&garbage))?;
         check.of("damage.garbage", &answer, answer.status.is_some());
     }

@@ -160,12 +160,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         let subject = &subject.with(serde_json::from_str(key.members)?);
         let at = subject.container()?;
         let added = subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", key.args).run()?;
-        let seen = added.result().map(|result| Seen {
-            subject,
-            at: &at,
-            result,
-            is_deleted: Cell::new(false),
-        });
+        let seen = added.result().map(|result| Seen { subject, at: &at, result, is_deleted: Cell::new(false) });
         let holds = seen.as_ref().is_some_and(|seen| (key.holds)(seen).unwrap_or(false));
         check.of(key.assertion.id, &added, holds);
         let deleted = subject.end(&at, added.result());

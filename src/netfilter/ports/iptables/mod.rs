@@ -23,9 +23,7 @@ use crate::attachment::AttachmentRecord;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::iptables::{
-    ChainScope, IptablesRecords, IptablesRule, IptablesTable, program_name,
-};
+use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable, program_name};
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 
 const NAT: &str = "nat";
@@ -41,8 +39,7 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<PortForwarding> = Iptabl
     table: NAT,
     is_of: |forward, family| {
         let mut targets = forward.targets.iter();
-        forward.backend == RuleBackend::Iptables
-            && targets.any(|target| IpFamily::of_address(target.addr()) == family)
+        forward.backend == RuleBackend::Iptables && targets.any(|target| IpFamily::of_address(target.addr()) == family)
     },
     restore: |table, family, kept| {
         for wanted in RequiredRules::for_families(kept.attachment_id(), &kept.content) {
@@ -67,11 +64,8 @@ pub(super) fn add_mappings(
     for (at, wanted) in RequiredRules::for_families(owner, forward).into_iter().enumerate() {
         let family = wanted.ip_family();
         // The entries of another attachment, whose absence shows a flush.
-        let witness =
-            RECORDS.other_record(owner, family).map(|kept| entry_comment(kept.attachment_id()));
-        let is_gone = |table: &IptablesTable, comment| {
-            !table.rules.iter().any(|r| is_entry_with_comment(r, comment))
-        };
+        let witness = RECORDS.other_record(owner, family).map(|kept| entry_comment(kept.attachment_id()));
+        let is_gone = |table: &IptablesTable, comment| !table.rules.iter().any(|r| is_entry_with_comment(r, comment));
         let plan = |table: &mut IptablesTable| {
             if witness.as_ref().is_some_and(|comment| is_gone(table, comment)) {
                 RECORDS.restore_rules(table, family, Some(owner));
@@ -101,23 +95,14 @@ pub(super) fn add_mappings(
 }
 
 /// The error if the chain of `externalSetMarkChain` does not exist.
-fn missing_mark_chain_error(
-    filter: &PacketFilter,
-    family: IpFamily,
-    forward: &PortForwarding,
-) -> Option<Error> {
+fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortForwarding) -> Option<Error> {
     let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
-    let table = filter
-        .default_iptables(family)
-        .ok()?
-        .read_table(NAT, ChainScope::named_chains(&[chain]))
-        .ok()?;
+    let table = filter.default_iptables(family).ok()?.read_table(NAT, ChainScope::named_chains(&[chain])).ok()?;
     (!table.has_chain(chain)).then(|| {
         let program = program_name(family);
-        Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat"))
-            .with_details(
-                "start the program that creates the chain, or remove the key: portmap then marks packets itself",
-            )
+        Error::config(format!("externalSetMarkChain: no chain \"{chain}\" in {program} table nat")).with_details(
+            "start the program that creates the chain, or remove the key: portmap then marks packets itself",
+        )
     })
 }
 
@@ -146,8 +131,7 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
     table.ensure_chain(chain);
     table.append_all_unique(attachment_rules(wanted, chain));
     // After the entries of others: if a container has several networks, the first network serves the port.
-    let ahead =
-        table.rules_of_chain(TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
+    let ahead = table.rules_of_chain(TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
     for entry in entries_ahead(wanted, chain) {
         if is_preceded_by_other(table, &entry, wanted, chain) {
             table.insert_unique(ahead, entry);
@@ -157,12 +141,7 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
 
 /// Whether an entry of another container comes before those of `chain`, and may be for the port of `entry`, which is
 /// for a single address of the host.
-fn is_preceded_by_other(
-    table: &IptablesTable,
-    entry: &IptablesRule,
-    wanted: RequiredRules<'_>,
-    chain: &str,
-) -> bool {
+fn is_preceded_by_other(table: &IptablesTable, entry: &IptablesRule, wanted: RequiredRules<'_>, chain: &str) -> bool {
     let proto = entry.option_value("-p").unwrap_or_default();
     let ports = entry.option_value("--dports").unwrap_or_default().split(',');
     let ports = ports.filter_map(|port| Some((proto.to_owned(), port.parse().ok()?))).collect();
@@ -178,9 +157,8 @@ fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_
     let uproot = |table: &mut IptablesTable| {
         table.delete_chain_and_jumps(&find_attachment_chain(table, owner));
     };
-    let undone = with_deletion_scope(owner, &|scope| {
-        filter.default_iptables(family)?.update_table(NAT, scope, &uproot)
-    });
+    let undone =
+        with_deletion_scope(owner, &|scope| filter.default_iptables(family)?.update_table(NAT, scope, &uproot));
     if let Err(error) = undone {
         log::warn(format_args!("undo port mappings: {error}"));
     }
@@ -213,8 +191,7 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
     let comment = entry_comment(owner);
     let is_own = |chain: &&str| {
         let interface = interface_of_chain(table, chain, owner.network, owner.id);
-        interface.is_none_or(|ifname| ifname == owner.ifname)
-            && !is_entered_by_other(table, chain, &comment)
+        interface.is_none_or(|ifname| ifname == owner.ifname) && !is_entered_by_other(table, chain, &comment)
     };
     let entries = table.rules.iter().filter(|rule| is_entry_with_comment(rule, &comment));
     match entries.filter_map(|entry| entry.option_value("-j")).find(is_own) {
@@ -225,12 +202,7 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
 }
 
 /// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
-fn interface_of_chain(
-    table: &IptablesTable,
-    chain: &str,
-    network: &str,
-    id: &str,
-) -> Option<String> {
+fn interface_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> Option<String> {
     let addrs: BTreeSet<IpAddr> = table.rules_of_chain(chain).filter_map(dnat_address).collect();
     let records = addrs.into_iter().flat_map(AttachmentRecord::find_by_address);
     let mut of_container = records.filter(|record| record.network == network && record.id == id);
@@ -248,9 +220,7 @@ fn is_entry_with_comment(rule: &IptablesRule, comment: &str) -> bool {
 
 /// Whether an entry of another container jumps to the chain.
 fn is_entered_by_other(table: &IptablesTable, chain: &str, comment: &str) -> bool {
-    table
-        .rules_of_chain(TOP)
-        .any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
+    table.rules_of_chain(TOP).any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
 }
 
 /// Deletes the entries with this comment to the chain, and the chain unless others jump to it.
@@ -278,9 +248,8 @@ fn with_chain_scope<T>(
     let (common, own) = chain_names(owner);
     let comment = entry_comment(owner);
     let needed = [&[TOP, common.as_str(), own.as_str()], more].concat();
-    let leads_on = |rule: &IptablesRule| {
-        is_entry_with_comment(rule, &comment) || (rule.chain == TOP && is_wanted(rule))
-    };
+    let leads_on =
+        |rule: &IptablesRule| is_entry_with_comment(rule, &comment) || (rule.chain == TOP && is_wanted(rule));
     call(ChainScope::Chains(&needed, &leads_on))
 }
 
@@ -293,14 +262,11 @@ fn with_deletion_scope<T>(owner: AttachmentId<'_>, call: &dyn Fn(ChainScope<'_>)
 fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<TakenPort> {
     let owner = wanted.owner;
     let own = find_attachment_chain(table, owner);
-    let requested: HashMap<_, _> =
-        wanted.family_mappings().map(|m| (mapping_words(m), m)).collect();
-    let is_others = |rule: &&IptablesRule| {
-        rule.goes_to("DNAT") && rule.chain.starts_with("CNI-DN-") && rule.chain != own
-    };
+    let requested: HashMap<_, _> = wanted.family_mappings().map(|m| (mapping_words(m), m)).collect();
+    let is_others =
+        |rule: &&IptablesRule| rule.goes_to("DNAT") && rule.chain.starts_with("CNI-DN-") && rule.chain != own;
     for rule in table.rules.iter().filter(is_others) {
-        let words =
-            ["-p", "--dport", "-d"].map(|option| rule.option_value(option).map(str::to_owned));
+        let words = ["-p", "--dport", "-d"].map(|option| rule.option_value(option).map(str::to_owned));
         let Some(mapping) = requested.get(&words) else { continue };
         let chain = &rule.chain;
         // A chain without an entry maps nothing.
@@ -335,17 +301,11 @@ fn mapping_words(mapping: &MappedPort) -> [Option<String>; 3] {
 }
 
 /// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they redirected UDP to.
-pub(super) fn delete_mappings(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-) -> Result<BTreeSet<IpAddr>> {
+pub(super) fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chain_names(owner);
     let servers = RefCell::new(BTreeSet::new());
-    let plan =
-        |table: &mut IptablesTable, _| servers.borrow_mut().extend(plan_deletion(table, owner));
-    with_deletion_scope(owner, &|scope| {
-        filter.delete_iptables_rules(NAT, &[&common, &own], scope, &plan)
-    })?;
+    let plan = |table: &mut IptablesTable, _| servers.borrow_mut().extend(plan_deletion(table, owner));
+    with_deletion_scope(owner, &|scope| filter.delete_iptables_rules(NAT, &[&common, &own], scope, &plan))?;
     Ok(servers.into_inner())
 }
 
@@ -367,11 +327,7 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>) -> Vec<IpAd
 }
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
-pub(super) fn check_rules(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    forward: &PortForwarding,
-) -> Result<()> {
+pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
     for wanted in RequiredRules::for_families(owner, forward) {
         let table = with_chain_scope(owner, &SHARED, &|_| false, &|scope| {
             filter.default_iptables(wanted.ip_family())?.read_table(NAT, scope)
@@ -414,11 +370,7 @@ fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Optio
 }
 
 /// Deletes the chains of the network's attachments that are not among `valid`.
-pub(super) fn remove_stale_chains(
-    filter: &PacketFilter,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> Result<()> {
+pub(super) fn remove_stale_chains(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     filter.delete_iptables_rules(NAT, &[TOP], ChainScope::All, &|table, _| {
         for (chain, comment) in find_stale_chains(table, network, valid) {
             remove_chain(table, &chain, &comment);
@@ -430,19 +382,14 @@ pub(super) fn remove_stale_chains(
 }
 
 /// The stale chains and the comments of their entries.
-fn find_stale_chains(
-    table: &IptablesTable,
-    network: &str,
-    valid: &[AttachmentId<'_>],
-) -> BTreeSet<(String, String)> {
+fn find_stale_chains(table: &IptablesTable, network: &str, valid: &[AttachmentId<'_>]) -> BTreeSet<(String, String)> {
     let mut stale = BTreeSet::new();
     for (entry, chain, of, id) in container_entries(table) {
         let mut of_container = valid.iter().filter(|owner| owner.id == id).peekable();
         let is_valid = of.ne(network)
             || of_container.peek().is_some() && {
                 let ifname = interface_of_chain(table, chain, network, id);
-                of_container
-                    .any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
+                of_container.any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
             };
         if !is_valid {
             let comment = entry.option_value("--comment").unwrap_or_default();
@@ -453,9 +400,7 @@ fn find_stale_chains(
 }
 
 /// The entries of containers, with their chain, network and container.
-fn container_entries(
-    table: &IptablesTable,
-) -> impl Iterator<Item = (&IptablesRule, &str, &str, &str)> {
+fn container_entries(table: &IptablesTable) -> impl Iterator<Item = (&IptablesRule, &str, &str, &str)> {
     table.rules_of_chain(TOP).filter_map(|entry| {
         let (network, id) = parse_entry_comment(entry.option_value("--comment")?)?;
         let chain = entry.option_value("-j").filter(|chain| chain.starts_with("CNI-DN-"))?;

@@ -48,10 +48,7 @@ pub(super) struct RequiredRules<'a> {
 
 impl<'a> RequiredRules<'a> {
     /// The rules of each family; none without [`PortForwarding::options`].
-    pub(super) fn for_families(
-        owner: AttachmentId<'a>,
-        forward: &'a PortForwarding,
-    ) -> Vec<RequiredRules<'a>> {
+    pub(super) fn for_families(owner: AttachmentId<'a>, forward: &'a PortForwarding) -> Vec<RequiredRules<'a>> {
         let Some(options) = &forward.options else { return Vec::new() };
         let wanted = |target| RequiredRules { owner, forward, target, options };
         forward.targets.iter().copied().map(wanted).collect()
@@ -81,9 +78,7 @@ pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
     if wanted.needs_mark_chains() {
         let mark = 1_u32 << wanted.options.mark_bit;
         let mark = format!("{mark:#x}/{mark:#x}");
-        let set_mark = IptablesRule::new(SETMARK)
-            .with_comment("CNI portfwd masquerade mark")
-            .with_target("MARK");
+        let set_mark = IptablesRule::new(SETMARK).with_comment("CNI portfwd masquerade mark").with_target("MARK");
         rules.push(set_mark.with_words(&["--set-xmark", &mark]));
         let is_marked = IptablesRule::new(MASQ).with_words(&["-m", "mark", "--mark", &mark]);
         rules.push(is_marked.with_target("MASQUERADE"));
@@ -96,8 +91,7 @@ pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
 /// The rules that jump to [`TOP`].
 pub(super) fn top_chain_jumps() -> [IptablesRule; 2] {
     let is_local = ["-m", "addrtype", "--dst-type", "LOCAL"];
-    ["PREROUTING", "OUTPUT"]
-        .map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(TOP))
+    ["PREROUTING", "OUTPUT"].map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(TOP))
 }
 
 /// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
@@ -113,21 +107,17 @@ pub(super) fn entry_comment(owner: AttachmentId<'_>) -> String {
 /// The entries and the rules of the chain, in the reference's words.
 pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     // As the reference, includes mappings that are for the other family only.
-    let entries =
-        multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
-    let conditional =
-        |entry: IptablesRule| entry.with_words(wanted.condition_words()).with_target(chain);
+    let entries = multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
+    let conditional = |entry: IptablesRule| entry.with_words(wanted.condition_words()).with_target(chain);
     let mut mappings: Vec<&MappedPort> = wanted.family_mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
     sort_by_key(&mut mappings, |mapping| {
         let is_narrower = |m: &MappedPort| {
-            m.single_address().is_some()
-                && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
+            m.single_address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
         };
         mapping.single_address().is_none() && wanted.family_mappings().any(is_narrower)
     });
-    let of_mappings =
-        mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
+    let of_mappings = mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
     entries.into_iter().map(conditional).chain(of_mappings).collect()
 }
 
@@ -137,8 +127,7 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
     if !wanted.condition_words().is_empty() {
         return Vec::new();
     }
-    let addrs: BTreeSet<IpAddr> =
-        wanted.family_mappings().filter_map(MappedPort::single_address).collect();
+    let addrs: BTreeSet<IpAddr> = wanted.family_mappings().filter_map(MappedPort::single_address).collect();
     let of = |addr: IpAddr| {
         let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
         multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
@@ -147,11 +136,7 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
 }
 
 /// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
-fn multiport_entries(
-    owner: AttachmentId<'_>,
-    addr: Option<IpAddr>,
-    mappings: &[&MappedPort],
-) -> Vec<IptablesRule> {
+fn multiport_entries(owner: AttachmentId<'_>, addr: Option<IpAddr>, mappings: &[&MappedPort]) -> Vec<IptablesRule> {
     let protocols: BTreeSet<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
     let mut all = Vec::new();
     for proto in protocols {
@@ -172,11 +157,7 @@ fn with_destination(rule: IptablesRule, addr: Option<IpAddr>) -> IptablesRule {
 }
 
 /// The rules of one mapping.
-fn mapping_rules(
-    wanted: RequiredRules<'_>,
-    mapping: &MappedPort,
-    chain: &str,
-) -> Vec<IptablesRule> {
+fn mapping_rules(wanted: RequiredRules<'_>, mapping: &MappedPort, chain: &str) -> Vec<IptablesRule> {
     let RequiredRules { forward, target, options, .. } = wanted;
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
     let rule = |rule: IptablesRule| {
@@ -197,9 +178,7 @@ fn mapping_rules(
         }
     }
     let to = SocketAddr::new(target.addr(), mapping.container_port).to_string();
-    all.push(
-        rule(IptablesRule::new(chain)).with_target("DNAT").with_words(&["--to-destination", &to]),
-    );
+    all.push(rule(IptablesRule::new(chain)).with_target("DNAT").with_words(&["--to-destination", &to]));
     all
 }
 

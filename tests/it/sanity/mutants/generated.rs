@@ -65,11 +65,8 @@ const TYPED: [(&str, &str); 9] = [
 ];
 
 /// Lists of a result, and the assertions about one that is none.
-const LISTS: [(&str, &str); 3] = [
-    ("interfaces", "result.interfaces-list"),
-    ("ips", "result.ips-list"),
-    ("routes", "result.routes"),
-];
+const LISTS: [(&str, &str); 3] =
+    [("interfaces", "result.interfaces-list"), ("ips", "result.ips-list"), ("routes", "result.routes")];
 
 /// Members that a result must have.
 const NEEDED: [(&str, &str); 4] = [
