@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::answers(bytes));
+fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::parse_replies(bytes));

@@ -2,11 +2,11 @@
 #![no_main]
 
 use cnibox::testing::fuzz::dhcp::record;
-use cnibox::testing::fuzz::dhcp::rpc::{Answer, Request};
+use cnibox::testing::fuzz::dhcp::rpc::{DaemonReply, DaemonRequest};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = record::read(bytes);
-    let _ = Request::decode(bytes);
-    let _ = Answer::decode(bytes);
+    let _ = record::decode_record(bytes);
+    let _ = DaemonRequest::decode_line(bytes);
+    let _ = DaemonReply::decode_line(bytes);
 });

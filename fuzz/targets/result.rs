@@ -8,10 +8,10 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let Ok(json) = Json::parse(bytes) else { return };
     for version in SpecVersion::ALL {
-        let _ = CniResult::decode_prev(&json, version);
+        let _ = CniResult::decode_prev_result(&json, version);
         let Ok(result) = CniResult::decode(&json, version) else { continue };
         for to in SpecVersion::ALL {
-            let Ok(converted) = result.clone().convert(to) else { continue };
+            let Ok(converted) = result.clone().convert_to(to) else { continue };
             let told = converted.to_json();
             assert_eq!(CniResult::decode(&told, to).unwrap().to_json(), told);
         }

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::files(bytes));
+fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::parse_lease_files(bytes));
