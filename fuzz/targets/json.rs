@@ -10,6 +10,6 @@ fuzz_target!(|bytes: &[u8]| {
     Json::parse(encode_compact(&json).unwrap().as_bytes()).unwrap();
     Json::parse(encode_pretty(&json.with_sorted_keys().with_normalised_numbers()).unwrap().as_bytes()).unwrap();
     if let Ok(mut conf) = NetworkConfig::parse(bytes) {
-        let _ = (conf.read_version(), conf.read_common(), conf.valid_attachments());
+        let _ = (conf.read_version(), conf.read_common(None), conf.valid_attachments());
     }
 });
