@@ -88,7 +88,7 @@ check: lint ## before each commit: lint, unit tests, the integration tests of on
 
 test: prepare-test build ## installs what is missing; the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
 	scripts/demo.sh $(BINARY)
-	@echo "test: compiles the tests, five minutes, and runs them, twenty on two cores"
+	@echo "test: compiles the tests, two minutes, and runs them, twenty on two cores"
 	CNIBOX_BIN=$(abspath $(BINARY)) scripts/lanes.sh host-and-vm
 	[ "$(CNIBOX_NO_VM)" = 1 ] || tests/reboot.sh $(BINARY)
 
