@@ -4,8 +4,8 @@ use crate::dhcp::{Dhcp, daemon};
 use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
 use crate::plugins::{
     bandwidth::Bandwidth, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel, host_device::HostDevice,
-    host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp, sbr::Sbr,
-    r#static::Static, tap::Tap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
+    host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp,
+    route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
 use crate::tool::{cnitool, ipam, repair};
 
@@ -29,6 +29,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::for_plugin::<Portmap>(AppletKind::Chained),
     Applet::for_plugin::<Ptp>(AppletKind::Interface),
     Applet::for_tool("repair", "restores missing rules, bridges and routes", repair::main),
+    Applet::for_plugin::<RouteOverride>(AppletKind::Chained),
     Applet::for_plugin::<Sbr>(AppletKind::Chained),
     Applet::for_plugin::<Static>(AppletKind::Ipam),
     Applet::for_plugin::<Tap>(AppletKind::Interface),

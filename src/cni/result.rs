@@ -316,6 +316,14 @@ fn decode_as_version(json: &Json, version: SpecVersion) -> Result<CniResult> {
     Ok(result)
 }
 
+impl IpConfig {
+    /// The gateway; `None` also for the unspecified address, with which route-override shows that it has deleted the
+    /// default route.
+    pub fn usable_gateway(&self) -> Option<IpAddr> {
+        self.gateway.filter(|gateway| !gateway.is_unspecified())
+    }
+}
+
 impl ResultRoute {
     /// A route to `dst` without any attribute.
     pub fn for_destination(dst: IpNet) -> ResultRoute {

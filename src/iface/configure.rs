@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::{ContainerNetns, ON_LINK};
 use crate::cni::ip::host_net;
-use crate::cni::{self, CniResult};
+use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netlink::{
@@ -41,7 +41,7 @@ pub enum AddressStyle {
 
 /// The addresses of `result` for `ifname`. Addresses without an interface index are ignored; an address with the index
 /// of another interface is an error of the plugin that returned the result.
-fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
+fn addresses_of_link<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r IpConfig>> {
     if result.interfaces.is_empty() {
         return Err(Error::internal("no interfaces to configure"));
     }
@@ -216,24 +216,33 @@ pub fn prepare_ipv6(
 /// addresses; equal routes are added once, and several gateways to one destination form one multipath route.
 pub fn add_routes(inside: &ContainerNetns<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
-        inside.netlink.add_route(&route, RouteAddMode::Create).map_err(|e| {
-            let error = Error::from(e);
-            if let Some(family) = family_without_address(&route, result) {
-                let (name, dst) = (&link.name, route.dst);
-                let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
-                return error
-                    .context(what)
-                    .with_details(format!("remove the route from \"routes\", or add {family} addresses"));
-            }
-            let what = format_args!("failed to add route '{}'", describe_route(&route, &link.name));
-            let error = error.context(what);
-            match gateway_remedy(&route, result) {
-                Some(remedy) => error.with_details(remedy),
-                None => error,
-            }
-        })?;
+        let added = inside.netlink.add_route(&route, RouteAddMode::Create);
+        added.map_err(|error| refused_route_error(error, &route, link, result))?;
     }
     Ok(())
+}
+
+/// The error for a route of `result` that the kernel refused.
+pub fn refused_route_error(
+    refused: netlink::NetlinkError,
+    route: &KernelRoute,
+    link: &Link,
+    result: &CniResult,
+) -> Error {
+    let error = Error::from(refused);
+    if let Some(family) = family_without_address(route, result) {
+        let (name, dst) = (&link.name, route.dst);
+        let what = format_args!("no {family} address of \"{name}\" for the route to {dst}");
+        return error
+            .context(what)
+            .with_details(format!("remove the route from \"routes\", or add {family} addresses"));
+    }
+    let what = format_args!("failed to add route '{}'", describe_route(route, &link.name));
+    let error = error.context(what);
+    match gateway_remedy(route, result) {
+        Some(remedy) => error.with_details(remedy),
+        None => error,
+    }
 }
 
 /// The family of the route, if the interface has no address of this family.
@@ -263,7 +272,7 @@ fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
 /// The default gateway of a route without one: the first gateway of the same family among the addresses.
 pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
-    result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
+    result.ips.iter().filter_map(IpConfig::usable_gateway).find(same_family)
 }
 
 /// The gateway of a route. A route without a gateway, whose destination is not on the link, uses the default gateway.

@@ -10,6 +10,9 @@ use crate::error::Result;
 use crate::netlink::{KernelRoute, Link, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
 
+/// The metric of an IPv6 route that is added without one.
+pub const IPV6_METRIC: u32 = 1024;
+
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
 pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {
     let connected_route = |net: ipnet::IpNet| {

@@ -6,7 +6,7 @@
 use super::ContainerNetns;
 use super::configure::effective_gateway;
 use super::routes::satisfies_route;
-use crate::cni::{CniResult, InterfaceName, ResultInterface};
+use crate::cni::{CniResult, InterfaceName, ResultInterface, ResultRoute};
 use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, RouteFilter};
 
@@ -108,16 +108,25 @@ pub fn require_routes(inside: &ContainerNetns<'_>, result: &CniResult) -> Result
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
     for route in &result.routes {
-        let wanted = KernelRoute {
-            gw: effective_gateway(route, result),
-            table: route.table.filter(|table| *table != 0),
-            priority: route.priority,
-            ..KernelRoute::new(route.dst)
-        };
+        let wanted = wanted_route(route, result);
         if !present.iter().any(|found| satisfies_route(found, &wanted)) {
             let msg = format!("Expected Route {wanted} not found in routing table");
             return Err(Error::internal(msg).with_details(format!("{IN_CONTAINER}ip route add {wanted}")));
         }
     }
     Ok(())
+}
+
+/// Whether the kernel's route `found` is a route of the result.
+pub fn is_listed(found: &KernelRoute, result: &CniResult) -> bool {
+    result.routes.iter().any(|route| satisfies_route(found, &wanted_route(route, result)))
+}
+
+fn wanted_route(route: &ResultRoute, result: &CniResult) -> KernelRoute {
+    KernelRoute {
+        gw: effective_gateway(route, result),
+        table: route.table.filter(|table| *table != 0),
+        priority: route.priority,
+        ..KernelRoute::new(route.dst)
+    }
 }

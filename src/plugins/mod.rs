@@ -12,6 +12,7 @@ pub mod loopback;
 pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
+pub mod route_override;
 pub mod sbr;
 pub mod r#static;
 pub mod tap;

@@ -134,7 +134,7 @@ impl Plugin for Ptp {
         let Some((end, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
-        let routed = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.gateway? });
+        let routed = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.usable_gateway()? });
         let addresses: Vec<RoutedAddress> = prev.ips_of_interface(index).filter_map(routed).collect();
         restore_host_end(host, &end, &addresses, repairs)?;
         let mut wanted = routes_to_gateways(&link, &addresses);
@@ -411,7 +411,7 @@ fn verify_host_end(host: &Netlink, inside: &ContainerNetns<'_>, found: &CheckedL
     let routes = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     for ip in prev.ips_of_interface(*index) {
         let name = &end.name;
-        if let Some(gw) = ip.gateway
+        if let Some(gw) = ip.usable_gateway()
             && !addrs.iter().any(|addr| addr.net.addr() == gw)
         {
             return Err(Error::internal(format!("ptp: {gw} is not an address of \"{name}\""))

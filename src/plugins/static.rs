@@ -219,7 +219,9 @@ fn verify_address(wanted: &IpConfig, all: &[IpConfig], req: &CheckRequest) -> Re
         let msg = format!("static: address {ip} of interface {ifname} is not in prevResult");
         return Err(Error::internal(msg));
     };
-    if gateway.is_some() && *gateway != found.gateway {
+    // A plugin may have deleted the default route.
+    let is_given_up = found.gateway.is_some() && found.usable_gateway().is_none();
+    if gateway.is_some() && *gateway != found.gateway && !is_given_up {
         let text = |gateway: &Option<IpAddr>| gateway.map_or("none".to_owned(), |g| g.to_string());
         let details = format!("the gateway is {}, not {}: {REMEDY}", text(&found.gateway), text(gateway));
         let msg = format!("static: Failed to match addr {ip} on interface {ifname}");

@@ -33,7 +33,7 @@ pub(super) fn restore_attachment(
     let pair = BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link };
     pair.restore_port(host, repairs)?;
     if plan.gateway {
-        let gateway = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
+        let gateway = |ip: &IpConfig| IpNet::new(ip.usable_gateway()?, ip.address.prefix_len()).ok();
         let gateways: Vec<IpNet> = prev.ips_of_interface(index).filter_map(gateway).collect();
         pair.restore_gateway(host, bridge.pinned, &gateways, repairs)?;
     }

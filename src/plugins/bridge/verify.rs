@@ -109,7 +109,7 @@ fn find_verified_port(conf: &BridgeConfig, bridge: &Link, found: Option<(Link, R
 fn verify_gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, index: usize) -> Result<()> {
     let present = host.dump_addresses(bridge.index)?;
     for ip in prev.ips_of_interface(index) {
-        let Some(gw) = ip.gateway else { continue };
+        let Some(gw) = ip.usable_gateway() else { continue };
         if !present.iter().any(|addr| addr.net.addr() == gw) {
             let kind = if bridge.bridge.is_some() { "bridge " } else { "" };
             let msg = format!("gateway {gw} is not an address of {kind}\"{}\"", bridge.name);

@@ -23,7 +23,7 @@ pub(super) struct RuleSource {
 impl RuleSource {
     pub(super) fn new(ip: &IpConfig, gateways: &[IpAddr], table: u32) -> RuleSource {
         let v4 = ip.address.addr().is_ipv4();
-        let gateway = gateways.iter().copied().chain(ip.gateway).find(|gw| gw.is_ipv4() == v4);
+        let gateway = gateways.iter().copied().chain(ip.usable_gateway()).find(|gw| gw.is_ipv4() == v4);
         RuleSource { address: ip.address, gateway, table }
     }
 

@@ -1,0 +1,411 @@
+//! route-override: deletes routes of the container's interface and adds others.
+//!
+//! A chained plugin, behind an interface plugin: it returns `prevResult` with the routes that the container then has.
+//! Keys: `flushroutes`, `flushgateway`, `delroutes`, `addroutes`, `skipcheck`, all of which `args.cni` may override.
+//! Routes are deleted first, then added.
+//!
+//! State on the host while the container lives: a file in `/run/cni/route-override` with the changes for DEL to undo.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::attachment::AttachmentId;
+use crate::attachment::backup::{self, BackupFile};
+use crate::cni::{CniResult, InterfaceName, ResultRoute};
+use crate::error::{Error, ErrorContext, Result};
+use crate::files;
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
+    require_prev_result,
+};
+use crate::iface::{ContainerNetns, ON_LINK, configure, routes, tables, verify};
+use crate::log;
+use crate::netlink::{KernelRoute, Link, Netlink, NetlinkResult, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use crate::sort::sort_by_key;
+
+/// The directory of all records. No configuration chooses it.
+const DIR: &str = "/run/cni/route-override";
+/// `RT_TABLE_LOCAL`, the table of the container's own addresses.
+const RT_TABLE_LOCAL: u32 = 255;
+
+#[derive(Debug)]
+pub struct RouteOverride;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RouteOverrideConfig {
+    /// Whether to delete all routes through a gateway, and the default routes.
+    flushroutes: bool,
+    /// Whether to delete the default routes.
+    flushgateway: bool,
+    /// Routes to delete, by destination, table and metric.
+    delroutes: Vec<ResultRoute>,
+    /// Routes to add. Without `gw`, the gateway is that of `prevResult` for the family.
+    addroutes: Vec<ResultRoute>,
+    /// Whether CHECK ignores the routes.
+    skipcheck: bool,
+    args: RouteOverrideArgs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RouteOverrideArgs {
+    cni: RouteOverrideCniArgs,
+}
+
+/// Keys for one container, which replace those of the configuration, also with `false` or an empty list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RouteOverrideCniArgs {
+    flushroutes: Option<bool>,
+    flushgateway: Option<bool>,
+    delroutes: Option<Vec<ResultRoute>>,
+    addroutes: Option<Vec<ResultRoute>>,
+    skipcheck: Option<bool>,
+}
+
+impl RouteOverrideConfig {
+    fn flushes_gateway(&self) -> bool {
+        self.args.cni.flushgateway.unwrap_or(self.flushgateway)
+    }
+
+    fn delroutes(&self) -> &[ResultRoute] {
+        self.args.cni.delroutes.as_ref().unwrap_or(&self.delroutes)
+    }
+
+    fn addroutes(&self) -> &[ResultRoute] {
+        self.args.cni.addroutes.as_ref().unwrap_or(&self.addroutes)
+    }
+
+    /// Refuses routes that no kernel accepts, and the deletion of the container's own addresses.
+    fn require_valid(&self) -> Result<()> {
+        for ResultRoute { dst, gw, .. } in self.addroutes() {
+            if let Some(gw @ IpAddr::V4(_)) = gw
+                && dst.addr().is_ipv6()
+            {
+                let msg = format!("addroutes: the gateway {gw} of {dst} is of another family");
+                return Err(Error::config(msg).with_details("give the IPv6 route a gateway of IPv6, or no \"gw\""));
+            }
+        }
+        if let Some(local) = self.delroutes().iter().find(|route| route.table == Some(RT_TABLE_LOCAL)) {
+            let msg = format!("delroutes: {} is in table {RT_TABLE_LOCAL}", local.dst);
+            return Err(
+                Error::config(msg).with_details("that table has the container's own addresses: remove \"table\"")
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Plugin for RouteOverride {
+    const NAME: &'static str = "route-override";
+    const ABOUT: &'static str = "deletes and adds routes of the container's interface";
+    type Conf = RouteOverrideConfig;
+
+    fn examine(_: &CallContext<'_>, conf: &RouteOverrideConfig, _: &mut ConfigRemarks) -> Result<()> {
+        conf.require_valid()
+    }
+
+    fn add(cx: &CallContext<'_>, conf: &RouteOverrideConfig, req: &AddRequest) -> Result<CniResult> {
+        conf.require_valid()?;
+        let prev = require_prev_result(req.prev.as_ref(), "Required prevResult missing")?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let links = container_links(&inside, prev, &req.ifname)?;
+        let selection = RouteSelection::from_config(conf, prev);
+        let wanted = CniResult { routes: conf.addroutes().to_vec(), ..prev.clone() };
+        let changes = RouteChanges::plan(&inside.netlink, &links, &selection, &wanted)?;
+        if changes != RouteChanges::default() {
+            let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+            let file = BackupFile::new(Path::new(DIR), &owner);
+            let former = file.read_content()?;
+            let record = OverrideRecord::for_changes(owner, &inside.netlink, former.as_deref(), &changes);
+            let mut undo = Rollback::new();
+            undo.add_step("restore the record", || {
+                Ok(former.map_or_else(|| file.remove_files(), |content| file.write_content(&content))?)
+            });
+            file.write_content(&serde_json::to_vec(&record).map_err(|e| Error::internal(e.to_string()))?)?;
+            undo.add_step("restore the routes", || Ok(changes.undo(&inside.netlink)?));
+            changes.apply(&inside, &links[0], &wanted)?;
+            undo.commit();
+        }
+        Ok(selection.change_result(conf, prev, &wanted))
+    }
+
+    fn check(_: &CallContext<'_>, conf: &RouteOverrideConfig, req: &CheckRequest) -> Result<()> {
+        if conf.args.cni.skipcheck.unwrap_or(conf.skipcheck) {
+            return Ok(());
+        }
+        let prev = req.require_final_result()?;
+        let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+        let links = container_links(&inside, prev, &req.ifname)?;
+        let selection = RouteSelection::from_config(conf, prev);
+        // A route of the result was added later, by this plugin or one behind it.
+        let is_back = |found: &&KernelRoute| {
+            is_of_links(found, &links) && selection.selects(found) && !verify::is_listed(found, prev)
+        };
+        if let Some(found) = inside.netlink.dump_routes(&RouteFilter::default())?.iter().find(is_back) {
+            let text = configure::describe_route(found, &links[0].name);
+            return Err(Error::internal(format!("route-override: the container has the deleted route \"{found}\""))
+                .with_details(format!("{}ip route del {text}", verify::IN_CONTAINER)));
+        }
+        verify::require_routes(&inside, prev)
+    }
+
+    /// A route that cannot be restored is not an error: mostly the interface is about to be deleted.
+    fn del(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &DelRequest) -> Result<()> {
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let file = BackupFile::new(Path::new(DIR), &owner);
+        let Some(content) = file.read_content()? else { return Ok(file.remove_files()?) };
+        let record = OverrideRecord::parse(&content).filter(|record| record.is_of(owner));
+        if let (Some(netns), Some(record)) = (&req.netns, record) {
+            let netlink = Netlink::open_in(netns)?;
+            if record.netns == netlink.netns_id()
+                && let Err(error) = record.changes.undo(&netlink)
+            {
+                if error.is_unanswered() {
+                    return Err(error.into());
+                }
+                log::debug(error);
+            }
+        }
+        Ok(file.remove_files()?)
+    }
+
+    fn gc(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &GcRequest) -> Result<()> {
+        let (dir, network) = (Path::new(DIR), cx.net.name.as_str());
+        backup::remove_temporaries(dir, network, &AttachmentId::from_attachments(&cx.net.name, &req.valid));
+        let mut failures = Failures::new();
+        for (path, content) in backup::read_backups(dir)? {
+            let record = OverrideRecord::parse(&content).filter(|record| record.network == network);
+            if record.is_some_and(|record| !req.is_valid_attachment(&record.container, &record.ifname)) {
+                failures.keep_error(files::remove_file(&path).map_err(Error::from));
+            }
+        }
+        failures.into_result()
+    }
+
+    fn status(cx: &CallContext<'_>, conf: &RouteOverrideConfig) -> Result<()> {
+        Self::require_sound(cx, conf)?;
+        backup::require_writable(Path::new(DIR)).or_unavailable()?;
+        cx.usable_host_netlink().map(drop)
+    }
+}
+
+/// The container's interfaces of the result, the one of the attachment first; that one alone if the result has none, as
+/// before 0.3.0.
+fn container_links(inside: &ContainerNetns<'_>, prev: &CniResult, ifname: &InterfaceName) -> Result<Vec<Link>> {
+    let listed = prev.interfaces.iter().filter(|entry| !entry.sandbox.is_empty());
+    let mut names: Vec<&str> = listed.map(|entry| entry.name.as_str()).collect();
+    sort_by_key(&mut names, |name| *name != ifname.as_str());
+    let mut links = Vec::new();
+    for name in names {
+        links.extend(inside.netlink.find_link(name)?);
+    }
+    if links.is_empty() {
+        links.push(inside.require_link(ifname.as_str())?);
+    }
+    Ok(links)
+}
+
+fn is_of_links(route: &KernelRoute, links: &[Link]) -> bool {
+    links.iter().any(|link| tables::uses_only_link(route, link.index))
+}
+
+/// The routes that the configuration deletes.
+struct RouteSelection<'a> {
+    flushes_routes: bool,
+    flushes_gateway: bool,
+    delroutes: &'a [ResultRoute],
+    /// The subnets of the addresses: ptp reaches them through the gateway.
+    subnets: Vec<IpNet>,
+}
+
+impl<'a> RouteSelection<'a> {
+    fn from_config(conf: &'a RouteOverrideConfig, prev: &CniResult) -> RouteSelection<'a> {
+        RouteSelection {
+            flushes_routes: conf.args.cni.flushroutes.unwrap_or(conf.flushroutes),
+            flushes_gateway: conf.flushes_gateway(),
+            delroutes: conf.delroutes(),
+            subnets: prev.ips.iter().map(|ip| ip.address.trunc()).collect(),
+        }
+    }
+
+    fn selects(&self, route: &KernelRoute) -> bool {
+        let slot = route_slot(route);
+        let is_named = |del: &ResultRoute| {
+            let table = del.table.filter(|table| *table != 0);
+            let named = KernelRoute { table, priority: del.priority.or(route.priority), ..KernelRoute::new(del.dst) };
+            route_slot(&named) == slot
+        };
+        slot.1 == RT_TABLE_MAIN && self.flushes(route) || self.delroutes.iter().any(is_named)
+    }
+
+    /// Whether a route of the main table is flushed: routes to subnets, to link-local addresses and on the link stay.
+    fn flushes(&self, route: &KernelRoute) -> bool {
+        let dst = route.dst.trunc();
+        if dst.prefix_len() == 0 {
+            return self.flushes_gateway || self.flushes_routes && route.scope != Some(ON_LINK);
+        }
+        let is_link_local = match dst.addr() {
+            IpAddr::V4(addr) => addr.is_link_local(),
+            IpAddr::V6(addr) => addr.is_unicast_link_local(),
+        };
+        self.flushes_routes && !tables::is_direct_route(route) && !is_link_local && !self.subnets.contains(&dst)
+    }
+
+    /// The result without the deleted routes, and with those of `wanted`.
+    fn change_result(&self, conf: &RouteOverrideConfig, prev: &CniResult, wanted: &CniResult) -> CniResult {
+        let mut result = prev.clone();
+        result.routes.retain(|route| {
+            let gw = configure::effective_gateway(route, prev);
+            let ResultRoute { dst, table, priority, scope, .. } = *route;
+            let table = table.filter(|table| *table != 0);
+            !self.selects(&KernelRoute { gw, table, priority, scope, ..KernelRoute::new(dst) })
+        });
+        for route in conf.addroutes() {
+            // A route of the result without a gateway is one through the gateway of an address.
+            let implied = configure::effective_gateway(route, wanted).filter(|_| self.flushes_gateway);
+            let route = ResultRoute { gw: route.gw.or(implied), ..route.clone() };
+            if !result.routes.contains(&route) {
+                result.routes.push(route);
+            }
+        }
+        for ip in result.ips.iter_mut().filter(|_| self.flushes_gateway) {
+            let v4 = ip.address.addr().is_ipv4();
+            ip.gateway = Some(if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() });
+        }
+        result
+    }
+}
+
+/// What the kernel tells routes apart by: destination, table and metric. No two routes of IPv4 are added with the same.
+fn route_slot(route: &KernelRoute) -> (IpNet, u32, u32) {
+    let default_metric = if route.dst.addr().is_ipv4() { 0 } else { routes::IPV6_METRIC };
+    let metric = route.priority.filter(|metric| *metric != 0).unwrap_or(default_metric);
+    (route.dst.trunc(), route.table.unwrap_or(RT_TABLE_MAIN), metric)
+}
+
+/// Whether the kernel reports the route `found` for the route `wanted`.
+fn is_same_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
+    let hops = |route: &KernelRoute| {
+        let single = route.nexthops.is_empty().then_some((route.gw, route.oif));
+        let mut hops: Vec<_> = route.nexthops.iter().map(|hop| (hop.gw, hop.oif)).chain(single).collect();
+        sort_by_key(&mut hops, |hop| *hop);
+        hops
+    };
+    route_slot(found) == route_slot(wanted)
+        && hops(found) == hops(wanted)
+        && (found.mtu, found.advmss) == (wanted.mtu, wanted.advmss)
+}
+
+/// Routes to delete and to add.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+struct RouteChanges {
+    removed: Vec<KernelRoute>,
+    added: Vec<KernelRoute>,
+}
+
+impl RouteChanges {
+    /// Chooses the routes to delete, and those of `wanted` to add. A route that is wanted and present stays; another
+    /// one with the same destination, table and metric is an error.
+    fn plan(
+        netlink: &Netlink,
+        links: &[Link],
+        selection: &RouteSelection<'_>,
+        wanted: &CniResult,
+    ) -> Result<RouteChanges> {
+        let mut added = configure::plan_routes(wanted, links[0].index);
+        let (mut removed, kept): (Vec<_>, Vec<_>) =
+            netlink.dump_routes(&RouteFilter::default())?.into_iter().partition(|found| {
+                let is_wanted = added.iter().any(|route| is_same_route(found, route));
+                is_of_links(found, links) && selection.selects(found) && !is_wanted
+            });
+        added.retain(|route| !kept.iter().any(|found| is_same_route(found, route)));
+        for route in &added {
+            if let Some(found) = kept.iter().find(|found| route_slot(found) == route_slot(route)) {
+                let msg = format!("addroutes: route {route}: the container has \"{found}\" with the same metric");
+                let remedy = "add its \"dst\" to \"delroutes\" if it is of this interface, or give the new route a \
+                              \"priority\", its metric";
+                return Err(Error::internal(msg).with_details(remedy));
+            }
+        }
+        // The kernel accepts only routes through reachable gateways.
+        sort_by_key(&mut removed, |route| !tables::is_direct_route(route));
+        Ok(RouteChanges { removed, added })
+    }
+
+    fn apply(&self, inside: &ContainerNetns<'_>, link: &Link, wanted: &CniResult) -> Result<()> {
+        for route in &self.removed {
+            inside.netlink.delete_route(route)?;
+        }
+        for route in &self.added {
+            let added = inside.netlink.add_route(route, RouteAddMode::Exclusive);
+            added.map_err(|error| configure::refused_route_error(error, route, link, wanted))?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what was done of the changes: completes all steps that can be done, then reports the first error.
+    fn undo(&self, netlink: &Netlink) -> NetlinkResult<()> {
+        let present = netlink.dump_routes(&RouteFilter::default())?;
+        let mut done = Ok(());
+        for found in present.iter().filter(|found| self.added.iter().any(|route| is_same_route(found, route))) {
+            done = done.and(netlink.delete_route(found).map(drop));
+        }
+        for route in self.removed.iter().filter(|route| !present.contains(route)) {
+            // `Create`: routes of other links to the same destination stay.
+            done = done.and(netlink.add_route(route, RouteAddMode::Create));
+        }
+        done
+    }
+}
+
+/// The record of an attachment: what DEL undoes.
+#[derive(Debug, Serialize, Deserialize)]
+struct OverrideRecord {
+    network: String,
+    container: String,
+    ifname: String,
+    /// The identity of the container's namespace.
+    netns: Option<u64>,
+    changes: RouteChanges,
+}
+
+impl OverrideRecord {
+    /// The record of `changes`, with those of an earlier ADD: of another such plugin in the list, or of one that was
+    /// not followed by DEL.
+    fn for_changes(
+        owner: AttachmentId<'_>,
+        netlink: &Netlink,
+        former: Option<&[u8]>,
+        changes: &RouteChanges,
+    ) -> OverrideRecord {
+        let netns = netlink.netns_id();
+        let former = former.and_then(OverrideRecord::parse);
+        let former = former.filter(|record| record.is_of(owner) && record.netns == netns);
+        let mut all = former.map(|record| record.changes).unwrap_or_default();
+        let is_original = |route: &&KernelRoute| !all.added.iter().any(|added| is_same_route(route, added));
+        let original: Vec<KernelRoute> = changes.removed.iter().filter(is_original).cloned().collect();
+        all.removed.retain(|route| !original.contains(route));
+        all.removed.extend(original);
+        all.added.retain(|route| !changes.added.contains(route));
+        all.added.extend(changes.added.iter().cloned());
+        let AttachmentId { network, id, ifname } = owner;
+        let [network, container, ifname] = [network, id, ifname].map(str::to_owned);
+        OverrideRecord { network, container, ifname, netns, changes: all }
+    }
+
+    /// `None` for a malformed record, with a warning.
+    fn parse(content: &[u8]) -> Option<OverrideRecord> {
+        let warn = |error: &serde_json::Error| log::warn(format_args!("a record in {DIR} is ignored: {error}"));
+        serde_json::from_slice(content).inspect_err(warn).ok()
+    }
+
+    /// Whether this is the record of the owner: the names of two attachments' files can be equal.
+    fn is_of(&self, owner: AttachmentId<'_>) -> bool {
+        (self.container.as_str(), self.ifname.as_str()) == (owner.id, owner.ifname)
+    }
+}
