@@ -122,8 +122,10 @@ pub fn is_listed(found: &KernelRoute, result: &CniResult) -> bool {
     result.routes.iter().any(|route| satisfies_route(found, &wanted_route(route, result)))
 }
 
-fn wanted_route(route: &ResultRoute, result: &CniResult) -> KernelRoute {
+/// The route of the kernel that a route of the result describes.
+pub fn wanted_route(route: &ResultRoute, result: &CniResult) -> KernelRoute {
     KernelRoute {
+        scope: route.scope,
         gw: effective_gateway(route, result),
         table: route.table.filter(|table| *table != 0),
         priority: route.priority,

@@ -28,8 +28,6 @@ use crate::sort::sort_by_key;
 
 /// The directory of all records. No configuration chooses it.
 const DIR: &str = "/run/cni/route-override";
-/// `RT_TABLE_LOCAL`, the table of the container's own addresses.
-const RT_TABLE_LOCAL: u32 = 255;
 
 #[derive(Debug)]
 pub struct RouteOverride;
@@ -68,6 +66,10 @@ struct RouteOverrideCniArgs {
 }
 
 impl RouteOverrideConfig {
+    fn flushes_routes(&self) -> bool {
+        self.args.cni.flushroutes.unwrap_or(self.flushroutes)
+    }
+
     fn flushes_gateway(&self) -> bool {
         self.args.cni.flushgateway.unwrap_or(self.flushgateway)
     }
@@ -80,7 +82,7 @@ impl RouteOverrideConfig {
         self.args.cni.addroutes.as_ref().unwrap_or(&self.addroutes)
     }
 
-    /// Refuses routes that no kernel accepts, and the deletion of the container's own addresses.
+    /// Refuses routes that no kernel accepts.
     fn require_valid(&self) -> Result<()> {
         for ResultRoute { dst, gw, .. } in self.addroutes() {
             if let Some(gw @ IpAddr::V4(_)) = gw
@@ -89,12 +91,6 @@ impl RouteOverrideConfig {
                 let msg = format!("addroutes: the gateway {gw} of {dst} is of another family");
                 return Err(Error::config(msg).with_details("give the IPv6 route a gateway of IPv6, or no \"gw\""));
             }
-        }
-        if let Some(local) = self.delroutes().iter().find(|route| route.table == Some(RT_TABLE_LOCAL)) {
-            let msg = format!("delroutes: {} is in table {RT_TABLE_LOCAL}", local.dst);
-            return Err(
-                Error::config(msg).with_details("that table has the container's own addresses: remove \"table\"")
-            );
         }
         Ok(())
     }
@@ -114,7 +110,7 @@ impl Plugin for RouteOverride {
         let prev = require_prev_result(req.prev.as_ref(), "Required prevResult missing")?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let links = container_links(&inside, prev, &req.ifname)?;
-        let selection = RouteSelection::from_config(conf, prev);
+        let selection = RouteSelection { conf, prev };
         let wanted = CniResult { routes: conf.addroutes().to_vec(), ..prev.clone() };
         let changes = RouteChanges::plan(&inside.netlink, &links, &selection, &wanted)?;
         if changes != RouteChanges::default() {
@@ -131,7 +127,7 @@ impl Plugin for RouteOverride {
             changes.apply(&inside, &links[0], &wanted)?;
             undo.commit();
         }
-        Ok(selection.change_result(conf, prev, &wanted))
+        Ok(selection.change_result(&wanted))
     }
 
     fn check(_: &CallContext<'_>, conf: &RouteOverrideConfig, req: &CheckRequest) -> Result<()> {
@@ -141,7 +137,7 @@ impl Plugin for RouteOverride {
         let prev = req.require_final_result()?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let links = container_links(&inside, prev, &req.ifname)?;
-        let selection = RouteSelection::from_config(conf, prev);
+        let selection = RouteSelection { conf, prev };
         // A route of the result was added later, by this plugin or one behind it.
         let is_back = |found: &&KernelRoute| {
             is_of_links(found, &links) && selection.selects(found) && !verify::is_listed(found, prev)
@@ -158,17 +154,12 @@ impl Plugin for RouteOverride {
     fn del(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(Path::new(DIR), &owner);
-        let Some(content) = file.read_content()? else { return Ok(file.remove_files()?) };
-        let record = OverrideRecord::parse(&content).filter(|record| record.is_of(owner));
-        if let (Some(netns), Some(record)) = (&req.netns, record) {
+        if let (Some(netns), Some(content)) = (&req.netns, file.read_content()?) {
             let netlink = Netlink::open_in(netns)?;
-            if record.netns == netlink.netns_id()
-                && let Err(error) = record.changes.undo(&netlink)
-            {
-                if error.is_unanswered() {
-                    return Err(error.into());
-                }
-                log::debug(error);
+            let changes = OverrideRecord::changes_of(owner, &netlink, &content);
+            match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
+                Err(error) if error.is_unanswered() => return Err(error.into()),
+                undone => drop(undone.inspect_err(|error| log::debug(error))),
             }
         }
         Ok(file.remove_files()?)
@@ -216,23 +207,12 @@ fn is_of_links(route: &KernelRoute, links: &[Link]) -> bool {
 
 /// The routes that the configuration deletes.
 struct RouteSelection<'a> {
-    flushes_routes: bool,
-    flushes_gateway: bool,
-    delroutes: &'a [ResultRoute],
-    /// The subnets of the addresses: ptp reaches them through the gateway.
-    subnets: Vec<IpNet>,
+    conf: &'a RouteOverrideConfig,
+    /// The result of the previous plugin.
+    prev: &'a CniResult,
 }
 
-impl<'a> RouteSelection<'a> {
-    fn from_config(conf: &'a RouteOverrideConfig, prev: &CniResult) -> RouteSelection<'a> {
-        RouteSelection {
-            flushes_routes: conf.args.cni.flushroutes.unwrap_or(conf.flushroutes),
-            flushes_gateway: conf.flushes_gateway(),
-            delroutes: conf.delroutes(),
-            subnets: prev.ips.iter().map(|ip| ip.address.trunc()).collect(),
-        }
-    }
-
+impl RouteSelection<'_> {
     fn selects(&self, route: &KernelRoute) -> bool {
         let slot = route_slot(route);
         let is_named = |del: &ResultRoute| {
@@ -240,40 +220,37 @@ impl<'a> RouteSelection<'a> {
             let named = KernelRoute { table, priority: del.priority.or(route.priority), ..KernelRoute::new(del.dst) };
             route_slot(&named) == slot
         };
-        slot.1 == RT_TABLE_MAIN && self.flushes(route) || self.delroutes.iter().any(is_named)
+        slot.1 == RT_TABLE_MAIN && self.flushes(route) || self.conf.delroutes().iter().any(is_named)
     }
 
-    /// Whether a route of the main table is flushed: routes to subnets, to link-local addresses and on the link stay.
+    /// Whether a route of the main table is flushed. Routes on the link, to link-local addresses and to the subnets of
+    /// the addresses, which ptp reaches through the gateway, stay.
     fn flushes(&self, route: &KernelRoute) -> bool {
-        let dst = route.dst.trunc();
+        let (conf, dst) = (self.conf, route.dst.trunc());
         if dst.prefix_len() == 0 {
-            return self.flushes_gateway || self.flushes_routes && route.scope != Some(ON_LINK);
+            return conf.flushes_gateway() || conf.flushes_routes() && route.scope != Some(ON_LINK);
         }
         let is_link_local = match dst.addr() {
             IpAddr::V4(addr) => addr.is_link_local(),
             IpAddr::V6(addr) => addr.is_unicast_link_local(),
         };
-        self.flushes_routes && !tables::is_direct_route(route) && !is_link_local && !self.subnets.contains(&dst)
+        let is_subnet = || self.prev.ips.iter().any(|ip| ip.address.trunc() == dst);
+        conf.flushes_routes() && !tables::is_direct_route(route) && !is_link_local && !is_subnet()
     }
 
     /// The result without the deleted routes, and with those of `wanted`.
-    fn change_result(&self, conf: &RouteOverrideConfig, prev: &CniResult, wanted: &CniResult) -> CniResult {
-        let mut result = prev.clone();
-        result.routes.retain(|route| {
-            let gw = configure::effective_gateway(route, prev);
-            let ResultRoute { dst, table, priority, scope, .. } = *route;
-            let table = table.filter(|table| *table != 0);
-            !self.selects(&KernelRoute { gw, table, priority, scope, ..KernelRoute::new(dst) })
-        });
-        for route in conf.addroutes() {
-            // A route of the result without a gateway is one through the gateway of an address.
-            let implied = configure::effective_gateway(route, wanted).filter(|_| self.flushes_gateway);
+    fn change_result(&self, wanted: &CniResult) -> CniResult {
+        let mut result = self.prev.clone();
+        result.routes.retain(|route| !self.selects(&verify::wanted_route(route, self.prev)));
+        for route in &wanted.routes {
+            // A route without a gateway is one through the gateway of an address, if the result has that gateway.
+            let implied = configure::effective_gateway(route, wanted).filter(|_| self.conf.flushes_gateway());
             let route = ResultRoute { gw: route.gw.or(implied), ..route.clone() };
             if !result.routes.contains(&route) {
                 result.routes.push(route);
             }
         }
-        for ip in result.ips.iter_mut().filter(|_| self.flushes_gateway) {
+        for ip in result.ips.iter_mut().filter(|_| self.conf.flushes_gateway()) {
             let v4 = ip.address.addr().is_ipv4();
             ip.gateway = Some(if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() });
         }
@@ -383,19 +360,17 @@ impl OverrideRecord {
         former: Option<&[u8]>,
         changes: &RouteChanges,
     ) -> OverrideRecord {
-        let netns = netlink.netns_id();
-        let former = former.and_then(OverrideRecord::parse);
-        let former = former.filter(|record| record.is_of(owner) && record.netns == netns);
-        let mut all = former.map(|record| record.changes).unwrap_or_default();
-        let is_original = |route: &&KernelRoute| !all.added.iter().any(|added| is_same_route(route, added));
-        let original: Vec<KernelRoute> = changes.removed.iter().filter(is_original).cloned().collect();
-        all.removed.retain(|route| !original.contains(route));
-        all.removed.extend(original);
+        let mut all = former.and_then(|content| Self::changes_of(owner, netlink, content)).unwrap_or_default();
+        for route in &changes.removed {
+            // A route that an earlier ADD added is not restored.
+            if !all.removed.contains(route) && !all.added.iter().any(|added| is_same_route(route, added)) {
+                all.removed.push(route.clone());
+            }
+        }
         all.added.retain(|route| !changes.added.contains(route));
-        all.added.extend(changes.added.iter().cloned());
-        let AttachmentId { network, id, ifname } = owner;
-        let [network, container, ifname] = [network, id, ifname].map(str::to_owned);
-        OverrideRecord { network, container, ifname, netns, changes: all }
+        all.added.extend_from_slice(&changes.added);
+        let [network, container, ifname] = [owner.network, owner.id, owner.ifname].map(str::to_owned);
+        OverrideRecord { network, container, ifname, netns: netlink.netns_id(), changes: all }
     }
 
     /// `None` for a malformed record, with a warning.
@@ -404,8 +379,11 @@ impl OverrideRecord {
         serde_json::from_slice(content).inspect_err(warn).ok()
     }
 
-    /// Whether this is the record of the owner: the names of two attachments' files can be equal.
-    fn is_of(&self, owner: AttachmentId<'_>) -> bool {
-        (self.container.as_str(), self.ifname.as_str()) == (owner.id, owner.ifname)
+    /// The changes in this namespace; `None` if the record is of another attachment, because the names of two
+    /// attachments' files can be equal, or of an earlier container with the same id.
+    fn changes_of(owner: AttachmentId<'_>, netlink: &Netlink, content: &[u8]) -> Option<RouteChanges> {
+        let record = Self::parse(content)?;
+        let is_own = (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
+        (is_own && record.netns == netlink.netns_id()).then_some(record.changes)
     }
 }
