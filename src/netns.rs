@@ -86,7 +86,12 @@ pub fn current_id() -> Option<u64> {
 
 /// As [`current_id`], by a socket that the calling thread has opened in its namespace.
 pub fn id_by_socket(socket: &impl AsFd) -> Option<u64> {
-    getsockopt(socket, NetnsCookie).ok().or_else(current_inode)
+    cookie_by_socket(socket).or_else(current_inode)
+}
+
+/// The [cookie](current_cookie) of the namespace in which a socket was opened; `None` if it is unknown.
+pub fn cookie_by_socket(socket: &impl AsFd) -> Option<u64> {
+    getsockopt(socket, NetnsCookie).ok()
 }
 
 /// The inode number of the calling thread's network namespace, which the kernel reuses.

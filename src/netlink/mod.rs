@@ -94,6 +94,11 @@ impl Netlink {
     pub fn netns_id(&self) -> Option<u64> {
         netns::id_by_socket(&self.socket)
     }
+
+    /// The [cookie](netns::current_cookie) of the socket's namespace; `None` if it is unknown.
+    pub fn netns_cookie(&self) -> Option<u64> {
+        netns::cookie_by_socket(&self.socket)
+    }
 }
 
 /// An IP version.

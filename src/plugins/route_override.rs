@@ -346,7 +346,7 @@ struct OverrideRecord {
     network: String,
     container: String,
     ifname: String,
-    /// The identity of the container's namespace.
+    /// The cookie of the container's namespace, if it is known.
     netns: Option<u64>,
     changes: RouteChanges,
 }
@@ -370,7 +370,7 @@ impl OverrideRecord {
         all.added.retain(|route| !changes.added.contains(route));
         all.added.extend_from_slice(&changes.added);
         let [network, container, ifname] = [owner.network, owner.id, owner.ifname].map(str::to_owned);
-        OverrideRecord { network, container, ifname, netns: netlink.netns_id(), changes: all }
+        OverrideRecord { network, container, ifname, netns: netlink.netns_cookie(), changes: all }
     }
 
     /// `None` for a malformed record, with a warning.
@@ -384,6 +384,7 @@ impl OverrideRecord {
     fn changes_of(owner: AttachmentId<'_>, netlink: &Netlink, content: &[u8]) -> Option<RouteChanges> {
         let record = Self::parse(content)?;
         let is_own = (record.container.as_str(), record.ifname.as_str()) == (owner.id, owner.ifname);
-        (is_own && record.netns == netlink.netns_id()).then_some(record.changes)
+        let is_other = record.netns.zip(netlink.netns_cookie()).is_some_and(|(then, now)| then != now);
+        (is_own && !is_other).then_some(record.changes)
     }
 }

@@ -131,6 +131,7 @@ fn edited_ptp_bandwidth_tuning_sbr_is_deleted() {
              "runtimeConfig": {"bandwidth": limits}},
             {"type": "tuning", "mtu": 1400, "promisc": true, "mac": "02:00:00:00:00:07",
              "dataDir": node.state("tuning"), "sysctl": {"net.core.somaxconn": "500"}},
+            {"type": "route-override", "flushroutes": true, "addroutes": [{"dst": "198.51.100.0/24"}]},
             {"type": "sbr", "table": 100},
         ]),
     );

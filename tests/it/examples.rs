@@ -222,6 +222,11 @@ fn ptp() {
 }
 
 #[test]
+fn route_override() {
+    works(&Node::new(), page!("route-override"));
+}
+
+#[test]
 fn sbr() {
     works(&Node::new(), page!("sbr"));
 }

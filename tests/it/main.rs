@@ -27,6 +27,7 @@
 //! | `flannel` | the derived configuration, records, delegates in this and in child processes |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, compatibility |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
+//! | `route_override` | routes deleted and added: attributes, traffic, records, CHECK, compatibility |
 //! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, compatibility |
 //! | `seven` | one container through a chain of seven plugins |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
@@ -149,6 +150,7 @@ mod protocol;
 mod ptp;
 mod repair;
 mod restricted;
+mod route_override;
 mod sanity;
 mod sbr;
 mod scale;

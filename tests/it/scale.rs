@@ -117,6 +117,7 @@ fn chain(node: &Node, _: usize) -> Value {
                 "egressRate": 80_000_000, "egressBurst": 800_000},
             {"type": "tuning", "mtu": 1400,
                 "sysctl": {"net.core.somaxconn": "500"}},
+            {"type": "route-override", "flushgateway": true, "addroutes": [{"dst": "0.0.0.0/0"}]},
             {"type": "sbr"},
         ]),
     )

@@ -105,8 +105,8 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     let has_veth = matches!(interface["type"].as_str(), Some("bridge" | "ptp"));
     let kinds = match (interface.get("ipam").is_some(), has_veth) {
         (false, _) => 3,
-        (true, false) => 4,
-        (true, true) => 5,
+        (true, false) => 5,
+        (true, true) => 6,
     };
     match random.below(kinds) {
         0 => {
@@ -129,6 +129,13 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
             conf
         }
         3 => {
+            let mut conf = json!({"type": "route-override", "flushroutes": true});
+            let routes =
+                [json!([{"dst": "198.51.100.0/24", "scope": 253}]), json!([{"dst": "fd99::/64", "gw": "10.88.0.1"}])];
+            maybe(random, &mut conf, "addroutes", &routes);
+            conf
+        }
+        4 => {
             let mut conf = json!({"type": "sbr"});
             maybe(random, &mut conf, "table", &[json!(7), json!(-1)]);
             conf
@@ -142,7 +149,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
 }
 
 /// Shell commands that damage the node in a way that STATUS must detect; `true` damages nothing.
-const DEFECTS: [&str; 20] = [
+const DEFECTS: [&str; 21] = [
     "true",
     "true",
     "mount -t tmpfs -o ro tmpfs /run/cni",
@@ -155,6 +162,7 @@ const DEFECTS: [&str; 20] = [
     "touch DIR/leases",
     "mkdir -p DIR/leases/pods && touch DIR/leases/pods/10.88.0.2",
     "mkdir -p /run/cni/tuning && mount -t tmpfs -o ro tmpfs /run/cni/tuning",
+    "mkdir -p /run/cni/route-override && mount -t tmpfs -o ro tmpfs /run/cni/route-override",
     "rm DIR/bin/portmap DIR/bin/firewall",
     "rm DIR/bin/host-local",
     "ln -sfn nothing DIR/bin/tuning",

@@ -216,7 +216,11 @@ fn special_and_huge_files_in_place_of_state_are_refused() {
         let tuning = json!({"mtu": 1400, "prevResult": prev});
         let tuning = Net::new(&node, "tuning", "1.1.0", &tuning);
         let device = Net::new(&node, "host-device", "1.1.0", &json!({"device": "none"}));
+        let routes = json!({"addroutes": [{"dst": "198.51.100.0/24"}], "prevResult": prev});
+        let routes = Net::new(&node, "route-override", "1.1.0", &routes);
         for path in [
+            "/run/cni/route-override/c1_eth0.json",
+            "/run/cni/route-override/zz_eth0.json",
             "/run/cni/tuning/c1_eth0.json",
             "/run/cni/tuning/zz_eth0.json",
             "/run/cni/host-device/net/c1:eth0.json",
@@ -226,7 +230,7 @@ fn special_and_huge_files_in_place_of_state_are_refused() {
         ] {
             place(path);
         }
-        for net in [&flannel, &tuning, &device] {
+        for net in [&flannel, &tuning, &device, &routes] {
             for verb in ["ADD", "CHECK", "STATUS", "DEL"] {
                 within(net.on(verb, &container));
             }

@@ -69,6 +69,12 @@ fn tuning(node: &Node, who: usize) -> Value {
            "sysctl": {"net.core.somaxconn": "4096", "net.ipv4.conf.IFNAME.log_martians": "0"}})
 }
 
+/// Routes of both families through the gateway, instead of the default routes.
+fn route_override() -> Value {
+    json!({"type": "route-override", "flushgateway": true, "flushroutes": true,
+           "addroutes": [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:100::/48"}]})
+}
+
 fn sbr() -> Value {
     json!({"type": "sbr"})
 }
@@ -142,6 +148,9 @@ chains! {
     macvlan_alone: uplink, |node, _| vec![macvlan(node)];
     bridge_bandwidth: nothing, |node, _| vec![bridge(node), bandwidth()];
     bridge_tuning: nothing, |node, who| vec![bridge(node), tuning(node, who)];
+    bridge_route_override: nothing, |node, _| vec![bridge(node), route_override()];
+    host_device_route_override_sbr: devices,
+        |node, who| vec![host_device(node, who), route_override(), sbr()];
     ptp_sbr: nothing, |node, _| vec![interface(node, "ptp", &json!({})), sbr()];
     macvlan_tuning_sbr: uplink, |node, who| vec![macvlan(node), tuning(node, who), sbr()];
     host_device_alone: devices, |node, who| vec![host_device(node, who)];
