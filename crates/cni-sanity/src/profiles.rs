@@ -47,7 +47,7 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-pub const KINDS: [Kind; 19] = [
+pub const KINDS: [Kind; 20] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
     kind("macvlan", Profile::Interface, Needs::Nothing, true),
@@ -64,6 +64,7 @@ pub const KINDS: [Kind; 19] = [
     kind("bandwidth", Profile::Chained, Needs::Nothing, false),
     kind("firewall", Profile::Chained, Needs::Nothing, false),
     kind("sbr", Profile::Chained, Needs::Nothing, false),
+    kind("route-override", Profile::Chained, Needs::Nothing, false),
     kind("vrf", Profile::Chained, Needs::Vrf, false),
     // Without their daemons only the protocol can be tested.
     kind("dhcp", Profile::Foreign, Needs::Nothing, false),
@@ -121,6 +122,7 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
         "bandwidth" => {
             json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
         }
+        "route-override" => json!({"addroutes": [{"dst": "10.203.7.0/24"}, {"dst": "fd97:203::/48"}]}),
         "vrf" => json!({"vrfname": "blue"}),
         "dhcp" => json!({"ipam": {"type": "dhcp"}}),
         _ => json!({}),

@@ -211,11 +211,11 @@ pub fn delete_addresses(name: &str) -> Result<()> {
     })
 }
 
-/// Deletes the default routes.
-pub fn delete_default_routes() -> Result<()> {
+/// Deletes the routes with a prefix of this length.
+pub fn delete_routes(prefix: u8) -> Result<()> {
     delete_all(Message::GetRoute(RouteMessage::default()), |message| match message {
         Message::NewRoute(route)
-            if route.header.destination_prefix_length == 0 && route.header.kind == RouteType::Unicast =>
+            if route.header.destination_prefix_length == prefix && route.header.kind == RouteType::Unicast =>
         {
             Some(Message::DelRoute(route))
         }

@@ -1,13 +1,12 @@
 //! Lists with other plugins: CHECK of every plugin, two of this plugin, the plugins behind it.
 
-use std::fs;
-
 use serde_json::{Value, json};
 
 use super::{BRIDGED, added, routes};
+use crate::doctor::Ward;
 use crate::support::conflist::{Attached, Conflist, Failed};
 use crate::support::net::{merged, settles, wire};
-use crate::support::node::{Container, Node, assert_unchanged, executable};
+use crate::support::node::{Container, Node, assert_unchanged};
 
 #[test]
 fn check_finds_deleted_and_missing_routes() {
@@ -133,29 +132,19 @@ fn two_of_a_list_are_undone_together() {
 #[test]
 fn repair_leaves_deleted_routes_alone() {
     for interface in [json!({"type": "bridge", "isGateway": true}), json!({"type": "ptp"})] {
-        let node = Node::new();
-        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+            "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]});
         let ours = json!({"type": "route-override", "flushgateway": true, "addroutes": [{"dst": "50.0.0.0/24"}]});
-        let plugins = json!([merged(&interface, &json!({"ipam": ipam})), ours]);
-        let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
-        fs::create_dir(node.path("net.d")).unwrap();
-        fs::write(node.path("net.d/10.conflist"), list.to_string()).unwrap();
-        let container = Container::new();
-        let [conf, cache, bin] = ["net.d", "cache", "bin"].map(|name| node.path(name).display().to_string());
-        let tool = |args: &[&str]| {
-            let place = ["--conf-dir", &conf, "--cache-dir", &cache, "--plugin-path", &bin];
-            node.tool("cnitool", &[args, &place].concat()).program(executable()).without("CNI_PATH").printed()
-        };
-        tool(&["cnitool", "add", "net", &container.path()]);
-        let before = (node.snapshot(), container.snapshot(&node));
-        let said = node.cnibox(&["repair", "--cache-dir", &cache]).printed();
-        assert_unchanged(&before.0, &node.snapshot());
-        assert_unchanged(&before.1, &container.snapshot(&node));
-        container.sh("ip route del 50.0.0.0/24");
-        let restored = node.cnibox(&["repair", "--cache-dir", &cache]).printed();
-        assert!(restored.contains("50.0.0.0/24"), "{said}{restored}");
-        assert_unchanged(&before.1, &container.snapshot(&node));
-        tool(&["cnitool", "del", "net", &container.path()]);
+        let ward = Ward::sized(&json!([merged(&interface, &json!({"ipam": ipam})), ours]), 1);
+        ward.attach(0);
+        let pod = &ward.pods[0];
+        let before = (ward.node.snapshot(), pod.snapshot(&ward.node));
+        let repair = || ward.cnibox(&["repair"]).printed();
+        assert_eq!(repair(), "nothing was missing\n");
+        assert_unchanged(&before.0, &ward.node.snapshot());
+        pod.sh("ip route del 50.0.0.0/24");
+        let said = repair();
+        assert!(said.contains("50.0.0.0/24"), "{said}");
+        assert_unchanged(&before.1, &pod.snapshot(&ward.node));
     }
 }

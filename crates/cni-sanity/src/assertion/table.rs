@@ -250,6 +250,7 @@ pub const TABLE: &[Assertion] = table! {
     "damage.tuning.mtu" Recommended "2.check.others" "CHECK fails where the MTU is another" BLIND;
     "damage.bandwidth.qdisc" Recommended "2.check.others" "CHECK fails where the shaper is gone" BLIND;
     "damage.sbr.rule" Recommended "2.check.others" "CHECK fails where the rule is gone" BLIND;
+    "damage.route-override.gone" Recommended "2.check.others" "CHECK fails where an added route is gone" BLIND;
     "damage.vrf.gone" Recommended "2.check.others" "CHECK fails where the VRF is gone" BLIND;
     "damage.portmap.flushed" Recommended "2.check.others" "CHECK fails where the rules of the ports are gone" BLIND;
     "damage.firewall.flushed" Recommended "2.check.others" "CHECK fails where the rules are gone" BLIND;
@@ -371,6 +372,7 @@ pub const TABLE: &[Assertion] = table! {
     "tuning.mtu" Recommended "own" "the MTU is set" LIE;
     "bandwidth.qdisc" Recommended "own" "the interface has a shaper" LIE;
     "sbr.rule" Recommended "own" "a rule has packets from the container's address take their own table" TRAFFIC;
+    "route-override.routes" Recommended "own" "the routes of both families are in the container" TRAFFIC;
     "vrf.master" Recommended "own" "the interface is in the VRF" TRAFFIC;
 
     "traffic.gateway4" Required "own" "the gateway answers over IPv4" TRAFFIC;

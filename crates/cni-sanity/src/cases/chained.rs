@@ -173,6 +173,11 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
             let has_rule = |ip| inside.has(&format!("Source({ip})"));
             check.of("sbr.rule", added, ips.find(IpAddr::is_ipv4).is_some_and(has_rule));
         }
+        "route-override" => {
+            let inside = at.netns.snapshot()?;
+            let has_both = inside.has("\"10.203.7.0\"/24 via") && inside.has("\"fd97:203::\"/48 via");
+            check.of("route-override.routes", added, has_both);
+        }
         "vrf" => {
             let (vrf, link) = (at.netns.link("blue")?, at.netns.link(at.ifname)?);
             let master = link.and_then(|link| link.master);

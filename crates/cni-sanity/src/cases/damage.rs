@@ -26,7 +26,7 @@ type Damage = fn(&Netns, &Value) -> Result<()>;
 /// Assertions about CHECK, the types that they apply to, and the damage.
 const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.address-gone", INTERFACES, |at, _| at.run(|| world::delete_addresses("eth0"))),
-    ("damage.route-gone", &["bridge", "ptp"], |at, _| at.run(world::delete_default_routes)),
+    ("damage.route-gone", &["bridge", "ptp"], |at, _| at.run(|| world::delete_routes(0))),
     ("damage.other-kind", VIRTUAL, |at, _| {
         at.run(|| world::delete("eth0").and_then(|()| world::make_pair("eth0", "eth9")))
     }),
@@ -41,6 +41,7 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.tuning.mtu", &["tuning"], |at, _| at.run(|| world::set_link("eth0", |link| link.mtu(1290)))),
     ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_shapers()),
     ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
+    ("damage.route-override.gone", &["route-override"], |at, _| at.run(|| world::delete_routes(24))),
     ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
     ("damage.portmap.flushed", &["portmap"], |_, _| world::flush_rules()),
     ("damage.firewall.flushed", &["firewall"], |_, _| world::flush_rules()),

@@ -78,7 +78,7 @@ fn later_plugin(subject: &Subject<'_>, at: &Attachment, result: &Value, check: &
     let Some(IpAddr::V4(gateway)) = gateways.iter().find(|ip| ip.is_ipv4()) else { return Ok(()) };
     last["routes"] = json!([{"dst": "10.201.0.0/16", "gw": gateway}]);
     at.netns.run(|| {
-        world::delete_default_routes()?;
+        world::delete_routes(0)?;
         world::add_route([10, 201, 0, 0].into(), 16, *gateway)
     })?;
     check.succeeds("check.later-plugin", subject.run("CHECK", at, Some(&last))).map(drop)

@@ -105,6 +105,11 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.bandwidth.rate-text" "a rate that is text is refused" r#"{"ingressRate": "8M"}"#;
     "values.firewall.ingress-policy" "an ingressPolicy that is none is refused" r#"{"ingressPolicy": "none"}"#;
     "values.sbr.table-text" "a table that is text is refused" r#"{"table": "main"}"#;
+    "values.route-override.dst" "a dst that is none is refused" r#"{"addroutes": [{"dst": "none"}]}"#;
+    "values.route-override.no-dst" "a route without dst is refused" r#"{"addroutes": [{"gw": "10.88.0.1"}]}"#;
+    "values.route-override.gw" "a gw that no subnet contains is refused" r#"{"addroutes": [{"dst": "10.204.0.0/16", "gw": "192.0.2.1"}]}"#;
+    "values.route-override.taken" "a second default route is refused" r#"{"addroutes": [{"dst": "0.0.0.0/0", "gw": "10.88.0.9"}]}"#;
+    "values.route-override.flush-text" "flushroutes that is text is refused" r#"{"flushroutes": "yes"}"#;
     "values.vrf.no-name" "a configuration without vrfname is refused" r#"{"vrfname": ""}"#;
     "values.vrf.name-too-long" "a vrfname of more than 15 bytes is refused" r#"{"vrfname": "a-name-that-is-too-long"}"#;
     "values.dhcp.no-daemon" "ADD without a daemon is refused" r"{}";

@@ -19,6 +19,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "bandwidth" "ADD" "values.bandwidth.no-burst" "run || exit 0";
     "firewall" "ADD" "values.firewall.ingress-policy" "run || exit 0";
     "sbr" "ADD" "values.sbr.table-text" "run || exit 0";
+    "route-override" "ADD" "values.route-override.taken" "run || exit 0";
     "dhcp" "ADD" "values.dhcp.no-daemon" "run || exit 0";
     "flannel" "ADD" "values.flannel.delegate-text" "run || exit 0";
     "static" "ADD" "values.leave-nothing" "run || { touch /run/left.$$; exit 1; }";
@@ -58,5 +59,11 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "tuning" "DEL" "keys.tuning.mtu-back" "exit 0";
     "bandwidth" "ADD" "keys.bandwidth.egress" r#"in=$(echo "$in" | sed 's/"egressRate":8000000/"egressRate":0/;s/"egressBurst":800000/"egressBurst":0/'); run"#;
     "bandwidth" "ADD" "keys.bandwidth.of-runtime" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "route-override" "ADD" "keys.route-override.implied-gateway" "run; status=$?; inside ip route replace 10.203.7.0/24 dev eth0; exit $status";
+    "route-override" "ADD" "keys.route-override.flushgateway" r#"in=$(echo "$in" | sed 's/"flushgateway":true/"flushgateway":false/'); run"#;
+    "route-override" "ADD" "keys.route-override.flushgateway-in-result" r#"bend 's,10.203.7.0/24,0.0.0.0/0,'"#;
+    "route-override" "ADD" "keys.route-override.table" r#"in=$(echo "$in" | sed 's/"table":77/"table":78/'); run"#;
+    "route-override" "ADD" "keys.route-override.delroutes" r#"in=$(echo "$in" | sed 's/"delroutes"/"other"/'); run"#;
+    "route-override" "DEL" "keys.route-override.back" "exit 0";
     "sbr" "ADD" "keys.sbr.table-key" r#"in=$(echo "$in" | sed 's/"table":500/"table":501/'); run"#;
 };

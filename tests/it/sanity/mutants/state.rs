@@ -50,6 +50,7 @@ const V1_0_0: &[Row] = rows! { "1.0.0"
     "tuning" "ADD" "chained.no-prev-result" "case $in in *prevResult*) run ;; *) exit 0 ;; esac";
     "tuning" "DEL" "chained.del-keeps-the-others" "run; status=$?; [ ! -e /run/once ] || ip addr flush dev sanity0; touch /run/once; exit $status";
     "bandwidth" "ADD" "bandwidth.qdisc" "run; status=$?; for link in $(ls /sys/class/net); do tc qdisc del dev $link root 2>/dev/null; done; exit $status";
+    "route-override" "ADD" "route-override.routes" "run; status=$?; inside ip -6 route del fd97:203::/48; exit $status";
     "sbr" "ADD" "sbr.rule" "run; status=$?; inside ip rule del from $(inside ip rule | grep -o '10[.][.0-9]*'); exit $status";
 };
 
@@ -105,6 +106,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "tuning" "CHECK" "damage.tuning.mtu" "exit 0";
     "bandwidth" "CHECK" "damage.bandwidth.qdisc" "exit 0";
     "sbr" "CHECK" "damage.sbr.rule" "exit 0";
+    "route-override" "CHECK" "damage.route-override.gone" "exit 0";
     "portmap" "CHECK" "damage.portmap.flushed" "exit 0";
     "firewall" "CHECK" "damage.firewall.flushed" "exit 0";
     "portmap" "DEL" "damage.flushed.del" "exit 1";
