@@ -143,9 +143,8 @@ impl Plugin for RouteOverride {
             is_of_links(found, &links) && selection.selects(found) && !verify::is_listed(found, prev)
         };
         if let Some(found) = inside.netlink.dump_routes(&RouteFilter::default())?.iter().find(is_back) {
-            let text = configure::describe_route(found, &links[0].name);
             return Err(Error::internal(format!("route-override: the container has the deleted route \"{found}\""))
-                .with_details(format!("{}ip route del {text}", verify::IN_CONTAINER)));
+                .with_details(format!("{}ip route del {found}", verify::IN_CONTAINER)));
         }
         verify::require_routes(&inside, prev)
     }
