@@ -108,6 +108,8 @@ impl Plugin for RouteOverride {
     fn add(cx: &CallContext<'_>, conf: &RouteOverrideConfig, req: &AddRequest) -> Result<CniResult> {
         conf.require_valid()?;
         let prev = require_prev_result(req.prev.as_ref(), "Required prevResult missing")?;
+        // STATUS does not know whether there will be anything to record.
+        backup::require_writable(Path::new(DIR))?;
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         let links = container_links(&inside, prev, &req.ifname)?;
         let selection = RouteSelection { conf, prev };
