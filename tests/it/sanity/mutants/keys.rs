@@ -61,7 +61,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "bandwidth" "ADD" "keys.bandwidth.of-runtime" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
     "route-override" "ADD" "keys.route-override.implied-gateway" "run; status=$?; inside ip route replace 10.203.7.0/24 dev eth0; exit $status";
     "route-override" "ADD" "keys.route-override.flushgateway" r#"in=$(echo "$in" | sed 's/"flushgateway":true/"flushgateway":false/'); run"#;
-    "route-override" "ADD" "keys.route-override.flushgateway-in-result" r#"bend 's,10.203.7.0/24,0.0.0.0/0,'"#;
+    "route-override" "ADD" "keys.route-override.flushgateway-in-result" "bend 's,10.203.7.0/24,0.0.0.0/0,'";
     "route-override" "ADD" "keys.route-override.table" r#"in=$(echo "$in" | sed 's/"table":77/"table":78/'); run"#;
     "route-override" "ADD" "keys.route-override.delroutes" r#"in=$(echo "$in" | sed 's/"delroutes"/"other"/'); run"#;
     "route-override" "DEL" "keys.route-override.back" "exit 0";
