@@ -132,6 +132,7 @@ fn edited_ptp_bandwidth_tuning_sbr_is_deleted() {
             {"type": "tuning", "mtu": 1400, "promisc": true, "mac": "02:00:00:00:00:07",
              "dataDir": node.state("tuning"), "sysctl": {"net.core.somaxconn": "500"}},
             {"type": "sbr", "table": 100},
+            {"type": "tc-redirect-tap", "multiQueue": true, "allAddresses": true},
         ]),
     );
 }

@@ -147,6 +147,8 @@ pub const TABLE: &[Key] = keys! {
     "keys.bandwidth.of-runtime" "bandwidth in runtimeConfig shapes" r#"{"ingressRate": null, "ingressBurst": null, "egressRate": null, "egressBurst": null, "capabilities": {"bandwidth": true}, "runtimeConfig": {"bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000}}}"# => |_| node_has("qdisc tbf of ");
     "keys.sbr.table" "a table of its own has the default route" r"{}" => |seen| seen.inside("by eth0 table 100");
     "keys.sbr.table-key" "table is the table that the rule leads to" r#"{"table": 500}"# => |seen| seen.inside("Table(500)");
+    "keys.tc-redirect-tap.name" "TC_REDIRECT_TAP_NAME is the name of the device" r"{}" "TC_REDIRECT_TAP_NAME=vm0" => |seen| Ok(seen.inside_link("vm0")?.kind == "tun");
+    "keys.tc-redirect-tap.owner" "TC_REDIRECT_TAP_UID and TC_REDIRECT_TAP_GID are its owners" r"{}" "TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=7;TC_REDIRECT_TAP_GID=8" => |seen| Ok(["[7, 0, 0, 0]", "[8, 0, 0, 0]"].iter().all(|id| seen.inside_link("vm0").is_ok_and(|link| link.detail.contains(id))));
     "keys.vrf.up" "the VRF is up" r"{}" => |seen| Ok(seen.inside_link("blue")?.up);
     "keys.vrf.table" "table is the VRF's" r#"{"vrfname": "green", "table": 77}"# => |seen| Ok(seen.inside_link("green")?.detail.contains("TableId(77)"));
     "keys.vrf.routes" "the routes of the interface are in its table" r#"{"vrfname": "green", "table": 77}"# => |seen| seen.inside("by eth0 table 77");

@@ -105,6 +105,7 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.bandwidth.rate-text" "a rate that is text is refused" r#"{"ingressRate": "8M"}"#;
     "values.firewall.ingress-policy" "an ingressPolicy that is none is refused" r#"{"ingressPolicy": "none"}"#;
     "values.sbr.table-text" "a table that is text is refused" r#"{"table": "main"}"#;
+    "values.tc-redirect-tap.uid" "a TC_REDIRECT_TAP_UID that is no number is refused" r"{}" "TC_REDIRECT_TAP_UID=root";
     "values.vrf.no-name" "a configuration without vrfname is refused" r#"{"vrfname": ""}"#;
     "values.vrf.name-too-long" "a vrfname of more than 15 bytes is refused" r#"{"vrfname": "a-name-that-is-too-long"}"#;
     "values.dhcp.no-daemon" "ADD without a daemon is refused" r"{}";

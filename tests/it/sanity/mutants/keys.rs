@@ -19,6 +19,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "bandwidth" "ADD" "values.bandwidth.no-burst" "run || exit 0";
     "firewall" "ADD" "values.firewall.ingress-policy" "run || exit 0";
     "sbr" "ADD" "values.sbr.table-text" "run || exit 0";
+    "tc-redirect-tap" "ADD" "values.tc-redirect-tap.uid" "CNI_ARGS= run";
     "dhcp" "ADD" "values.dhcp.no-daemon" "run || exit 0";
     "flannel" "ADD" "values.flannel.delegate-text" "run || exit 0";
     "static" "ADD" "values.leave-nothing" "run || { touch /run/left.$$; exit 1; }";
@@ -58,5 +59,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "tuning" "DEL" "keys.tuning.mtu-back" "exit 0";
     "bandwidth" "ADD" "keys.bandwidth.egress" r#"in=$(echo "$in" | sed 's/"egressRate":8000000/"egressRate":0/;s/"egressBurst":800000/"egressBurst":0/'); run"#;
     "bandwidth" "ADD" "keys.bandwidth.of-runtime" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.name" "CNI_ARGS= run";
+    "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.owner" "CNI_ARGS=TC_REDIRECT_TAP_NAME=vm0 run";
     "sbr" "ADD" "keys.sbr.table-key" r#"in=$(echo "$in" | sed 's/"table":500/"table":501/'); run"#;
 };
