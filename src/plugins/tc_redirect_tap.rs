@@ -113,25 +113,21 @@ impl Plugin for TcRedirectTap {
         let link = inside.require_link(req.ifname.as_str())?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let existing = find_redirected_tap(netlink, &link, &owner)?;
-        if let Some(tap) = &existing {
-            args.verify_device(conf, tap).map_err(|e| e.with_details("run DEL first"))?;
-        } else if let Some(name) = &args.name {
-            inside.require_free_name(name.as_str())?;
-        }
 
         // Dropped after the rollback, which still needs the device.
-        let (device, tap) = match &existing {
-            Some(tap) => (None, tap.clone()),
-            None => {
-                let device = args.create_device(conf, netns)?;
-                let tap = inside.require_link(&device.name)?;
-                (Some(device), tap)
-            }
+        let mut device = None;
+        let tap = if let Some(tap) = existing {
+            args.verify_device(conf, &tap).map_err(|e| e.with_details("run DEL first"))?;
+            tap
+        } else {
+            args.name.as_ref().map_or(Ok(()), |name| inside.require_free_name(name.as_str()))?;
+            let created = device.insert(args.create_device(conf, netns)?);
+            inside.require_link(&created.name)?
         };
         let mut undo = Rollback::new();
         let change = LinkChange::new().set_alias(&owner.object_label()).set_mtu(link.mtu).set_up();
         netlink.change_link(tap.index, change).context(|| format!("failed to set tap \"{}\"", tap.name))?;
-        if existing.is_none() || !redirect::find_targets(netlink, &tap)?.contains(&link.index) {
+        if device.is_some() || !redirect::find_targets(netlink, &tap)?.contains(&link.index) {
             redirect::add(netlink, &tap, &link)?;
         }
         if let Some(device) = device {

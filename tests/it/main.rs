@@ -87,6 +87,7 @@
 //! | `support::parallel` | calls at the same time |
 //! | `support::snapshot` | all state that plugins may leave, compared |
 //! | `support::strace` | the system calls of a call, with errors and kills |
+//! | `support::tap` | programs that open tap devices, and a machine behind one |
 //! | `support::traffic` | pings, TCP and UDP between host and containers |
 //!
 //! Kernel features that a test needs, and where tests run without them: `cnibox::lane`.

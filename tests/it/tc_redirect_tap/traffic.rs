@@ -113,25 +113,25 @@ fn lists_with_other_chained_plugins_work_in_either_order() {
         let (node, container) = (Node::new(), Container::new());
         let ipam = crate::support::net::dual_ipam(&node);
         let first = json!({"type": "bridge", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "ipam": ipam});
-        let mut list = vec![first, firewall.clone(), portmap.clone(), tuning(&node), rates.clone(), sbr.clone()];
-        list.insert(if order == 0 { 1 } else { list.len() }, tap.clone());
+        let mut plugins = vec![first, firewall.clone(), portmap.clone(), tuning(&node), rates.clone(), sbr.clone()];
+        plugins.insert(if order == 0 { 1 } else { plugins.len() }, tap.clone());
         if order == 0 {
             // It changes the MTU, which the device takes over from the interface.
-            list.retain(|conf| conf["type"] != "tuning");
+            plugins.retain(|conf| conf["type"] != "tuning");
         }
         let call = |verb: &str, conf: &Value, prev: &Value| {
             let conf = merged(&json!({"cniVersion": "1.1.0", "name": "net", "prevResult": prev}), conf);
             node.call(conf["type"].as_str().unwrap(), verb).id("c1").netns(&container.path()).conf(&conf)
         };
-        let last = list.iter().fold(Value::Null, |prev, conf| call("ADD", conf, &prev).result());
-        for conf in &list {
+        let last = plugins.iter().fold(Value::Null, |prev, conf| call("ADD", conf, &prev).result());
+        for conf in &plugins {
             call("CHECK", conf, &last).ok();
         }
         let machine = boot(&container, &last);
         eventually("the machine reaches the node", || machine.inside.pings(GATEWAYS[0]));
         assert!(machine.inside.pings(GATEWAYS[1]), "{order}");
         drop(machine);
-        for conf in list.iter().rev() {
+        for conf in plugins.iter().rev() {
             call("DEL", conf, &last).ok();
         }
         assert!(Net::new(&node, "bridge", "1.1.0", &json!({})).leases().is_empty());
