@@ -5,7 +5,8 @@ use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
 use crate::plugins::{
     bandwidth::Bandwidth, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel, host_device::HostDevice,
     host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp,
-    route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
+    route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap, tc_redirect_tap::TcRedirectTap,
+    tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
 use crate::tool::{cnitool, ipam, repair};
 
@@ -33,6 +34,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::for_plugin::<Sbr>(AppletKind::Chained),
     Applet::for_plugin::<Static>(AppletKind::Ipam),
     Applet::for_plugin::<Tap>(AppletKind::Interface),
+    Applet::for_plugin::<TcRedirectTap>(AppletKind::Chained),
     Applet::for_plugin::<Tuning>(AppletKind::Chained),
     Applet::for_plugin::<Vlan>(AppletKind::Interface),
     Applet::for_plugin::<Vrf>(AppletKind::Chained),

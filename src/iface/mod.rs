@@ -1,5 +1,5 @@
-//! Work on links that several plugins do: create a veth pair, a tap device or a link on top of another link, configure
-//! and verify the container's interface, enable forwarding on the host.
+//! Work on links that several plugins do: create a veth pair, a tap device or a link on top of another link, redirect
+//! packets, configure and verify the container's interface, enable forwarding on the host.
 
 pub mod child;
 pub mod configure;
@@ -8,6 +8,7 @@ pub mod inside;
 pub mod mtu;
 pub mod overlap;
 pub mod peer;
+pub mod redirect;
 pub mod routes;
 pub mod tables;
 pub mod tun;

@@ -15,8 +15,11 @@ use nix::libc;
 use crate::cmd;
 use crate::cni::InterfaceName;
 use crate::error::{Error, ErrorContext, Result, errno_text, io_text};
+use crate::netlink::Link;
 use crate::netns::{self, Netns};
 
+/// The kind of tap devices, and of tun devices.
+pub const TUN: &str = "tun";
 /// The device that creates tap devices.
 const CLONE_DEVICE: &str = "/dev/net/tun";
 /// Exists where SELinux labels processes.
@@ -25,12 +28,14 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 
 /// The tap device to create.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct NewTapDevice<'a> {
-    /// The name, which must be free in the network namespace.
-    pub ifname: &'a InterfaceName,
+    /// The name, which must be free in the network namespace; `None` for the first free one of `tap0`, `tap1` ...
+    pub ifname: Option<&'a InterfaceName>,
     /// Whether the device can be opened several times at once.
     pub multi_queue: bool,
+    /// Whether each frame follows a header of virtio with its offloads. A program that opens the device chooses anew.
+    pub vnet_hdr: bool,
     /// The user id that may open the device; `None` for any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
     /// The id of the group whose members may open the device; `None` for no group.
@@ -39,9 +44,14 @@ pub struct NewTapDevice<'a> {
     pub label: Option<&'a str>,
 }
 
-/// A new tap device with its open file, which keeps it in existence; no file if the program `ip` created the device.
+/// A new tap device.
 #[derive(Debug)]
-pub struct TapDevice(Option<File>);
+pub struct TapDevice {
+    /// The name in its network namespace.
+    pub name: String,
+    /// Keeps the device in existence; `None` if the program `ip` created it.
+    file: Option<File>,
+}
 
 /// Creates a tap device in `netns`. Frames have no packet information header unless the program that opens the device
 /// requests it.
@@ -51,7 +61,26 @@ pub fn create_device(netns: &Netns, wanted: NewTapDevice<'_>) -> Result<TapDevic
         Some(label) if Path::new(SELINUX).exists() => netns::on_scratch_thread(|| create_labelled(label, wanted))?,
         _ => create_in_current_netns(wanted),
     });
-    made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))
+    made?.context(|| format!("failed to create tap \"{}\"", wanted.name()))
+}
+
+/// CHECK: fails unless the device `link` has this owner and group, where given, and queues, and is persistent.
+pub fn verify_device(link: &Link, owner: Option<u32>, group: Option<u32>, multi_queue: bool) -> Result<()> {
+    let name = &link.name;
+    // Kernels before 4.20 do not report these attributes.
+    let Some(tun) = link.tun else { return Ok(()) };
+    let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+    for (what, wanted, found) in [
+        ("owner", owner.map(|owner| owner.to_string()), id(tun.owner)),
+        ("group", group.map(|group| group.to_string()), id(tun.group)),
+        ("multi_queue", Some(multi_queue.to_string()), tun.multi_queue.to_string()),
+        ("persist", Some(true.to_string()), tun.persist.to_string()),
+    ] {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
+            return Err(Error::internal(format!("tap \"{name}\": {what} is {found}, not {wanted}")));
+        }
+    }
+    Ok(())
 }
 
 /// Fails if the kernel cannot create tap devices.
@@ -59,10 +88,17 @@ pub fn require_usable() -> Result<()> {
     open_clone_device().map(drop)
 }
 
+impl NewTapDevice<'_> {
+    /// The name, or the pattern of names that the kernel uses.
+    fn name(&self) -> &str {
+        self.ifname.map_or("tap%d", InterfaceName::as_str)
+    }
+}
+
 impl TapDevice {
     /// Makes the device persistent: it stays when no process has it open.
     pub fn make_persistent(self) -> Result<()> {
-        let Some(file) = &self.0 else { return Ok(()) };
+        let Some(file) = &self.file else { return Ok(()) };
         set_parameter(file.as_fd(), libc::TUNSETPERSIST, 1)
             .map_err(|errno| ioctl_error("make the device persistent", errno))
     }
@@ -77,14 +113,14 @@ fn open_clone_device() -> Result<File> {
 
 fn create_in_current_netns(wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let file = open_clone_device()?;
-    attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
+    let name = attach_device(file.as_fd(), wanted).map_err(|errno| ioctl_error("set the name", errno))?;
     for (what, request, id) in
         [("set the owner", libc::TUNSETOWNER, wanted.owner), ("set the group", libc::TUNSETGROUP, wanted.group)]
     {
         let Some(id) = id else { continue };
         set_parameter(file.as_fd(), request, id.into()).map_err(|errno| ioctl_error(what, errno))?;
     }
-    Ok(TapDevice(Some(file)))
+    Ok(TapDevice { name, file: Some(file) })
 }
 
 fn ioctl_error(what: &str, errno: Errno) -> Error {
@@ -110,14 +146,14 @@ fn create_labelled(label: &str, wanted: NewTapDevice<'_>) -> Result<TapDevice> {
     let args = tuntap_args(wanted);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     cmd::run_program(&program, &args, "")?.require_success()?;
-    Ok(TapDevice(None))
+    Ok(TapDevice { name: wanted.name().to_owned(), file: None })
 }
 
 fn tuntap_args(wanted: NewTapDevice<'_>) -> Vec<String> {
     let mut args: Vec<String> = ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
-    args.push(wanted.ifname.to_string());
-    if wanted.multi_queue {
-        args.push("multi_queue".to_owned());
+    args.push(wanted.name().to_owned());
+    for (word, is_wanted) in [("multi_queue", wanted.multi_queue), ("vnet_hdr", wanted.vnet_hdr)] {
+        args.extend(is_wanted.then(|| word.to_owned()));
     }
     for (word, id) in [("user", wanted.owner), ("group", wanted.group)] {
         args.extend(id.into_iter().flat_map(|id| [word.to_owned(), id.to_string()]));
@@ -135,23 +171,25 @@ struct TunInterfaceRequest {
 
 const _: () = assert!(size_of::<TunInterfaceRequest>() >= size_of::<libc::ifreq>());
 
-/// Creates the device of an open `/dev/net/tun`.
+/// Creates the device of an open `/dev/net/tun`; returns its name.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
-fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<()> {
+fn attach_device(tun: BorrowedFd<'_>, wanted: NewTapDevice<'_>) -> nix::Result<String> {
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
-    if wanted.multi_queue {
-        flags |= libc::IFF_MULTI_QUEUE;
+    for (flag, is_wanted) in [(libc::IFF_MULTI_QUEUE, wanted.multi_queue), (libc::IFF_VNET_HDR, wanted.vnet_hdr)] {
+        flags |= if is_wanted { flag } else { 0 };
     }
     let mut name = [0; libc::IFNAMSIZ];
     // An `InterfaceName` is shorter than the array, so a NUL remains at the end.
-    let text = wanted.ifname.as_str().as_bytes();
+    let text = wanted.name().as_bytes();
     name[..text.len()].copy_from_slice(text);
     let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
     let mut request = TunInterfaceRequest { name, flags, rest: [0; 22] };
     // SAFETY: the kernel reads and writes one `struct ifreq`; `TunInterfaceRequest` is at least as long and outlives
     // the call, and any bytes are valid integers.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    Errno::result(done).map(drop)
+    Errno::result(done)?;
+    let end = request.name.iter().position(|byte| *byte == 0).unwrap_or(libc::IFNAMSIZ);
+    Ok(String::from_utf8_lossy(&request.name[..end]).into_owned())
 }
 
 /// Sets a numeric parameter of the device.
@@ -169,7 +207,7 @@ mod tests {
     use crate::netns::isolate_test_thread;
 
     const PLAIN: fn(&InterfaceName) -> NewTapDevice<'_> =
-        |ifname| NewTapDevice { ifname, multi_queue: false, owner: None, group: None, label: None };
+        |ifname| NewTapDevice { ifname: Some(ifname), ..NewTapDevice::default() };
 
     #[test]
     fn a_tap_is_deleted_with_its_descriptor_unless_persistent() {
@@ -190,6 +228,14 @@ mod tests {
     }
 
     #[test]
+    fn without_a_name_the_first_free_one_is_used() {
+        isolate_test_thread();
+        let netns = Netns::create_unnamed().unwrap();
+        let taps = [0, 1].map(|_| create_device(&netns, NewTapDevice::default()).unwrap());
+        assert_eq!(taps.map(|tap| tap.name), ["tap0", "tap1"]);
+    }
+
+    #[test]
     fn a_name_in_use_is_refused() {
         isolate_test_thread();
         let (netns, ifname) = (Netns::create_unnamed().unwrap(), InterfaceName::parse("tap0").unwrap());
@@ -207,6 +253,8 @@ mod tests {
         let ifname = InterfaceName::parse("tap0").unwrap();
         let all = NewTapDevice { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
         assert_eq!(tuntap_args(all).join(" "), "tuntap add mode tap name tap0 multi_queue user 0 group 7");
+        let all = NewTapDevice { multi_queue: false, vnet_hdr: true, ..all };
+        assert_eq!(tuntap_args(all).join(" "), "tuntap add mode tap name tap0 vnet_hdr user 0 group 7");
         assert_eq!(tuntap_args(PLAIN(&ifname)).join(" "), "tuntap add mode tap name tap0");
     }
 }

@@ -217,18 +217,9 @@ pub struct TrafficFilterInfo {
 }
 
 impl TrafficFilterInfo {
-    /// Whether [`Netlink::add_filter`] with `filter` has this result, regardless of the class.
-    pub fn matches_filter(&self, filter: &RedirectFilter) -> bool {
-        self.is_redirect_of_all(filter.priority) && self.redirect == Some(filter.redirect)
-    }
-
-    /// Whether the filter has this priority, and redirects all packets, to any link.
-    pub fn is_redirect_of_all(&self, priority: u16) -> bool {
-        self.kind == U32
-            && self.priority == priority
-            && self.protocol == ALL_PROTOCOLS
-            && self.matches_all
-            && self.redirect.is_some()
+    /// The index of the link to which the filter redirects all packets; 0 if that link was deleted.
+    pub fn redirect_of_all(&self) -> Option<u32> {
+        self.redirect.filter(|_| self.kind == U32 && self.protocol == ALL_PROTOCOLS && self.matches_all)
     }
 
     pub(super) fn parse_body(body: &[u8]) -> Option<TrafficFilterInfo> {

@@ -16,6 +16,7 @@ pub mod route_override;
 pub mod sbr;
 pub mod r#static;
 pub mod tap;
+pub mod tc_redirect_tap;
 pub mod tuning;
 pub mod vlan;
 pub mod vrf;

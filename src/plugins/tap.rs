@@ -12,11 +12,9 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
 use crate::iface::child::{self, MacCapabilityConfig};
 use crate::iface::configure::AddressStyle;
-use crate::iface::{ContainerNetns, mtu, tun, veth};
+use crate::iface::tun::{self, TUN};
+use crate::iface::{ContainerNetns, mtu, veth};
 use crate::netlink::{Link, LinkChange, MacAddress};
-
-/// The kind of tap devices, and of tun devices.
-const TUN: &str = "tun";
 
 pub struct Tap;
 
@@ -68,7 +66,8 @@ impl Plugin for Tap {
 
         let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
         let (owner, group) = (conf.owner, conf.group);
-        let wanted = tun::NewTapDevice { ifname: &req.ifname, multi_queue: conf.multi_queue, owner, group, label };
+        let (ifname, multi_queue) = (Some(&req.ifname), conf.multi_queue);
+        let wanted = tun::NewTapDevice { ifname, multi_queue, owner, group, label, ..Default::default() };
         // Dropped after the rollback, in which a DHCP release needs the device.
         let tap = tun::create_device(netns, wanted)?;
         let mut undo = Rollback::new();
@@ -94,7 +93,8 @@ impl Plugin for Tap {
         let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
         cx.if_ipam(CallContext::ipam_check)?;
         let found = req.find_link(&inside, TUN)?;
-        check_device(conf, &found.link)?;
+        // Without a configured owner or group, any is accepted.
+        tun::verify_device(&found.link, conf.owner, conf.group, conf.multi_queue)?;
         let bridge = find_bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
             let (name, bridge) = (&found.link.name, &conf.bridge);
@@ -164,24 +164,4 @@ fn set_attributes(
     }
     inside.netlink.change_link(link.index, change).context(|| format!("failed to set tap \"{}\"", link.name))?;
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
-}
-
-/// CHECK: fails unless the device has the configured owner, group and queues.
-fn check_device(conf: &TapConfig, link: &Link) -> Result<()> {
-    let name = &link.name;
-    // Kernels before 4.20 do not report these attributes.
-    let Some(tun) = link.tun else { return Ok(()) };
-    let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
-    // Without a configured owner or group, any is accepted.
-    for (what, wanted, found) in [
-        ("owner", conf.owner.map(|owner| owner.to_string()), id(tun.owner)),
-        ("group", conf.group.map(|group| group.to_string()), id(tun.group)),
-        ("multi_queue", Some(conf.multi_queue.to_string()), tun.multi_queue.to_string()),
-        ("persist", Some(true.to_string()), tun.persist.to_string()),
-    ] {
-        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(Error::internal(format!("tap \"{name}\": {what} is {found}, not {wanted}")));
-        }
-    }
-    Ok(())
 }

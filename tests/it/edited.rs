@@ -133,6 +133,7 @@ fn edited_ptp_bandwidth_tuning_sbr_is_deleted() {
              "dataDir": node.state("tuning"), "sysctl": {"net.core.somaxconn": "500"}},
             {"type": "route-override", "flushroutes": true, "addroutes": [{"dst": "198.51.100.0/24"}]},
             {"type": "sbr", "table": 100},
+            {"type": "tc-redirect-tap", "multiQueue": true, "allAddresses": true},
         ]),
     );
 }

@@ -242,6 +242,11 @@ fn tap() {
 }
 
 #[test]
+fn tc_redirect_tap() {
+    works(&Node::new(), page!("tc-redirect-tap"));
+}
+
+#[test]
 fn tuning() {
     works(&Node::new(), page!("tuning"));
 }

@@ -215,6 +215,16 @@ fn plugins_in_the_wrong_position_are_reported() {
             r#"warning: plugin 1 "ptp": a plugin before it creates the interface; move it to a network of its own"#,
         ),
         (
+            json!([with(&json!({})), {"type": "tc-redirect-tap"}, {"type": "tuning", "mtu": 1400}]),
+            "mtu",
+            r#"warning: plugin 2 "tuning": the machine behind "tc-redirect-tap" keeps the MTU and the MAC from before; put "tuning" before "tc-redirect-tap""#,
+        ),
+        (
+            json!([{"type": "tc-redirect-tap"}, with(&json!({}))]),
+            "type",
+            r#"error: plugin 0 "tc-redirect-tap": it needs a plugin before it that creates an interface; move it behind that plugin"#,
+        ),
+        (
             json!([with(&json!({})), {"type": "tuning", "sysctl": {"kernel.pid_max": "1"}}]),
             "type",
             r#"error: plugin 1 "tuning": invalid net sysctl key: "kernel/pid_max"; only keys below "net" can be set"#,

@@ -30,6 +30,7 @@
 //! | `route_override` | routes deleted and added: attributes, traffic, records, CHECK, compatibility |
 //! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, compatibility |
 //! | `seven` | one container through a chain of seven plugins |
+//! | `tc_redirect_tap` | the network of a container for a virtual machine: traffic, results, takeover from the original |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, compatibility |
 //! | `vrf` | routing domains: membership, tables, overlapping addresses |
 //! | **all plugins** | |
@@ -48,7 +49,7 @@
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
-//! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
+//! | `sweep` | kills and errors at each step of sixteen chains, with each way of cleaning up |
 //! | `tenant` | directories and files that the author of a configuration names |
 //! | **the reference plugins** | |
 //! | `handover` | live state converted for the reference plugins |
@@ -87,6 +88,7 @@
 //! | `support::parallel` | calls at the same time |
 //! | `support::snapshot` | all state that plugins may leave, compared |
 //! | `support::strace` | the system calls of a call, with errors and kills |
+//! | `support::tap` | programs that open tap devices, and a machine behind one |
 //! | `support::traffic` | pings, TCP and UDP between host and containers |
 //!
 //! Kernel features that a test needs, and where tests run without them: `cnibox::lane`.
@@ -162,6 +164,7 @@ mod support;
 mod sweep;
 mod takeover;
 mod tap;
+mod tc_redirect_tap;
 mod tenant;
 mod trace;
 mod tuning;

@@ -104,9 +104,9 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     // STATUS gets no `prevResult`, so it cannot detect a missing veth pair or missing addresses.
     let has_veth = matches!(interface["type"].as_str(), Some("bridge" | "ptp"));
     let kinds = match (interface.get("ipam").is_some(), has_veth) {
-        (false, _) => 3,
-        (true, false) => 5,
-        (true, true) => 6,
+        (false, _) => 5,
+        (true, false) => 6,
+        (true, true) => 7,
     };
     match random.below(kinds) {
         0 => {
@@ -136,6 +136,11 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
             conf
         }
         4 => {
+            let mut conf = json!({"type": "tc-redirect-tap"});
+            maybe(random, &mut conf, "multiQueue", &[json!(true), json!(7)]);
+            conf
+        }
+        5 => {
             let mut conf = json!({"type": "sbr"});
             maybe(random, &mut conf, "table", &[json!(7), json!(-1)]);
             conf

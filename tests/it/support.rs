@@ -10,4 +10,5 @@ pub(crate) mod node;
 pub(crate) mod parallel;
 pub(crate) mod snapshot;
 pub(crate) mod strace;
+pub(crate) mod tap;
 pub(crate) mod traffic;

@@ -47,7 +47,7 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-pub const KINDS: [Kind; 20] = [
+pub const KINDS: [Kind; 21] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
     kind("macvlan", Profile::Interface, Needs::Nothing, true),
@@ -65,6 +65,7 @@ pub const KINDS: [Kind; 20] = [
     kind("firewall", Profile::Chained, Needs::Nothing, false),
     kind("sbr", Profile::Chained, Needs::Nothing, false),
     kind("route-override", Profile::Chained, Needs::Nothing, false),
+    kind("tc-redirect-tap", Profile::Chained, Needs::Nothing, false),
     kind("vrf", Profile::Chained, Needs::Vrf, false),
     // Without their daemons only the protocol can be tested.
     kind("dhcp", Profile::Foreign, Needs::Nothing, false),

@@ -14,7 +14,7 @@ use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::IpVlanMode;
 use rtnetlink::packet_route::route::{RouteMessage, RouteType};
 use rtnetlink::packet_route::rule::RuleMessage;
-use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
+use rtnetlink::packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rtnetlink::{
     AddressMessageBuilder, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan, LinkVrf,
@@ -231,11 +231,21 @@ pub fn delete_source_rules() -> Result<()> {
     })
 }
 
-/// Deletes the token bucket filters.
-pub fn delete_shapers() -> Result<()> {
-    let shaper = TcAttribute::Kind("tbf".to_owned());
+/// Whether packets that the link receives are redirected to another link.
+pub fn is_redirected(name: &str) -> Result<bool> {
+    let mut filters = TcMessage::default();
+    filters.header.index = i32::try_from(index(name)?)?;
+    // The parent of filters of an `ingress` qdisc.
+    filters.header.parent = TcHandle { major: 0xffff, minor: 0 };
+    let found = context(netlink::dump(Message::GetTrafficFilter(filters)), "list filters")?;
+    Ok(found.iter().any(|filter| format!("{filter:?}").contains("mirred")))
+}
+
+/// Deletes the qdiscs of this kind.
+pub fn delete_qdiscs(kind: &str) -> Result<()> {
+    let kind = TcAttribute::Kind(kind.to_owned());
     delete_all(Message::GetQueueDiscipline(TcMessage::default()), |message| match message {
-        Message::NewQueueDiscipline(qdisc) if qdisc.attributes.contains(&shaper) => {
+        Message::NewQueueDiscipline(qdisc) if qdisc.attributes.contains(&kind) => {
             Some(Message::DelQueueDiscipline(qdisc))
         }
         _ => None,

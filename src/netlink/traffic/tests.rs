@@ -74,17 +74,15 @@ fn a_redirect_is_added_once_found_and_deleted() {
     let filter = RedirectFilter { priority: 1, class, redirect: target };
     netlink.add_filter(index, FFFF, &filter).unwrap();
     let found = netlink.dump_filters(index, FFFF).unwrap();
-    let ours: Vec<_> = found.iter().filter(|f| f.matches_filter(&filter)).collect();
+    let ours: Vec<_> = found.iter().filter(|f| f.redirect_of_all() == Some(target)).collect();
     assert_eq!(ours.len(), 1, "{found:?}");
     assert_eq!(ours[0].handle, 0x8000_0800);
     let elsewhere = RedirectFilter { redirect: index, ..filter };
-    assert!(!ours[0].matches_filter(&elsewhere));
 
     // After the deletion of its target, the redirect remains with index 0.
     netlink.delete_link("v1").unwrap();
     let found = netlink.dump_filters(index, FFFF).unwrap();
-    let ours = found.iter().find(|f| f.is_redirect_of_all(1)).unwrap();
-    assert_eq!(ours.redirect, Some(0));
+    let ours = found.iter().find(|f| f.redirect_of_all() == Some(0)).unwrap();
     assert!(netlink.delete_filter(index, FFFF, ours).unwrap());
     assert!(!netlink.delete_filter(index, FFFF, ours).unwrap());
     assert_eq!(netlink.dump_filters(index, FFFF).unwrap(), []);
@@ -109,7 +107,7 @@ fn clsact_has_filters_for_incoming_packets() {
     let class = TrafficHandle::new(1, 1);
     let filter = RedirectFilter { priority: 1, class, redirect: target };
     netlink.add_filter(index, ingress, &filter).unwrap();
-    assert!(netlink.dump_filters(index, ingress).unwrap().iter().any(|f| f.matches_filter(&filter)));
+    assert!(netlink.dump_filters(index, ingress).unwrap().iter().any(|f| f.redirect_of_all() == Some(target)));
 }
 
 #[test]

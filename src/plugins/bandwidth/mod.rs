@@ -19,7 +19,7 @@ use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
-use crate::iface::{ContainerNetns, peer, verify, veth};
+use crate::iface::{ContainerNetns, peer, redirect, verify, veth};
 use crate::log;
 use crate::netfilter::{AttachmentId, names};
 use crate::netlink::traffic::TokenBucket;
@@ -198,7 +198,7 @@ fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {
 /// The attachment's device of an earlier ADD. A device without an alias counts if the host's end is redirected to it.
 fn find_own_device(host: &Netlink, owner: &AttachmentId<'_>, end: &Link) -> Result<Option<Link>> {
     for device in ifb::find_devices(host, owner)? {
-        if !device.alias.is_empty() || shape::is_redirected(host, end, &device)? {
+        if !device.alias.is_empty() || redirect::find_targets(host, end)?.contains(&device.index) {
             return Ok(Some(device));
         }
     }
@@ -213,7 +213,7 @@ fn verify_egress(host: &Netlink, owner: &AttachmentId<'_>, end: &Link, bucket: T
     let device = find_own_device(host, owner, end)?.ok_or_else(missing)?;
     shape::verify_bucket(host, &device, bucket)?;
     verify::require_up(&device, verify::ON_HOST)?;
-    if shape::is_redirected(host, end, &device)? {
+    if redirect::find_targets(host, end)?.contains(&device.index) {
         return Ok(());
     }
     let (from, to) = (&end.name, &device.name);
@@ -255,7 +255,7 @@ fn find_shaped_ends(host: &Netlink, req: &DelRequest, peer: Option<Link>, device
 fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
-    failures.keep_error(shape::stop_redirect(host, end, &indexes));
+    failures.keep_error(redirect::remove(host, end, &indexes));
     failures.keep_error(shape::delete_bucket(host, end));
     failures.into_result()
 }

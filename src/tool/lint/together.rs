@@ -28,6 +28,13 @@ pub(super) fn find_conflicts(
     if conf.plugin_type == "tuning" {
         found.extend(mac_key(conf).and_then(|key| Some((key, mac_change_conflict(before)?))));
     }
+    if conf.plugin_type == "tuning" && before.iter().any(|conf| conf.plugin_type == "tc-redirect-tap") {
+        let mtu = conf.json().get_present_member("mtu").map(|_| "mtu");
+        found.extend(mtu.or_else(|| mac_key(conf)).map(|key| {
+            let msg = "the machine behind \"tc-redirect-tap\" keeps the MTU and the MAC from before";
+            (key, mistake_error(msg, "put \"tuning\" before \"tc-redirect-tap\""))
+        }));
+    }
     found
 }
 

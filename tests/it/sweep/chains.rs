@@ -157,5 +157,7 @@ chains! {
     host_device_tuning_sbr: devices,
         |node, who| vec![host_device(node, who), tuning(node, who), sbr()];
     tap: nothing, |node, _| vec![interface(node, "tap", &json!({}))];
+    ptp_tc_redirect_tap: nothing,
+        |node, _| vec![interface(node, "ptp", &json!({})), json!({"type": "tc-redirect-tap"})];
     flannel_bridge: nothing, |node, _| vec![flannel(node)];
 }

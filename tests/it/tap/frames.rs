@@ -1,56 +1,18 @@
 //! A program in the container that opens the device, like a virtual machine monitor, and acts as
 //! the neighbour behind it.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
 use super::simple;
 use crate::support::node::{Container, Node, eventually};
+use crate::support::tap::{MULTI, SINGLE, frame, open};
 
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
-#[repr(C)]
-struct Request {
-    name: [u8; 16],
-    flags: u16,
-    rest: [u8; 22],
-}
-
-/// Opens a queue of the device `eth0` in the calling thread's namespace.
-#[expect(unsafe_code, reason = "a tap device is opened by ioctl(2)")]
-fn open(flags: i32) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
-    let mut name = [0; 16];
-    name[..4].copy_from_slice(b"eth0");
-    let mut request = Request { name, flags: u16::try_from(flags).unwrap(), rest: [0; 22] };
-    // SAFETY: the kernel reads and writes one `struct ifreq`, which `Request` has the layout of.
-    let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    Errno::result(done)?;
-    Ok(file)
-}
-
-const SINGLE: i32 = libc::IFF_TAP | libc::IFF_NO_PI;
-const MULTI: i32 = SINGLE | libc::IFF_MULTI_QUEUE;
-
-/// The next frame, or `None` after the deadline.
-fn frame(tap: &mut File, deadline: Instant) -> Option<Vec<u8>> {
-    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
-    let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(tap), PollFlags::POLLIN)];
-    let ready = poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
-    if ready == 0 {
-        return None;
-    }
-    let mut buffer = vec![0; 2048];
-    let length = tap.read(&mut buffer).unwrap();
-    buffer.truncate(length);
-    Some(buffer)
-}
 
 /// Replies to ARP requests for any address, and returns after the first ICMP echo reply.
 fn echo_once(mut tap: File) {
@@ -91,7 +53,7 @@ fn a_program_reads_and_writes_frames() {
     for owners in [json!({}), json!({"owner": 0, "group": 0})] {
         let (node, container) = (Node::new(), Container::new());
         simple(&node, &owners).add(&container);
-        let tap = container.run(|| open(SINGLE)).unwrap();
+        let tap = container.run(|| open("eth0", SINGLE)).unwrap();
         let program = std::thread::spawn(move || echo_once(tap));
         assert!(container.try_sh("ping -n -c 1 -w 15 10.1.2.1"), "no answer");
         program.join().unwrap();
@@ -103,14 +65,14 @@ fn the_configured_number_of_queues_can_be_opened() {
     for (multi, flags, other) in [(false, SINGLE, MULTI), (true, MULTI, SINGLE)] {
         let (node, container) = (Node::new(), Container::new());
         simple(&node, &json!({"multiQueue": multi})).add(&container);
-        let wrong = container.run(|| open(other)).unwrap_err();
+        let wrong = container.run(|| open("eth0", other)).unwrap_err();
         assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL), "{multi}: {wrong}");
-        let first = container.run(|| open(flags)).unwrap();
-        let second = container.run(|| open(flags));
+        let first = container.run(|| open("eth0", flags)).unwrap();
+        let second = container.run(|| open("eth0", flags));
         assert_eq!(second.is_ok(), multi, "{multi}: {second:?}");
         drop(first);
         // The device persists between programs. The descriptor may stay open for a moment in a
         // process that another test has forked before its exec.
-        eventually("it can be opened again", || container.run(|| open(flags)).is_ok());
+        eventually("it can be opened again", || container.run(|| open("eth0", flags)).is_ok());
     }
 }

@@ -251,6 +251,8 @@ pub const TABLE: &[Assertion] = table! {
     "damage.bandwidth.qdisc" Recommended "2.check.others" "CHECK fails where the shaper is gone" BLIND;
     "damage.sbr.rule" Recommended "2.check.others" "CHECK fails where the rule is gone" BLIND;
     "damage.route-override.gone" Recommended "2.check.others" "CHECK fails where an added route is gone" BLIND;
+    "damage.tc-redirect-tap.device" Recommended "2.check.others" "CHECK fails where the tap device is gone" BLIND;
+    "damage.tc-redirect-tap.redirect" Recommended "2.check.others" "CHECK fails where the redirects are gone" BLIND;
     "damage.vrf.gone" Recommended "2.check.others" "CHECK fails where the VRF is gone" BLIND;
     "damage.portmap.flushed" Recommended "2.check.others" "CHECK fails where the rules of the ports are gone" BLIND;
     "damage.firewall.flushed" Recommended "2.check.others" "CHECK fails where the rules are gone" BLIND;
@@ -373,6 +375,10 @@ pub const TABLE: &[Assertion] = table! {
     "bandwidth.qdisc" Recommended "own" "the interface has a shaper" LIE;
     "sbr.rule" Recommended "own" "a rule has packets from the container's address take their own table" TRAFFIC;
     "route-override.routes" Recommended "own" "the routes of both families are in the container" TRAFFIC;
+    "tc-redirect-tap.device" Recommended "own" "the container has a tap device, which is up" TRAFFIC;
+    "tc-redirect-tap.redirect" Recommended "own" "packets are redirected in both directions" TRAFFIC;
+    "tc-redirect-tap.machine" Recommended "own" "the result has the machine's interface, with the MAC of the container's" LIE;
+    "tc-redirect-tap.one-address" Recommended "own" "and one address, as firecracker-go-sdk requires" LIE;
     "vrf.master" Recommended "own" "the interface is in the VRF" TRAFFIC;
 
     "traffic.gateway4" Required "own" "the gateway answers over IPv4" TRAFFIC;

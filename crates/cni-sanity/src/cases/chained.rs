@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::{Value, json};
 
 use super::{Answer, Attachment, Check, Result, Subject, results};
+use crate::observe;
 use crate::profiles::merge;
 use crate::traffic::{LIMIT, MOMENT, tcp, udp};
 use crate::world::{self, NODE};
@@ -178,6 +179,7 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
             let has_both = inside.has("\"10.203.7.0\"/24 via") && inside.has("\"fd97:203::\"/48 via");
             check.of("route-override.routes", added, has_both);
         }
+        "tc-redirect-tap" => machine(subject, at, added, result, check)?,
         "vrf" => {
             let (vrf, link) = (at.netns.link("blue")?, at.netns.link(at.ifname)?);
             let master = link.and_then(|link| link.master);
@@ -185,6 +187,26 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
             check.of("vrf.master", added, is_port);
         }
         _ => {}
+    }
+    Ok(())
+}
+
+/// Packets pass between a tap device and the container's interface, and the result has the machine behind the device,
+/// as firecracker-go-sdk reads it.
+fn machine(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value, check: &mut Check) -> Result<()> {
+    let tap = at.netns.run(observe::links)?.into_iter().find(|link| link.kind == "tun");
+    check.of("tc-redirect-tap.device", added, tap.as_ref().is_some_and(|tap| tap.up));
+    let Some(tap) = tap else { return Ok(()) };
+    let both = at.netns.run(|| Ok(world::is_redirected(at.ifname)? && world::is_redirected(&tap.name)?))?;
+    check.of("tc-redirect-tap.redirect", added, both);
+    if subject.since("0.3.0") {
+        let mac = at.netns.link(at.ifname)?.map(|link| link.mac).unwrap_or_default();
+        let index = results::list(result, "interfaces").position(|one| one["sandbox"] == at.id);
+        let machine = index.map(|index| &result["interfaces"][index]);
+        let is_read = machine.is_some_and(|one| one["name"] == tap.name && one["mac"] == mac);
+        check.of("tc-redirect-tap.machine", added, is_read);
+        let own = results::list(result, "ips").filter(|ip| ip["interface"].as_u64() == index.map(|index| index as u64));
+        check.of("tc-redirect-tap.one-address", added, own.count() == 1);
     }
     Ok(())
 }

@@ -39,9 +39,11 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
         at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
     }),
     ("damage.tuning.mtu", &["tuning"], |at, _| at.run(|| world::set_link("eth0", |link| link.mtu(1290)))),
-    ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_shapers()),
+    ("damage.bandwidth.qdisc", &["bandwidth"], |_, _| world::delete_qdiscs("tbf")),
     ("damage.sbr.rule", &["sbr"], |at, _| at.run(world::delete_source_rules)),
     ("damage.route-override.gone", &["route-override"], |at, _| at.run(|| world::delete_routes(24))),
+    ("damage.tc-redirect-tap.device", &["tc-redirect-tap"], |at, _| at.run(|| world::delete("tap0"))),
+    ("damage.tc-redirect-tap.redirect", &["tc-redirect-tap"], |at, _| at.run(|| world::delete_qdiscs("ingress"))),
     ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
     ("damage.portmap.flushed", &["portmap"], |_, _| world::flush_rules()),
     ("damage.firewall.flushed", &["firewall"], |_, _| world::flush_rules()),

@@ -110,6 +110,7 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.route-override.gw" "a gw that no subnet contains is refused" r#"{"addroutes": [{"dst": "10.204.0.0/16", "gw": "192.0.2.1"}]}"#;
     "values.route-override.taken" "a second default route is refused" r#"{"addroutes": [{"dst": "0.0.0.0/0", "gw": "10.88.0.9"}]}"#;
     "values.route-override.flush-text" "flushroutes that is text is refused" r#"{"flushroutes": "yes"}"#;
+    "values.tc-redirect-tap.uid" "a TC_REDIRECT_TAP_UID that is no number is refused" r"{}" "TC_REDIRECT_TAP_UID=root";
     "values.vrf.no-name" "a configuration without vrfname is refused" r#"{"vrfname": ""}"#;
     "values.vrf.name-too-long" "a vrfname of more than 15 bytes is refused" r#"{"vrfname": "a-name-that-is-too-long"}"#;
     "values.dhcp.no-daemon" "ADD without a daemon is refused" r"{}";

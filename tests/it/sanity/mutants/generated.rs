@@ -5,7 +5,7 @@ use super::Mutant;
 
 /// The types that this machine's kernel surely has.
 const INTERFACES: [&str; 4] = ["bridge", "ptp", "macvlan", "tap"];
-const CHAINED: [&str; 6] = ["tuning", "portmap", "bandwidth", "firewall", "sbr", "route-override"];
+const CHAINED: [&str; 7] = ["tuning", "portmap", "bandwidth", "firewall", "sbr", "route-override", "tc-redirect-tap"];
 const IPAM: [&str; 2] = ["host-local", "static"];
 
 /// Verbs, and the assertion that a failure of each contradicts.
@@ -18,7 +18,7 @@ const VERBS: [(&str, &str); 5] = [
 ];
 
 /// Types, and the assertion that a DEL contradicts that does nothing.
-const IDLE_DEL: [(&str, &str); 10] = [
+const IDLE_DEL: [(&str, &str); 11] = [
     ("bridge", "del.removes-interface"),
     ("ptp", "del.removes-interface"),
     ("macvlan", "del.removes-interface"),
@@ -29,6 +29,7 @@ const IDLE_DEL: [(&str, &str); 10] = [
     ("bandwidth", "del.leaves-nothing"),
     ("sbr", "del.leaves-nothing-inside"),
     ("route-override", "del.leaves-nothing-inside"),
+    ("tc-redirect-tap", "del.leaves-nothing-inside"),
 ];
 
 /// Members of a result that a chained plugin hands on, and the assertion about each.

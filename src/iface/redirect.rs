@@ -1,0 +1,80 @@
+//! Redirects: a link passes all packets that it receives to another link, which sends them. They are filters of traffic
+//! control, which see the packets before the network stack does.
+
+use std::collections::BTreeSet;
+
+use crate::error::{ErrorContext, Result};
+use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInfo, TrafficHandle};
+use crate::netlink::{Link, Netlink};
+
+/// The handle of an `ingress` or `clsact` qdisc, always.
+const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
+/// The parent of the ingress filters of a `clsact` qdisc.
+const CLSACT_INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff2);
+/// The class that the redirect sets on packets, as the reference of bandwidth does; nothing uses it.
+const CLASS: TrafficHandle = TrafficHandle::new(1, 1);
+/// The priority of our filters: before all others.
+const PRIORITY: u16 = 1;
+
+/// The parent of ingress filters; `None` if there is no such qdisc.
+fn find_ingress_parent(netlink: &Netlink, link: &Link) -> Result<Option<TrafficHandle>> {
+    let qdisc = netlink.find_qdisc(link.index, QdiscHook::Ingress)?;
+    Ok(qdisc.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
+}
+
+/// The indexes of the links to which all packets that `from` receives are redirected; 0 for links that are gone.
+pub fn find_targets(netlink: &Netlink, from: &Link) -> Result<Vec<u32>> {
+    let Some(hook) = find_ingress_parent(netlink, from)? else { return Ok(Vec::new()) };
+    let filters = netlink.dump_filters(from.index, hook)?;
+    Ok(filters.iter().filter_map(TrafficFilterInfo::redirect_of_all).collect())
+}
+
+/// Redirects all packets that `from` receives to `to`. Replaces our redirects to links that are gone. Fails, or adds a
+/// second filter, if there is such a redirect already.
+pub fn add(netlink: &Netlink, from: &Link, to: &Link) -> Result<()> {
+    let hook = if let Some(hook) = find_ingress_parent(netlink, from)? {
+        delete_filters(netlink, from, hook, &[])?;
+        hook
+    } else {
+        netlink
+            .add_qdisc(from.index, QdiscHook::Ingress, INGRESS, &Qdisc::Ingress)
+            .context(|| "create ingress qdisc")?;
+        INGRESS
+    };
+    let filter = RedirectFilter { priority: PRIORITY, class: CLASS, redirect: to.index };
+    netlink.add_filter(from.index, hook, &filter).context(|| "add filter")
+}
+
+/// Deletes the redirects of `from` to these links, and ours to links that are gone, then the ingress qdisc if it has no
+/// other filters.
+pub fn remove(netlink: &Netlink, from: &Link, targets: &[u32]) -> Result<()> {
+    let Some(hook) = find_ingress_parent(netlink, from)? else { return Ok(()) };
+    delete_filters(netlink, from, hook, targets)?;
+    if hook == INGRESS && netlink.dump_filters(from.index, hook)?.is_empty() {
+        netlink.delete_qdisc(from.index, QdiscHook::Ingress)?;
+    }
+    Ok(())
+}
+
+/// Deletes the redirects of `from` to these links, and ours to links that are gone. If a priority has no other filters,
+/// all are deleted at once: deleting them one by one leaves the hash tables of u32.
+fn delete_filters(netlink: &Netlink, from: &Link, hook: TrafficHandle, targets: &[u32]) -> Result<()> {
+    let mut filters = netlink.dump_filters(from.index, hook)?;
+    filters.retain(|filter| filter.selects);
+    let is_stale = |filter: &TrafficFilterInfo| {
+        let is_own = |index| targets.contains(&index) || (index == 0 && filter.priority == PRIORITY);
+        filter.redirect_of_all().is_some_and(is_own)
+    };
+    let priorities: BTreeSet<u16> = filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority).collect();
+    for priority in priorities {
+        let of_priority = || filters.iter().filter(|filter| filter.priority == priority);
+        if of_priority().all(is_stale) {
+            netlink.delete_filters(from.index, hook, priority)?;
+            continue;
+        }
+        for filter in of_priority().filter(|filter| is_stale(filter)) {
+            netlink.delete_filter(from.index, hook, filter)?;
+        }
+    }
+    Ok(())
+}
