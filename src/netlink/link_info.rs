@@ -238,3 +238,39 @@ pub(super) fn parse_tun_tap(data: ReplyAttribute<'_>) -> TunTapInfo {
         multi_queue: is_flag_set(data, IFLA_TUN_MULTI_QUEUE),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::Emitable;
+
+    use super::*;
+
+    #[test]
+    fn the_settings_of_a_bond_have_the_kernels_attributes() {
+        let settings = BondSettings {
+            mode: 5,
+            miimon: 100,
+            fail_over_mac: 2,
+            xmit_hash_policy: Some(4),
+            all_slaves_active: Some(1),
+            tlb_dynamic_lb: Some(0),
+        };
+        let attributes = settings.to_attributes();
+        let mut bytes = vec![0; attributes.as_slice().buffer_len()];
+        attributes.as_slice().emit(&mut bytes);
+        // Length and number of each attribute, and its value.
+        let expected: [&[u8]; 6] = [
+            &[5, 0, 1, 0, 5, 0, 0, 0],
+            &[8, 0, 3, 0, 100, 0, 0, 0],
+            &[5, 0, 13, 0, 2, 0, 0, 0],
+            &[5, 0, 14, 0, 4, 0, 0, 0],
+            &[5, 0, 17, 0, 1, 0, 0, 0],
+            &[5, 0, 27, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(bytes, expected.concat());
+        let data = ReplyAttribute { kind: nix::libc::IFLA_INFO_DATA, value: &bytes };
+        assert_eq!(parse_bond(data), settings);
+        let default = BondSettings::default().to_attributes();
+        assert_eq!(default.len(), 3, "the kernel's defaults");
+    }
+}

@@ -7,6 +7,7 @@
 //! | module | |
 //! | --- | --- |
 //! | **interface plugins** | |
+//! | `bond` | failover, settings, links of the host and of the container |
 //! | `bridge` | ports, gateways, VLANs, routes, CHECK, refusals |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
@@ -47,7 +48,7 @@
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
-//! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
+//! | `sweep` | kills and errors at each step of sixteen chains, with each way of cleaning up |
 //! | `tenant` | directories and files that the author of a configuration names |
 //! | **the reference plugins** | |
 //! | `handover` | live state converted for the reference plugins |
@@ -107,6 +108,7 @@ mod advice;
 mod alive;
 mod attachment;
 mod bandwidth;
+mod bond;
 mod bridge;
 mod buildkit;
 mod chain;
