@@ -150,18 +150,16 @@ impl Plugin for Bond {
         let recorded = recorded.and_then(|opened| failures.keep_error(opened).flatten());
         let netns = req.netns.as_ref().or(recorded.as_ref());
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
-            // An ADD of the original keeps no records.
-            let of_original = netns.filter(|_| records.is_empty()).map(|netns| ports::find_ports(conf, req, netns));
-            let of_original = of_original.and_then(|found| failures.keep_error(found)).unwrap_or_default();
+            if let Some(netns) = netns.filter(|_| records.is_empty()) {
+                let found = failures.keep_error(ports::unrecorded_ports(cx, conf, req, netns));
+                records.extend(found.unwrap_or_default());
+            }
             let recorded = req.recorded_link();
             let delete = |netns| child::delete_link(netns, &req.ifname, KIND, recorded.as_ref());
             let deleted = failures.keep_error(netns.map_or(Ok(()), delete));
             for record in records {
                 let given_back = ports::give_back(cx, &record, netns);
                 failures.keep_error(given_back.and_then(|incomplete| store.end_attachment(record, incomplete)));
-            }
-            for (netns, name) in netns.into_iter().flat_map(|netns| of_original.iter().map(move |name| (netns, name))) {
-                failures.keep_error(ports::give_back_unrecorded(cx, conf, netns, name));
             }
             deleted
         });

@@ -4,11 +4,12 @@ use nix::errno::Errno;
 
 use super::{BondConfig, KIND};
 use crate::cni::InterfaceName;
+use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::OriginalState;
 use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy};
 use crate::devices::transfer;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::framework::{AddRequest, CallContext, DelRequest};
 use crate::iface::ContainerNetns;
 use crate::log;
@@ -155,34 +156,47 @@ pub(super) fn give_back(cx: &CallContext<'_>, record: &DeviceRecord, netns: Opti
     let name = &record.device.name;
     let Some(link) = inside.find_link(name)? else { return Ok(None) };
     if link.master.is_some() || !record.device.identity.has_kind_of(&link) {
-        log::warn(format_args!(
-            "\"{name}\" of the container is not a former link of the bond, or in use: it stays as it is"
-        ));
-        return Ok(None);
+        let msg = format!("\"{name}\" of the container is in use, or not the former link of the bond");
+        return Ok(Some(Error::internal(msg)));
     }
     Ok(record.device.restore_device(&inside, &link).err())
 }
 
-/// The names of the configured links that are ports of the bond, for a DEL without records.
-pub(super) fn find_ports(conf: &BondConfig, req: &DelRequest, netns: &Netns) -> Result<Vec<String>> {
-    let inside = Netlink::open_in(netns)?;
-    let bond = inside.find_link(req.ifname.as_str())?.filter(|link| link.kind.as_deref() == Some(KIND));
+/// For a DEL without records, what is known of the configured links that are ports of the bond: an ADD of the original
+/// keeps none. As with the original, a link of the host comes back down, and one of the container is set up.
+pub(super) fn unrecorded_ports(
+    cx: &CallContext<'_>,
+    conf: &BondConfig,
+    req: &DelRequest,
+    netns: &Netns,
+) -> Result<Vec<DeviceRecord>> {
+    let inside = ContainerNetns::open_in(netns)?;
+    let bond = inside.netlink.find_link(req.ifname.as_str())?.filter(|link| link.kind.as_deref() == Some(KIND));
     let Some(bond) = bond else { return Ok(Vec::new()) };
-    let names = inside.dump_links()?.into_iter().filter(|link| link.master == Some(bond.index)).map(|link| link.name);
-    Ok(names.filter(|name| conf.links.iter().any(|link| link.name == *name)).collect())
-}
-
-/// Gives back a link of which nothing is recorded, as the original does: a link of the host comes back down, under its
-/// name; a link of the container is set up.
-pub(super) fn give_back_unrecorded(cx: &CallContext<'_>, conf: &BondConfig, netns: &Netns, name: &str) -> Result<()> {
-    let inside = Netlink::open_in(netns)?;
-    let Some(link) = inside.find_link(name)? else { return Ok(()) };
-    let change = LinkChange::new();
-    let change = if conf.links_in_container { change.set_up() } else { change.set_alias(name) };
-    inside.change_link(link.index, change).context(|| format!("release \"{name}\""))?;
-    if conf.links_in_container {
-        return Ok(());
+    let in_container = conf.links_in_container;
+    let mut records = Vec::new();
+    for port in inside.netlink.dump_links()?.into_iter().filter(|link| link.master == Some(bond.index)) {
+        let is_named = conf.links.iter().any(|link| link.name == port.name);
+        if !is_named || !(in_container || came_from_host(cx.host_netlink()?, &inside, &port)?) {
+            log::warn(format_args!(
+                "nothing proves that \"{}\" is a link of the bond: it stays in the container",
+                port.name
+            ));
+            continue;
+        }
+        // As the host sees it.
+        let identity = DeviceIdentity::from_link(&Link { link_netnsid: None, ..port.clone() });
+        let device = OriginalState { identity, up: in_container, ..OriginalState::from_name(&port.name) };
+        records.push(DeviceRecord {
+            container_id: req.id.to_string(),
+            ifname: req.ifname.to_string(),
+            netns: netns.path().display().to_string(),
+            netns_id: None,
+            port: port.name,
+            in_container,
+            device,
+            tried: false,
+        });
     }
-    let search = DeviceSearch { ifname: name, origin: None, configured: Some(name), may_select: &|_, _| true };
-    search.return_device(cx.host_netlink()?, Some(netns), None)?.map_or(Ok(()), Err)
+    Ok(records)
 }
