@@ -83,6 +83,10 @@ pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
     }
 }
 
+/// Returns the device of a record, given the records of valid attachments; with the error of a state that was not
+/// restored completely.
+type GiveBack<'a> = &'a dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<Option<Error>>;
+
 /// The files of one network: `<network>/<container>:<interface>.json`, for ports
 /// `<network>/<container>:<interface>:<port>.json`. None of the names contains a colon.
 pub struct DeviceRecordStore<'a> {
@@ -139,13 +143,8 @@ impl<'a> DeviceRecordStore<'a> {
         self.remove_record(&record.container_id, &record.ifname, &record.port)
     }
 
-    /// GC: ends the attachments that are not valid; `give_back` returns their devices. It gets the record and the
-    /// records of valid attachments.
-    pub fn end_stale_attachments(
-        &self,
-        req: &GcRequest,
-        give_back: &dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<Option<Error>>,
-    ) -> Result<()> {
+    /// GC: ends the attachments that are not valid; `give_back` returns their devices.
+    pub fn end_stale_attachments(&self, req: &GcRequest, give_back: GiveBack<'_>) -> Result<()> {
         let mut failures = Failures::new();
         let owners = req.valid.iter().map(|valid| AttachmentId {
             network: self.network,

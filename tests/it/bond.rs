@@ -155,7 +155,9 @@ fn the_bond_has_the_configured_settings() {
         is_back(&node, &before);
     }
     let container = Container::new();
-    let call = simple(&node, &json!({"mac": MACS[1]})).on("ADD", &container).env("CNI_ARGS", &format!("MAC={mac}"));
+    let call = simple(&node, &json!({"mac": MACS[1]}))
+        .on("ADD", &container)
+        .env("CNI_ARGS", &format!("IgnoreUnknown=1;MAC={mac}"));
     assert_eq!(call.result()["interfaces"][0]["mac"], mac);
     simple(&node, &json!({})).del(&container);
     is_back(&node, &before);

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use self::plan::{BondPlan, NumberOrText};
 use crate::cni::{CniResult, InterfaceName};
-use crate::devices::record::DeviceRecordStore;
+use crate::devices::record::{DeviceRecord, DeviceRecordStore};
 use crate::devices::transfer;
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
@@ -146,7 +146,7 @@ impl Plugin for Bond {
         let store = DeviceRecordStore::for_network(KIND, &cx.net.name);
         let mut records = store.list_network_records();
         records.retain(|record| record.container_id == req.id.as_str() && record.ifname == req.ifname.as_str());
-        let recorded = records.first().filter(|_| req.netns.is_none()).map(|record| record.open_netns());
+        let recorded = records.first().filter(|_| req.netns.is_none()).map(DeviceRecord::open_netns);
         let recorded = recorded.and_then(|opened| failures.keep_error(opened).flatten());
         let netns = req.netns.as_ref().or(recorded.as_ref());
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {

@@ -197,13 +197,13 @@ mod tests {
         for quote in ["", "\""] {
             let keys =
                 [("miimon", 250), ("mtu", 1400), ("failOverMac", 2), ("allSlavesActive", 1), ("tlbDynamicLb", 0)];
-            let keys: String = keys.iter().map(|(key, n)| format!(",\"{key}\":{quote}{n}{quote}")).collect();
-            let plan = with(&keys).unwrap();
+            let keys: Vec<_> = keys.iter().map(|(key, n)| format!(",\"{key}\":{quote}{n}{quote}")).collect();
+            let plan = with(&keys.concat()).unwrap();
             let BondSettings { miimon, fail_over_mac, all_slaves_active, tlb_dynamic_lb, .. } = plan.settings;
             assert_eq!((miimon, plan.mtu, fail_over_mac), (250, 1400, 2));
             assert_eq!((all_slaves_active, tlb_dynamic_lb), (Some(1), Some(0)));
         }
-        assert_eq!(with(r#","miimon":"ten""#).unwrap_err().code(), crate::error::ErrorCode::DECODING);
+        assert_eq!(with(r#","miimon":"ten""#).unwrap_err().code(), crate::error::ErrorCode::DECODE);
     }
 
     #[test]

@@ -158,8 +158,8 @@ fn del_returns_links_without_records() {
 
 #[test]
 fn only_one_of_many_containers_gets_the_links() {
-    needs!(lane::BOND);
     const COUNT: usize = 6;
+    needs!(lane::BOND);
     let node = Node::new();
     plug(&node);
     let before = node.snapshot();
