@@ -3,15 +3,16 @@
 use crate::dhcp::{Dhcp, daemon};
 use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
 use crate::plugins::{
-    bandwidth::Bandwidth, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel, host_device::HostDevice,
-    host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp,
-    route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap, tc_redirect_tap::TcRedirectTap,
-    tuning::Tuning, vlan::Vlan, vrf::Vrf,
+    bandwidth::Bandwidth, bond::Bond, bridge::Bridge, dummy::Dummy, firewall::Firewall, flannel::Flannel,
+    host_device::HostDevice, host_local::HostLocal, ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan,
+    portmap::Portmap, ptp::Ptp, route_override::RouteOverride, sbr::Sbr, r#static::Static, tap::Tap,
+    tc_redirect_tap::TcRedirectTap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
 };
 use crate::tool::{cnitool, ipam, repair};
 
 pub static APPLETS: &[Applet] = &[
     Applet::for_plugin::<Bandwidth>(AppletKind::Chained),
+    Applet::for_plugin::<Bond>(AppletKind::Interface),
     Applet::for_plugin::<Bridge>(AppletKind::Interface),
     Applet::for_tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::for_plugin_with_service::<Dhcp>(

@@ -45,6 +45,7 @@ pub const IPVLAN: KernelFeature = KernelFeature {
     name: "ipvlan",
     probe: "ip link add p type veth peer q && ip link add link p name i type ipvlan mode l2",
 };
+pub const BOND: KernelFeature = KernelFeature { name: "bonding", probe: "ip link add name p type bond" };
 pub const BRIDGE_VLAN: KernelFeature =
     KernelFeature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
 /// The VM's network cards exist for tests; a machine's own cards must not be moved.
@@ -53,6 +54,13 @@ pub const CARDS: KernelFeature = KernelFeature {
     probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
             ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
 };
+
+impl KernelFeature {
+    /// Whether this kernel has the feature, for a test of what happens without it.
+    pub fn is_here(&self) -> bool {
+        probe_features(self)
+    }
+}
 
 /// Returns from the test and records it as skipped if the kernel lacks one of the features.
 #[doc(hidden)]
@@ -138,5 +146,5 @@ fn in_a_namespace(script: &'static str) -> bool {
 /// Fails in the second lane if its kernel lacks a feature that the first may lack.
 #[test]
 fn some_lane_has_each_feature() {
-    crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BRIDGE_VLAN, CARDS);
+    crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BOND, BRIDGE_VLAN, CARDS);
 }

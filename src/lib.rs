@@ -13,6 +13,7 @@
 //! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
 //! | 4 | [`runtime`] | the calling side: lists, requests, execution, cache; a library for runtimes |
 //! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
+//! | 3 | [`devices`] | devices of the host that containers have: host-device, bond |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |
 //! | 2 | [`invoke`] | finding and running a plugin |
@@ -43,6 +44,8 @@ mod applets;
 mod attachment;
 mod cmd;
 mod cni;
+#[cfg(feature = "plugins")]
+mod devices;
 #[cfg(feature = "plugins")]
 mod dhcp;
 mod error;

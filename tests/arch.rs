@@ -49,6 +49,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "trace",
         ],
     ),
+    ("devices", &["attachment", "cni", "files", "framework", "iface", "netlink", "netns"]),
     ("runtime", &["cni", "files", "invoke"]),
     (
         "plugins",
@@ -56,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "attachment",
             "cmd",
             "cni",
+            "devices",
             "netlink",
             "netns",
             "sysctl",

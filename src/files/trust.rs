@@ -19,7 +19,8 @@ use crate::error::{Error, Result};
 /// The directories of state of CNI plugins; `/var/run` is the former name of `/run`.
 const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
 /// The directories of records whose place no configuration chooses.
-const OWN: [&str; 4] = ["/run/cni/cnibox", "/run/cni/dhcp", "/run/cni/host-device", "/run/cni/route-override"];
+const OWN: [&str; 5] =
+    ["/run/cni/bond", "/run/cni/cnibox", "/run/cni/dhcp", "/run/cni/host-device", "/run/cni/route-override"];
 /// `S_ISVTX`: only the owner of an entry, and of the directory, can rename and remove the entry.
 const STICKY: u32 = 0o1000;
 /// The maximum number of symbolic links on a path, as in the kernel.

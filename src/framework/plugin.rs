@@ -202,7 +202,7 @@ impl DelRequest {
     }
 
     /// The MAC and the addresses of the attachment's link in the result of ADD.
-    fn recorded_link(&self) -> Option<RecordedLink> {
+    pub fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
         let is_own = |entry: &ResultInterface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
         let index = prev.interfaces.iter().position(is_own)?;

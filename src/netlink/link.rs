@@ -13,8 +13,8 @@ use super::Netlink;
 use super::attribute::{ReplyAttribute, find_attribute, parse_attributes, read_u32_at};
 use super::error::{NetlinkError, NetlinkResult, RequestFailure, unless_absent};
 use super::link_info::{
-    self, BRIDGE, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE, IpvlanMode, MacvlanInfo,
-    TunTapInfo,
+    self, BRIDGE, BondSettings, BridgeInfo, BridgePortInfo, IFLA_IPVLAN_MODE, IFLA_VLAN_ID, IFLA_VRF_TABLE, IpvlanMode,
+    MacvlanInfo, TunTapInfo,
 };
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
@@ -82,6 +82,7 @@ pub struct Link {
     pub bridge: Option<BridgeInfo>,
     /// The settings of a port of a bridge.
     pub port: Option<BridgePortInfo>,
+    pub bond: Option<BondSettings>,
     pub macvlan: Option<MacvlanInfo>,
     pub ipvlan: Option<IpvlanMode>,
     /// The VLAN id of a link of the kind `vlan`.
@@ -194,6 +195,7 @@ impl Link {
         if let Some(data) = info.find_nested(libc::IFLA_INFO_DATA) {
             match self.kind.as_deref() {
                 Some(BRIDGE) => self.bridge = Some(link_info::parse_bridge(data)),
+                Some("bond") => self.bond = Some(link_info::parse_bond(data)),
                 Some("macvlan") => self.macvlan = Some(link_info::parse_macvlan(data)),
                 Some("ipvlan") => {
                     let mode = data.find_nested(IFLA_IPVLAN_MODE).and_then(ReplyAttribute::to_u16);

@@ -1,5 +1,7 @@
 //! Links: settings that depend on the kind of a link (`IFLA_LINKINFO`).
 
+use rtnetlink::packet_route::link::InfoBond;
+
 use super::attribute::{ReplyAttribute, read_u32_at};
 
 /// The kind of a bridge, and the kind of its ports.
@@ -18,6 +20,12 @@ pub(super) const IFLA_VRF_TABLE: u16 = 1;
 /// The attribute for hairpin mode.
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;
 pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
+const IFLA_BOND_MODE: u16 = 1;
+const IFLA_BOND_MIIMON: u16 = 3;
+const IFLA_BOND_FAIL_OVER_MAC: u16 = 13;
+const IFLA_BOND_XMIT_HASH_POLICY: u16 = 14;
+const IFLA_BOND_ALL_SLAVES_ACTIVE: u16 = 17;
+const IFLA_BOND_TLB_DYNAMIC_LB: u16 = 27;
 const IFLA_TUN_OWNER: u16 = 1;
 const IFLA_TUN_GROUP: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
@@ -57,6 +65,50 @@ pub struct MacvlanInfo {
     pub mode: Option<MacvlanMode>,
     /// The length of the queue for broadcasts; 0 before Linux 5.11, where it is not reported.
     pub bc_queue_len: u32,
+}
+
+/// The modes of a bond, by their numbers in `linux/if_bonding.h`.
+pub const BOND_MODES: [&str; 7] =
+    ["balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb"];
+
+/// The policies by which a bond chooses the port of a frame, by their numbers in `linux/if_bonding.h`.
+pub const BOND_HASH_POLICIES: [&str; 6] = ["layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac"];
+
+/// The settings of a bond. `None` leaves a setting of a new bond to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BondSettings {
+    /// An index of [`BOND_MODES`].
+    pub mode: u8,
+    /// The interval in ms at which the carrier of the ports is checked; 0 for never.
+    pub miimon: u32,
+    /// What has the MAC of the bond, with active-backup: all ports (0), the bond has that of the active port (1), the
+    /// active port has that of the bond (2).
+    pub fail_over_mac: u8,
+    /// An index of [`BOND_HASH_POLICIES`].
+    pub xmit_hash_policy: Option<u8>,
+    /// Whether frames that arrive at inactive ports are received (1) or dropped (0).
+    pub all_slaves_active: Option<u8>,
+    /// Whether flows move between the ports by their load (1), with balance-tlb and balance-alb.
+    pub tlb_dynamic_lb: Option<u8>,
+}
+
+impl BondSettings {
+    pub fn mode_name(&self) -> &'static str {
+        BOND_MODES.get(usize::from(self.mode)).unwrap_or(&"unknown")
+    }
+
+    /// `IFLA_INFO_DATA` of a new bond.
+    pub(super) fn to_attributes(self) -> Vec<InfoBond> {
+        let mut data = vec![
+            InfoBond::Mode(self.mode.into()),
+            InfoBond::MiiMon(self.miimon),
+            InfoBond::FailOverMac(self.fail_over_mac.into()),
+        ];
+        data.extend(self.xmit_hash_policy.map(|policy| InfoBond::XmitHashPolicy(policy.into())));
+        data.extend(self.all_slaves_active.map(|active| InfoBond::AllPortsActive(active.into())));
+        data.extend(self.tlb_dynamic_lb.map(|dynamic| InfoBond::TlbDynamicLb(dynamic == 1)));
+        data
+    }
 }
 
 /// The settings of a tun or tap device.
@@ -165,6 +217,18 @@ pub(super) fn parse_macvlan(data: ReplyAttribute<'_>) -> MacvlanInfo {
     }
 }
 
+pub(super) fn parse_bond(data: ReplyAttribute<'_>) -> BondSettings {
+    let number = |kind| data.find_nested(kind).and_then(ReplyAttribute::to_u8);
+    BondSettings {
+        mode: number(IFLA_BOND_MODE).unwrap_or_default(),
+        miimon: data.find_nested(IFLA_BOND_MIIMON).and_then(ReplyAttribute::to_u32).unwrap_or_default(),
+        fail_over_mac: number(IFLA_BOND_FAIL_OVER_MAC).unwrap_or_default(),
+        xmit_hash_policy: number(IFLA_BOND_XMIT_HASH_POLICY),
+        all_slaves_active: number(IFLA_BOND_ALL_SLAVES_ACTIVE),
+        tlb_dynamic_lb: number(IFLA_BOND_TLB_DYNAMIC_LB),
+    }
+}
+
 pub(super) fn parse_tun_tap(data: ReplyAttribute<'_>) -> TunTapInfo {
     TunTapInfo {
         tap: data.find_nested(IFLA_TUN_TYPE).and_then(ReplyAttribute::to_u8) == Some(IFF_TAP),
@@ -172,5 +236,41 @@ pub(super) fn parse_tun_tap(data: ReplyAttribute<'_>) -> TunTapInfo {
         group: data.find_nested(IFLA_TUN_GROUP).and_then(ReplyAttribute::to_u32),
         persist: is_flag_set(data, IFLA_TUN_PERSIST),
         multi_queue: is_flag_set(data, IFLA_TUN_MULTI_QUEUE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::Emitable;
+
+    use super::*;
+
+    #[test]
+    fn the_settings_of_a_bond_have_the_kernels_attributes() {
+        let settings = BondSettings {
+            mode: 5,
+            miimon: 100,
+            fail_over_mac: 2,
+            xmit_hash_policy: Some(4),
+            all_slaves_active: Some(1),
+            tlb_dynamic_lb: Some(0),
+        };
+        let attributes = settings.to_attributes();
+        let mut bytes = vec![0; attributes.as_slice().buffer_len()];
+        attributes.as_slice().emit(&mut bytes);
+        // Length and number of each attribute, and its value.
+        let expected: [&[u8]; 6] = [
+            &[5, 0, 1, 0, 5, 0, 0, 0],
+            &[8, 0, 3, 0, 100, 0, 0, 0],
+            &[5, 0, 13, 0, 2, 0, 0, 0],
+            &[5, 0, 14, 0, 4, 0, 0, 0],
+            &[5, 0, 17, 0, 1, 0, 0, 0],
+            &[5, 0, 27, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(bytes, expected.concat());
+        let data = ReplyAttribute { kind: nix::libc::IFLA_INFO_DATA, value: &bytes };
+        assert_eq!(parse_bond(data), settings);
+        let default = BondSettings::default().to_attributes();
+        assert_eq!(default.len(), 3, "the kernel's defaults");
     }
 }

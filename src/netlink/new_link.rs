@@ -14,7 +14,7 @@ use rtnetlink::packet_route::link::{
 use super::Netlink;
 use super::error::{NetlinkError, NetlinkResult, RequestFailure};
 use super::link::{Link, link_message};
-use super::link_info::{IpvlanMode, MacvlanMode};
+use super::link_info::{BondSettings, IpvlanMode, MacvlanMode};
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
 
@@ -25,6 +25,8 @@ pub enum LinkKind<'a> {
         /// Whether ports belong to VLANs; `None` for the kernel's default.
         vlan_filtering: Option<bool>,
     },
+    /// Several links, its ports, as one.
+    Bond(BondSettings),
     /// One end of a veth pair; the same message creates the other end.
     Veth {
         peer: VethPeer<'a>,
@@ -191,6 +193,7 @@ impl<'a> NewLink<'a> {
                     .to_owned(),
             ),
             LinkKind::Vlan { .. } => error.with_missing_module("8021q"),
+            LinkKind::Bond(_) => error.with_missing_module("bonding"),
             _ => error.with_missing_module(&self.kind.to_string()),
         }
     }
@@ -204,6 +207,7 @@ impl LinkKind<'_> {
                 let data = |on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)]);
                 (InfoKind::Bridge, vlan_filtering.map(data))
             }
+            LinkKind::Bond(settings) => (InfoKind::Bond, Some(InfoData::Bond(settings.to_attributes()))),
             LinkKind::Veth { peer } => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.to_message())))),
             LinkKind::Dummy => (InfoKind::Dummy, None),
             LinkKind::Ifb => (InfoKind::Ifb, None),

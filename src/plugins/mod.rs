@@ -1,6 +1,7 @@
 //! One file or directory per plugin, named as the plugin.
 
 pub mod bandwidth;
+pub mod bond;
 pub mod bridge;
 pub mod dummy;
 pub mod firewall;

@@ -13,7 +13,7 @@ use std::process::Command;
 use cnibox::testing::{APPLETS, AppletKind};
 use serde_json::{Deserializer, Value};
 
-use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
+use crate::lane::{BOND, DUMMY, IPVLAN, VLAN, VRF, needs};
 use crate::support::net::settles;
 use crate::support::node::{Node, Snapshot, executable};
 
@@ -167,6 +167,12 @@ fn bandwidth() {
 #[test]
 fn bridge() {
     works(&Node::new(), page!("bridge"));
+}
+
+#[test]
+fn bond() {
+    needs!(BOND);
+    works(&Node::new(), page!("bond"));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! | module | |
 //! | --- | --- |
 //! | **interface plugins** | |
+//! | `bond` | failover, settings, links of the host and of the container |
 //! | `bridge` | ports, gateways, VLANs, routes, CHECK, refusals |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
@@ -110,6 +111,7 @@ mod advice;
 mod alive;
 mod attachment;
 mod bandwidth;
+mod bond;
 mod bridge;
 mod buildkit;
 mod chain;

@@ -83,10 +83,10 @@ fn plugins_conform_with_faults() {
 
 #[test]
 fn plugins_that_need_kernel_modules_conform() {
-    needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN);
-    let types = ["dummy", "vrf", "vlan", "ipvlan"].map(|name| ["--type", name]);
+    needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN, lane::BOND);
+    let types = ["dummy", "vrf", "vlan", "ipvlan", "bond"].map(|name| ["--type", name]);
     let args: Vec<&str> = types.as_flattened().iter().copied().chain(["--cni-version", "1.1.0"]).collect();
-    assert_sound(&args, 4);
+    assert_sound(&args, 5);
 }
 
 /// A plugin directory with the mutant; the other types are correct.

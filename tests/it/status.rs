@@ -104,7 +104,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     // STATUS gets no `prevResult`, so it cannot detect a missing veth pair or missing addresses.
     let has_veth = matches!(interface["type"].as_str(), Some("bridge" | "ptp"));
     let kinds = match (interface.get("ipam").is_some(), has_veth) {
-        (false, _) => 5,
+        (false, _) => 4,
         (true, false) => 6,
         (true, true) => 7,
     };
@@ -129,15 +129,15 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
             conf
         }
         3 => {
+            let mut conf = json!({"type": "tc-redirect-tap"});
+            maybe(random, &mut conf, "multiQueue", &[json!(true), json!(7)]);
+            conf
+        }
+        4 => {
             let mut conf = json!({"type": "route-override", "flushroutes": true});
             let routes =
                 [json!([{"dst": "198.51.100.0/24", "scope": 253}]), json!([{"dst": "fd99::/64", "gw": "10.88.0.1"}])];
             maybe(random, &mut conf, "addroutes", &routes);
-            conf
-        }
-        4 => {
-            let mut conf = json!({"type": "tc-redirect-tap"});
-            maybe(random, &mut conf, "multiQueue", &[json!(true), json!(7)]);
             conf
         }
         5 => {

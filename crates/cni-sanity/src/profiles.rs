@@ -47,13 +47,14 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-pub const KINDS: [Kind; 21] = [
+pub const KINDS: [Kind; 22] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
     kind("macvlan", Profile::Interface, Needs::Nothing, true),
     kind("ipvlan", Profile::Interface, Needs::Ipvlan, true),
     kind("vlan", Profile::Interface, Needs::Vlan, true),
     kind("host-device", Profile::Interface, Needs::Nothing, true),
+    kind("bond", Profile::Interface, Needs::Bond, true),
     kind("dummy", Profile::Interface, Needs::Dummy, true),
     kind("tap", Profile::Interface, Needs::Nothing, true),
     kind("loopback", Profile::Interface, Needs::Nothing, false),
@@ -107,6 +108,7 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
         "ipvlan" => json!({"master": UPLINK, "mode": "l2"}),
         "vlan" => json!({"master": UPLINK, "vlanId": 5}),
         "host-device" => json!({"device": "spare0"}),
+        "bond" => json!({"mode": "active-backup", "links": [{"name": "spare0"}, {"name": "other0"}]}),
         "host-local" => {
             json!({"ipam": {"type": "host-local", "ranges": ranges("bridge"), "routes": [{"dst": "0.0.0.0/0"}]}})
         }

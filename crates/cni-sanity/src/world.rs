@@ -17,8 +17,8 @@ use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rtnetlink::{
-    AddressMessageBuilder, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan, LinkVrf,
-    RouteMessageBuilder,
+    AddressMessageBuilder, LinkBond, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan,
+    LinkVrf, RouteMessageBuilder,
 };
 
 use super::netlink;
@@ -43,6 +43,7 @@ pub const NODE: [IpAddr; 2] =
 #[derive(Clone, Copy, Debug)]
 pub enum Needs {
     Nothing,
+    Bond,
     Dummy,
     Ipvlan,
     Vlan,
@@ -268,6 +269,7 @@ pub fn flush_rules() -> Result<()> {
 pub fn lacks(needs: Needs) -> Result<Option<&'static str>> {
     let (name, message) = match needs {
         Needs::Nothing => return Ok(None),
+        Needs::Bond => ("bonding", LinkBond::new("probe0").build()),
         Needs::Dummy => ("dummy", LinkDummy::new("probe0").build()),
         Needs::Vrf => ("vrf", LinkVrf::new("probe0", 99).build()),
         Needs::Vlan => ("8021q", LinkVlan::new("probe0", index(UPLINK)?, 9).build()),

@@ -3,7 +3,7 @@
 use super::{sandbox, veths};
 use crate::lane::{self, needs};
 use crate::netlink::link_info::BridgeInfo;
-use crate::netlink::{IpvlanMode, LinkKind, NewLink};
+use crate::netlink::{BOND_MODES, BondSettings, IpvlanMode, LinkKind, NewLink};
 
 #[test]
 fn optional_kinds_are_created_and_read() {
@@ -24,4 +24,34 @@ fn optional_kinds_are_created_and_read() {
     assert_eq!(netlink.require_link("ipvlan").unwrap().ipvlan, Some(IpvlanMode::L3s));
     let bridge = netlink.require_link("bridge").unwrap().bridge;
     assert_eq!(bridge, Some(BridgeInfo { vlan_filtering: true, default_pvid: 1, learns_link_local: Some(true) }));
+}
+
+#[test]
+fn a_bond_is_created_with_its_settings_and_read() {
+    needs!(lane::BOND);
+    let netlink = sandbox();
+    let add = |name: &str, settings| {
+        netlink.add_link(&NewLink::new(name, LinkKind::Bond(settings))).unwrap();
+        netlink.require_link(name).unwrap().bond.unwrap()
+    };
+    for (number, name) in BOND_MODES.iter().enumerate() {
+        let mode = u8::try_from(number).unwrap();
+        let wanted = BondSettings {
+            mode,
+            miimon: 150,
+            fail_over_mac: 2,
+            xmit_hash_policy: Some(mode.min(5)),
+            all_slaves_active: Some(1),
+            tlb_dynamic_lb: (mode >= 5).then_some(0),
+        };
+        let found = add(&format!("b{number}"), wanted);
+        let expected = BondSettings { tlb_dynamic_lb: found.tlb_dynamic_lb, ..wanted };
+        assert_eq!((found, found.mode_name()), (expected, *name));
+        assert!(mode < 5 || found.tlb_dynamic_lb == Some(0));
+    }
+    let default = add("b9", BondSettings::default());
+    assert_eq!(
+        (default.xmit_hash_policy, default.all_slaves_active, default.tlb_dynamic_lb),
+        (Some(0), Some(0), Some(1))
+    );
 }

@@ -51,6 +51,11 @@ impl DeviceSelector {
         given(&conf.pci_bus_id).map(|id| require_one_segment("pciBusID", id).map(DeviceSelector::Pci)).transpose()
     }
 
+    /// The name of a [`DeviceSelector::Name`].
+    pub(super) fn name(&self) -> Option<&str> {
+        if let DeviceSelector::Name(name) = self { Some(name) } else { None }
+    }
+
     /// The PCI function of a [`DeviceSelector::Pci`].
     pub(super) fn pci_function(&self) -> Option<&str> {
         if let DeviceSelector::Pci(id) = self { Some(id) } else { None }

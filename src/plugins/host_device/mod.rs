@@ -10,22 +10,17 @@
 //! routes of an administrator, and sets the device up if it was up. Nothing else remains on the host.
 
 mod find;
-mod identity;
-mod location;
-mod origin;
-mod record;
 mod sysfs;
-mod transfer;
 
 use serde::Deserialize;
 
 use self::find::DeviceSelector;
-use self::location::DeviceSearch;
-use self::origin::{HostNetwork, OriginalState};
-use self::record::{DeviceRecord, DeviceRecordStore};
 use self::sysfs::Sysfs;
-use crate::attachment::AttachmentId;
 use crate::cni::{CniResult, ResultInterface};
+use crate::devices::location::DeviceSearch;
+use crate::devices::origin::{HostNetwork, OriginalState};
+use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy};
+use crate::devices::transfer;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
@@ -33,7 +28,9 @@ use crate::framework::{
 };
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, verify};
-use crate::netns::{Netns, NetnsIdentity};
+use crate::netlink::Link;
+
+const NAME: &str = "host-device";
 
 pub struct HostDevice;
 
@@ -63,7 +60,7 @@ struct HostDeviceRuntimeConfig {
 }
 
 impl Plugin for HostDevice {
-    const NAME: &'static str = "host-device";
+    const NAME: &'static str = NAME;
     const ABOUT: &'static str = "moves a device of the host into the container";
     type Conf = HostDeviceConfig;
 
@@ -83,10 +80,10 @@ impl Plugin for HostDevice {
             return report_user_space_pci(cx, req, pci);
         }
         let (inside, host) = (ContainerNetns::open_in(netns)?, cx.host_netlink()?);
-        let records = DeviceRecordStore::for_network(&cx.net.name);
-        let device = find::selected_device(host, &sysfs, &selector)
-            .map_err(|e| explain_missing_device(e, &selector, &records))?;
-        transfer::require_free_names(&inside, &device, &req.ifname)?;
+        let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
+        let device =
+            find::selected_device(host, &sysfs, &selector).map_err(|e| explain_missing_device(e, &selector, cx))?;
+        transfer::require_free_names(&inside, &device, req.ifname.as_str())?;
         let l3 = cx.has_ipam();
         if l3 {
             // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC) when it is moved.
@@ -102,6 +99,8 @@ impl Plugin for HostDevice {
             ifname: req.ifname.to_string(),
             netns: req.sandbox.path.clone(),
             netns_id: req.sandbox.netns_identity(),
+            port: String::new(),
+            in_container: false,
             device: origin,
             tried: false,
         };
@@ -113,7 +112,7 @@ impl Plugin for HostDevice {
         });
         records.save_record(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
-        transfer::move_into_container(host, &device, netns, &req.ifname, up)?;
+        transfer::move_into_container(host, &device, netns, req.ifname.as_str(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         network.ips.retain(|ip| result.ips.iter().all(|other| other.address != ip.address));
         result.ips.append(&mut network.ips);
@@ -161,8 +160,11 @@ impl Plugin for HostDevice {
     fn gc(cx: &CallContext<'_>, _: &HostDeviceConfig, req: &GcRequest) -> Result<()> {
         let mut failures = Failures::new();
         delete_and_release(cx, &mut failures, CallContext::ipam_gc, |failures| {
-            let records = DeviceRecordStore::for_network(&cx.net.name);
-            failures.keep_error(return_stale_devices(cx, &records, req))
+            let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
+            let ended = records.end_stale_attachments(req, &|record, _| {
+                DeviceSearch::for_record(record).return_device(cx.host_netlink()?, record.open_netns()?.as_ref(), None)
+            });
+            failures.keep_error(ended)
         });
         failures.into_result()
     }
@@ -187,17 +189,13 @@ fn missing_selector_error() -> Error {
 }
 
 /// The error of a missing device, with the name of the container that has the device.
-fn explain_missing_device(error: Error, selector: &DeviceSelector, records: &DeviceRecordStore<'_>) -> Error {
+fn explain_missing_device(error: Error, selector: &DeviceSelector, cx: &CallContext<'_>) -> Error {
     let error = error.context("failed to find host device");
-    let (DeviceSelector::Name(name), true) = (selector, error.details().is_empty()) else {
-        return error;
-    };
-    let holder = records.list_all_records().into_iter().find(|record| record.device.name == *name);
-    match holder {
-        Some(DeviceRecord { container_id, ifname, .. }) => error.with_details(format!(
-            "container {container_id} has it as {ifname}, or was not followed by DEL: detach it there first"
-        )),
-        None => error.with_details("\"ip link\" lists the links of the host"),
+    match selector {
+        DeviceSelector::Name(name) if error.details().is_empty() => {
+            error.with_details(missing_device_remedy(name, &cx.net.name))
+        }
+        _ => error,
     }
 }
 
@@ -220,10 +218,10 @@ fn report_user_space_pci(cx: &CallContext<'_>, req: &AddRequest, pci: &str) -> R
 
 /// Finds the attachment's device and gives it back to the host.
 fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &DelRequest) -> Result<()> {
-    let records = DeviceRecordStore::for_network(&cx.net.name);
+    let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
     let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
-        let recorded = if netns.is_none() { open_recorded_netns(&record)? } else { None };
+        let recorded = if netns.is_none() { record.open_netns()? } else { None };
         let netns = netns.or(recorded.as_ref());
         let incomplete = DeviceSearch::for_record(&record).return_device(host, netns, prev)?;
         return records.end_attachment(record, incomplete);
@@ -235,42 +233,11 @@ fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &D
     if selector.is_some_and(|selector| selector.user_space_pci(&sysfs).is_some()) {
         return Ok(());
     }
-    let search = DeviceSearch { ifname: req.ifname.as_str(), origin: None, selector };
+    let configured = selector.and_then(DeviceSelector::name);
+    let may_select =
+        |link: &Link, host_name: &str| selector.is_none_or(|selector| selector.may_select(link, host_name));
+    let search = DeviceSearch { ifname: req.ifname.as_str(), origin: None, configured, may_select: &may_select };
     let incomplete = search.return_device(host, netns, prev)?;
     // Also removes an unreadable record.
-    incomplete.map_or(Ok(()), Err).and(records.remove_record(req.id.as_str(), req.ifname.as_str()))
-}
-
-/// As [`return_attached_device`] for all attachments that are not valid.
-fn return_stale_devices(cx: &CallContext<'_>, records: &DeviceRecordStore<'_>, req: &GcRequest) -> Result<()> {
-    let mut failures = Failures::new();
-    records.remove_temporary_files(&AttachmentId::from_attachments(&cx.net.name, &req.valid));
-    let (valid, stale): (Vec<_>, Vec<_>) = records
-        .list_network_records()
-        .into_iter()
-        .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
-    for record in stale {
-        // A later container in the same namespace may have the device.
-        let has_device = |other: &DeviceRecord| other.device.name == record.device.name && other.netns == record.netns;
-        let released = if valid.iter().any(has_device) { Ok(None) } else { return_stale_device(cx, &record) };
-        let ended = released.and_then(|incomplete| records.end_attachment(record, incomplete));
-        failures.keep_error(ended);
-    }
-    failures.into_result()
-}
-
-/// As [`return_attached_device`] for a stale attachment.
-fn return_stale_device(cx: &CallContext<'_>, record: &DeviceRecord) -> Result<Option<Error>> {
-    let netns = open_recorded_netns(record)?;
-    DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns.as_ref(), None)
-}
-
-/// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
-/// namespace that nothing pins cannot be distinguished from a later one.
-fn open_recorded_netns(record: &DeviceRecord) -> Result<Option<Netns>> {
-    let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
-    let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
-    let is_recorded =
-        netns.device_and_inode()? == (known.dev, known.ino) && NetnsIdentity::at_path(netns.path()) == Some(known);
-    Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
+    incomplete.map_or(Ok(()), Err).and(records.remove_record(req.id.as_str(), req.ifname.as_str(), ""))
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Chain, SAMPLE, sweep};
+use crate::lane::{self, needs};
 use crate::support::net::{merged, wire};
 use crate::support::node::Node;
 
@@ -82,8 +83,17 @@ fn sbr() -> Value {
 /// A device per container, with an address and a route that DEL restores. A device that was deleted
 /// with its namespace is recreated identically, but distinct from other nodes' devices.
 fn devices(node: &Node) {
+    add_devices(node, 4);
+}
+
+/// Two devices per container.
+fn pairs_of_devices(node: &Node) {
+    add_devices(node, 8);
+}
+
+fn add_devices(node: &Node, count: usize) {
     let [high, low] = bytes_of(node);
-    for who in 0..4 {
+    for who in 0..count {
         node.sh(&format!(
             "ip link show far{who} >/dev/null 2>&1 && exit
              ip link add hd{who} index 10{who} address 02:0d:00:{high:02x}:{low:02x}:0{who} type veth \
@@ -101,6 +111,11 @@ fn host_device(node: &Node, who: usize) -> Value {
     interface(node, "host-device", &keys)
 }
 
+fn bond(node: &Node, who: usize) -> Value {
+    let links: Vec<_> = [2 * who, 2 * who + 1].iter().map(|i| json!({"name": format!("hd{i}")})).collect();
+    interface(node, "bond", &json!({"mode": "active-backup", "links": links}))
+}
+
 fn flannel(node: &Node) -> Value {
     let [high, low] = bytes_of(node);
     let env = format!(
@@ -114,9 +129,10 @@ fn flannel(node: &Node) -> Value {
            "delegate": {"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables"}})
 }
 
-/// Defines the tests of each chain: name, preparation of the node, plugins of a container.
+/// Defines the tests of each chain: name, preparation of the node, features that kernels may lack, plugins of a
+/// container.
 macro_rules! chains {
-    ($($name:ident: $prepare:ident, $plugins:expr;)+) => { $(
+    ($($name:ident: $prepare:ident $([$feature:expr])?, $plugins:expr;)+) => { $(
         mod $name {
             use super::*;
 
@@ -125,12 +141,14 @@ macro_rules! chains {
 
             #[test]
             fn kills_and_errors_at_sampled_points_leave_nothing() {
+                $(needs!($feature);)?
                 sweep(&CHAIN, Some(SAMPLE));
             }
 
             #[test]
             #[ignore = "takes minutes: make soak"]
             fn kills_and_errors_at_every_point_leave_nothing() {
+                $(needs!($feature);)?
                 sweep(&CHAIN, None);
             }
         }
@@ -156,6 +174,7 @@ chains! {
     host_device_alone: devices, |node, who| vec![host_device(node, who)];
     host_device_tuning_sbr: devices,
         |node, who| vec![host_device(node, who), tuning(node, who), sbr()];
+    bond_alone: pairs_of_devices [lane::BOND], |node, who| vec![bond(node, who)];
     tap: nothing, |node, _| vec![interface(node, "tap", &json!({}))];
     ptp_tc_redirect_tap: nothing,
         |node, _| vec![interface(node, "ptp", &json!({})), json!({"type": "tc-redirect-tap"})];

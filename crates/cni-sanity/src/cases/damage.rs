@@ -11,10 +11,10 @@ use crate::traffic::{LIMIT, pings, tcp};
 use crate::world::{self, NODE, OUTSIDE, UPLINK};
 
 /// The types that create an interface.
-const INTERFACES: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap"];
+const INTERFACES: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "bond", "dummy", "tap"];
 
 /// A host device that is deleted cannot be returned.
-const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "dummy", "tap"];
+const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "bond", "dummy", "tap"];
 
 /// Ids of containers, one for each damage of a type.
 const IDS: [&str; 8] =

@@ -108,7 +108,7 @@ fn full_disk(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Resul
 
 /// Parallel ADDs, then parallel DELs.
 fn crowd(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    if subject.is(&["host-device", "vlan"]) {
+    if subject.is(&["host-device", "bond", "vlan"]) {
         return Ok(());
     }
     let before = world::snapshot()?;

@@ -28,7 +28,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let has_leases = subject.is(&["host-local"]) || subject.conf["ipam"]["type"] == "host-local";
     // One device or one VLAN allows only one attachment.
-    let is_single = subject.is(&["host-device", "vlan"]);
+    let is_single = subject.is(&["host-device", "bond", "vlan"]);
     if has_leases && subject.kind.profile != Profile::Foreign && !is_single {
         leases(subject, check)?;
         exhausted(&network(subject, SMALL), check)?;

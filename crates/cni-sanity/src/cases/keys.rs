@@ -90,6 +90,13 @@ pub const TABLE: &[Key] = keys! {
     "keys.host-device.moved" "the device is not on the node any more" r"{}" => |_| Ok(world::index("spare0").is_err());
     "keys.host-device.back" "after DEL it is there again under its name" r"{}" => |seen| seen.del().map(|()| world::index("spare0").is_ok());
     "keys.host-device.no-ipam" "without ipam it is in the container without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && seen.has_no_address());
+    "keys.bond.kind" "the interface is a bond" r"{}" => |seen| Ok(seen.link()?.kind == "bond");
+    "keys.bond.mode" "mode is that of the bond" r#"{"mode": "balance-xor"}"# => |seen| seen.detail("Mode(BalanceXor)");
+    "keys.bond.miimon" "miimon as a text is that of the bond" r#"{"miimon": "70"}"# => |seen| seen.detail("MiiMon(70)");
+    "keys.bond.mtu" "mtu is that of the bond" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
+    "keys.bond.moved" "the links are not on the node any more" r"{}" => |_| Ok(world::index("spare0").is_err() && world::index("other0").is_err());
+    "keys.bond.back" "after DEL they are there again under their names" r"{}" => |seen| seen.del().map(|()| world::index("spare0").is_ok() && world::index("other0").is_ok());
+    "keys.bond.no-ipam" "without ipam the bond is up without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && seen.has_no_address());
     "keys.tap.kind" "the interface is a tap" r"{}" => |seen| Ok(seen.link()?.kind == "tun");
     "keys.tap.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
     "keys.tap.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| seen.has_mac();

@@ -138,15 +138,24 @@ impl Subject<'_> {
         Subject { kind: &kind, conf, ..*self }.run(verb, at, prev)
     }
 
-    /// Creates the device that host-device moves.
-    fn prepare(&self) -> Result<()> {
-        if !self.is(&["host-device"]) || world::index("spare0").is_ok() {
-            return Ok(());
+    /// The devices that the plugin moves.
+    fn devices(&self) -> &'static [&'static str] {
+        match self.kind.name {
+            "host-device" => &["spare0"],
+            "bond" => &["spare0", "other0"],
+            _ => &[],
         }
-        // The peers of devices in containers also have such names.
-        let names = (1..).map(|number| format!("spare{number}"));
-        let mut free = names.filter(|name| world::index(name).is_err());
-        free.next().map_or(Ok(()), |name| world::make_pair("spare0", &name))
+    }
+
+    /// Creates the devices that the plugin moves.
+    fn prepare(&self) -> Result<()> {
+        for device in self.devices().iter().filter(|name| world::index(name).is_err()) {
+            // The peers of devices in containers also have such names.
+            let names = (1..).map(|number| format!("spare{number}"));
+            let mut free = names.filter(|name| world::index(name).is_err());
+            free.next().map_or(Ok(()), |name| world::make_pair(device, &name))?;
+        }
+        Ok(())
     }
 
     /// A call without an attachment.

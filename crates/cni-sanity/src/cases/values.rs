@@ -59,6 +59,13 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.host-device.device" "a device that is not there is refused" r#"{"device": "nowhere0"}"#;
     "values.host-device.hwaddr" "a hwaddr that is none is refused" r#"{"device": "", "hwaddr": "none"}"#;
     "values.host-device.pci" "a pciBusID that is not there is refused" r#"{"device": "", "pciBusID": "0000:ff:1f.7"}"#;
+    "values.bond.mode" "a mode that is none is refused" r#"{"mode": "sideways"}"#;
+    "values.bond.one-link" "a single link is refused" r#"{"links": [{"name": "spare0"}]}"#;
+    "values.bond.link" "a link that is not there is refused" r#"{"links": [{"name": "spare0"}, {"name": "nowhere0"}]}"#;
+    "values.bond.mtu-above-links" "an mtu above that of the links is refused" r#"{"mtu": 9000}"#;
+    "values.bond.miimon" "a miimon that is no number is refused" r#"{"miimon": "often"}"#;
+    "values.bond.fail-over-mac" "a failOverMac above 2 is refused" r#"{"failOverMac": 3}"#;
+    "values.bond.tlb" "tlbDynamicLb with another mode than balance-tlb and balance-alb is refused" r#"{"tlbDynamicLb": 1}"#;
     "values.tap.mtu-text" "an mtu that is text is refused" r#"{"mtu": "big"}"#;
     "values.tap.mac" "a mac that is none is refused" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "none"}}"#;
     "values.tap.bridge" "a bridge that is not there is refused" r#"{"bridge": "nowhere0"}"#;

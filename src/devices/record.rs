@@ -1,7 +1,7 @@
 //! The records of devices that containers have, beside the alias that the reference plugin sets: one small file for
-//! each attachment. Neither the files nor the containers survive a reboot.
+//! each device of an attachment. Neither the files nor the containers survive a reboot.
 //!
-//! A device that the reference plugin has moved has no record. It gets its name back, from its alias; its address,
+//! A device that a reference plugin has moved has no record. It gets its name back, from its alias; its address,
 //! MTU and whether it was up are unknown.
 
 use std::fs;
@@ -15,60 +15,106 @@ use crate::cni::NetworkName;
 use crate::error::{Error, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
 use crate::files::{dir, remove_file};
+use crate::framework::{Failures, GcRequest};
 use crate::log;
-use crate::netns::NetnsIdentity;
+use crate::netns::{Netns, NetnsIdentity};
 
-/// The directory of all records. No configuration chooses it: a record decides the name, the addresses and the routes
-/// of a link of the host.
-const DIR: &str = "/run/cni/host-device";
+/// The directory of all records, with a directory for each plugin. No configuration chooses it: a record decides the
+/// name, the addresses and the routes of a link of the host.
+const DIR: &str = "/run/cni";
+/// The plugins that move devices.
+const PLUGINS: [&str; 2] = ["host-device", "bond"];
 
-/// An attachment that has a device.
+/// A device of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct DeviceRecord {
+pub struct DeviceRecord {
     #[serde(rename = "containerID")]
-    pub(super) container_id: String,
-    pub(super) ifname: String,
+    pub container_id: String,
+    pub ifname: String,
     /// The path of its namespace.
-    pub(super) netns: String,
+    pub netns: String,
     /// The namespace that was there; missing in records of release 0.2.0.
     #[serde(default)]
-    pub(super) netns_id: Option<NetnsIdentity>,
-    pub(super) device: OriginalState,
+    pub netns_id: Option<NetnsIdentity>,
+    /// The name of the device in the container, if it is a port of the attachment's interface `ifname`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub port: String,
+    /// Whether the device was in the container before, and stays there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_container: bool,
+    pub device: OriginalState,
     /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
-    pub(super) tried: bool,
+    pub tried: bool,
 }
 
-/// The files of one network: `<network>/<container>:<interface>.json`. Of the three names only the separator can
-/// contain a colon.
-pub(super) struct DeviceRecordStore<'a> {
+impl DeviceRecord {
+    /// The name that ADD gave the device in the container.
+    pub fn name_in_container(&self) -> &str {
+        if self.port.is_empty() { &self.ifname } else { &self.port }
+    }
+
+    /// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
+    /// namespace that nothing pins cannot be distinguished from a later one.
+    pub fn open_netns(&self) -> Result<Option<Netns>> {
+        let Some(known) = self.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
+        let Ok(netns) = Netns::open(&self.netns) else { return Ok(None) };
+        let is_recorded =
+            netns.device_and_inode()? == (known.dev, known.ino) && NetnsIdentity::at_path(netns.path()) == Some(known);
+        Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
+    }
+
+    fn file_name(&self) -> String {
+        record_file_name(&self.container_id, &self.ifname, &self.port)
+    }
+}
+
+/// The remedy for a link `name` that the host lacks, with the container that has it.
+pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
+    let stores = PLUGINS.map(|plugin| DeviceRecordStore::for_network(plugin, network));
+    let mut records = stores.iter().flat_map(DeviceRecordStore::list_all_records);
+    match records.find(|record| record.device.name == name && !record.in_container) {
+        Some(record) => {
+            let (id, name) = (&record.container_id, record.name_in_container());
+            format!("container {id} has it as {name}, or was not followed by DEL: detach it there first")
+        }
+        None => "\"ip link\" lists the links of the host".to_owned(),
+    }
+}
+
+/// Returns the device of a record, given the records of valid attachments; with the error of a state that was not
+/// restored completely.
+type GiveBack<'a> = &'a dyn Fn(&DeviceRecord, &[DeviceRecord]) -> Result<Option<Error>>;
+
+/// The files of one network: `<network>/<container>:<interface>.json`, for ports
+/// `<network>/<container>:<interface>:<port>.json`. None of the names contains a colon.
+pub struct DeviceRecordStore<'a> {
     network: &'a str,
     all: PathBuf,
     own: PathBuf,
 }
 
 impl<'a> DeviceRecordStore<'a> {
-    /// The records of a network.
-    pub(super) fn for_network(network: &'a NetworkName) -> DeviceRecordStore<'a> {
-        DeviceRecordStore::for_network_in(Path::new(DIR), network.as_str())
+    /// The records of a plugin's network.
+    pub fn for_network(plugin: &str, network: &'a NetworkName) -> DeviceRecordStore<'a> {
+        DeviceRecordStore::for_network_in(&Path::new(DIR).join(plugin), network.as_str())
     }
 
     fn for_network_in(dir: &Path, network: &'a str) -> DeviceRecordStore<'a> {
         DeviceRecordStore { network, own: dir.join(network), all: dir.to_owned() }
     }
 
-    /// The file of an attachment, and its temporary name.
-    fn file_paths(&self, id: &str, ifname: &str) -> (PathBuf, PathBuf) {
-        let owner = AttachmentId { network: self.network, id, ifname };
-        (self.own.join(record_file_name(id, ifname)), backup::temporary_path(&self.own, &owner))
+    /// The temporary name of the files of an attachment.
+    fn temporary_path(&self, id: &str, ifname: &str) -> PathBuf {
+        backup::temporary_path(&self.own, &AttachmentId { network: self.network, id, ifname })
     }
 
     /// Writes a record, replacing an earlier record of the same attachment.
-    pub(super) fn save_record(&self, record: &DeviceRecord) -> Result<()> {
+    pub fn save_record(&self, record: &DeviceRecord) -> Result<()> {
         self.write_record(record).map_err(|e| {
             let context = format!("record the state of \"{}\"", record.device.name);
-            e.context(context).with_details(format!("only root may write to {DIR}"))
+            e.context(context).with_details(format!("only root may write to {}", self.all.display()))
         })
     }
 
@@ -76,14 +122,15 @@ impl<'a> DeviceRecordStore<'a> {
         dir::ensure_directory(&self.all, 0o700)?;
         dir::ensure_directory(&self.own, 0o700)?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
-        let (path, temporary) = self.file_paths(&record.container_id, &record.ifname);
+        let temporary = self.temporary_path(&record.container_id, &record.ifname);
+        let path = self.own.join(record.file_name());
         Ok(AtomicWriter::new(temporary, Durability::Volatile).replace_file(&path, &bytes, 0o600)?)
     }
 
     /// Ends an attachment whose device has been returned; `incomplete` is the error of a state that was not restored
     /// completely.
     /// The next command retries once: a permanent error must not keep the container from being deleted.
-    pub(super) fn end_attachment(&self, mut record: DeviceRecord, incomplete: Option<Error>) -> Result<()> {
+    pub fn end_attachment(&self, mut record: DeviceRecord, incomplete: Option<Error>) -> Result<()> {
         match incomplete {
             Some(error) if !record.tried => {
                 record.tried = true;
@@ -93,12 +140,36 @@ impl<'a> DeviceRecordStore<'a> {
             Some(error) => log::warn(error),
             None => {}
         }
-        self.remove_record(&record.container_id, &record.ifname)
+        self.remove_record(&record.container_id, &record.ifname, &record.port)
+    }
+
+    /// GC: ends the attachments that are not valid; `give_back` returns their devices.
+    pub fn end_stale_attachments(&self, req: &GcRequest, give_back: GiveBack<'_>) -> Result<()> {
+        let mut failures = Failures::new();
+        let owners = req.valid.iter().map(|valid| AttachmentId {
+            network: self.network,
+            id: &valid.container_id,
+            ifname: &valid.ifname,
+        });
+        self.remove_temporary_files(&owners.collect::<Vec<_>>());
+        let (valid, stale): (Vec<_>, Vec<_>) = self
+            .list_network_records()
+            .into_iter()
+            .partition(|record| req.is_valid_attachment(&record.container_id, &record.ifname));
+        for record in stale {
+            // A later container in the same namespace may have the device.
+            let has_device =
+                |other: &DeviceRecord| other.device.name == record.device.name && other.netns == record.netns;
+            let released = if valid.iter().any(has_device) { Ok(None) } else { give_back(&record, &valid) };
+            let ended = released.and_then(|incomplete| self.end_attachment(record, incomplete));
+            failures.keep_error(ended);
+        }
+        failures.into_result()
     }
 
     /// The record of an attachment.
-    pub(super) fn find_record(&self, id: &str, ifname: &str) -> Option<DeviceRecord> {
-        let (path, _) = self.file_paths(id, ifname);
+    pub fn find_record(&self, id: &str, ifname: &str) -> Option<DeviceRecord> {
+        let path = self.own.join(record_file_name(id, ifname, ""));
         if !is_private_directory(&self.own) {
             return None;
         }
@@ -106,27 +177,26 @@ impl<'a> DeviceRecordStore<'a> {
         decode_record(&path, &bytes)
     }
 
-    /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
-    pub(super) fn remove_record(&self, id: &str, ifname: &str) -> Result<()> {
-        let (path, temporary) = self.file_paths(id, ifname);
-        remove_file(&temporary)?;
-        Ok(remove_file(&path)?)
+    /// Deletes the record of an attachment, or of its `port`, and the temporary file of an ADD that was killed.
+    pub fn remove_record(&self, id: &str, ifname: &str, port: &str) -> Result<()> {
+        remove_file(&self.temporary_path(id, ifname))?;
+        Ok(remove_file(&self.own.join(record_file_name(id, ifname, port)))?)
     }
 
     /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
-    pub(super) fn remove_temporary_files(&self, valid: &[AttachmentId<'_>]) {
+    fn remove_temporary_files(&self, valid: &[AttachmentId<'_>]) {
         if is_private_directory(&self.own) {
             backup::remove_temporaries(&self.own, self.network, valid);
         }
     }
 
     /// The records of this network.
-    pub(super) fn list_network_records(&self) -> Vec<DeviceRecord> {
+    pub fn list_network_records(&self) -> Vec<DeviceRecord> {
         records_in_directory(&self.own)
     }
 
-    /// The records of all networks.
-    pub(super) fn list_all_records(&self) -> Vec<DeviceRecord> {
+    /// The records of all networks of the plugin.
+    fn list_all_records(&self) -> Vec<DeviceRecord> {
         let directories = fs::read_dir(&self.all).into_iter().flatten().flatten();
         directories.flat_map(|directory| records_in_directory(&directory.path())).collect()
     }
@@ -147,12 +217,11 @@ fn is_private_directory(directory: &Path) -> bool {
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
     let record: DeviceRecord =
         serde_json::from_slice(bytes).inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display()))).ok()?;
-    let expected = record_file_name(&record.container_id, &record.ifname);
-    (*path.file_name()? == *expected).then_some(record)
+    (*path.file_name()? == *record.file_name()).then_some(record)
 }
 
-fn record_file_name(id: &str, ifname: &str) -> String {
-    format!("{id}:{ifname}.json")
+fn record_file_name(id: &str, ifname: &str, port: &str) -> String {
+    if port.is_empty() { format!("{id}:{ifname}.json") } else { format!("{id}:{ifname}:{port}.json") }
 }
 
 #[cfg(test)]
@@ -170,6 +239,8 @@ mod tests {
             ifname: "eth0".into(),
             netns: "/x".into(),
             netns_id: None,
+            port: String::new(),
+            in_container: false,
             device,
             tried: false,
         }
@@ -189,17 +260,30 @@ mod tests {
         assert_eq!(a.find_record("c1", "eth0"), Some(record("c1", "ens2")));
         assert_eq!(a.list_network_records(), [record("c1", "ens2")]);
         assert_eq!(a.list_all_records().len(), 2);
-        let (_, left) = a.file_paths("c1", "eth0");
+        let left = a.temporary_path("c1", "eth0");
         fs::write(&left, "{").unwrap();
         a.remove_temporary_files(&[AttachmentId { network: "a", id: "c1", ifname: "eth0" }]);
         b.remove_temporary_files(&[]);
         assert!(left.exists());
         a.remove_temporary_files(&[]);
         assert!(!left.exists());
-        a.remove_record("c1", "eth0").unwrap();
-        a.remove_record("c1", "eth0").unwrap();
+        a.remove_record("c1", "eth0", "").unwrap();
+        a.remove_record("c1", "eth0", "").unwrap();
         assert_eq!(a.find_record("c1", "eth0"), None);
         assert_eq!(b.list_all_records(), [record("c1", "ens3")]);
+    }
+
+    #[test]
+    fn each_port_has_a_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(dir.path(), "a");
+        let port = |name: &str| DeviceRecord { port: name.into(), in_container: true, ..record("c1", name) };
+        records.save_record(&port("ens1")).unwrap();
+        records.save_record(&port("ens2")).unwrap();
+        assert_eq!((records.list_network_records().len(), records.find_record("c1", "eth0")), (2, None));
+        assert_eq!((port("ens1").name_in_container(), record("c1", "ens1").name_in_container()), ("ens1", "eth0"));
+        records.remove_record("c1", "eth0", "ens1").unwrap();
+        assert_eq!(records.list_network_records(), [port("ens2")]);
     }
 
     #[test]

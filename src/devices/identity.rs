@@ -19,7 +19,7 @@ const ON_A_LINK: [&str; 8] = ["veth", "vxcan", "netkit", "macvlan", "macvtap", "
 /// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct DeviceIdentity {
+pub struct DeviceIdentity {
     /// `IFLA_INFO_KIND`; empty for hardware.
     kind: String,
     /// The hardware's bus, and its name there; empty before Linux 5.14.
@@ -37,7 +37,7 @@ pub(super) struct DeviceIdentity {
 
 impl DeviceIdentity {
     /// The identity of a device on the host.
-    pub(super) fn from_link(device: &Link) -> DeviceIdentity {
+    pub fn from_link(device: &Link) -> DeviceIdentity {
         let ParentDevice { bus, name: parent } = device.parent.clone().unwrap_or_default();
         DeviceIdentity {
             kind: device.kind.clone().unwrap_or_default(),
@@ -53,13 +53,13 @@ impl DeviceIdentity {
     /// Whether no link that a container can create has this identity: hardware, a link on another link, or a
     /// dummy, all of which are equivalent. Only hardware has a parent device or a permanent address; kernels
     /// before 5.6 report neither.
-    pub(super) fn is_certain(&self) -> bool {
+    pub fn is_certain(&self) -> bool {
         let is_hardware = !self.parent.is_empty() || self.permanent_mac.is_some();
         is_hardware || self.is_on_link() || self.kind == "dummy"
     }
 
     /// Whether a link is of the same kind, which does not prove that the link is the device.
-    pub(super) fn has_kind_of(&self, link: &Link) -> bool {
+    pub fn has_kind_of(&self, link: &Link) -> bool {
         self.kind == link.kind.as_deref().unwrap_or_default()
     }
 
@@ -78,13 +78,13 @@ impl DeviceIdentity {
     }
 
     /// The device among the links of the host.
-    pub(super) fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
+    pub fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
         let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
         self.choose_candidate(links.iter().filter(|link| self.may_match(link) && is_here(link)).collect(), ifname)
     }
 
     /// The device among the links of a container.
-    pub(super) fn find_in_container<'l>(
+    pub fn find_in_container<'l>(
         &self,
         host: &Netlink,
         inside: &ContainerNetns<'_>,
@@ -114,7 +114,7 @@ impl DeviceIdentity {
 }
 
 /// Whether a link in a container certainly came from the host, because no container can create such a link.
-pub(super) fn came_from_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<bool> {
+pub fn came_from_host(host: &Netlink, inside: &ContainerNetns<'_>, link: &Link) -> Result<bool> {
     let identity = DeviceIdentity::from_link(link);
     if identity.is_on_link() {
         return peer::is_peer_on_host(host, inside, link);

@@ -32,29 +32,29 @@ const AUTOMATIC: [u8; 2] = [2, 9];
 /// The state of a device on the host. Unknown values are not restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct OriginalState {
-    pub(super) name: String,
-    pub(super) alt_names: Vec<String>,
-    pub(super) identity: DeviceIdentity,
+pub struct OriginalState {
+    pub name: String,
+    pub alt_names: Vec<String>,
+    pub identity: DeviceIdentity,
     /// The alias on the host. In the container the alias is the name on the host.
-    pub(super) alias: String,
+    pub alias: String,
     #[serde(with = "mac_text")]
-    pub(super) mac: Option<MacAddress>,
+    pub mac: Option<MacAddress>,
     /// In bytes; 0 is unknown.
-    pub(super) mtu: u32,
-    pub(super) up: bool,
-    pub(super) promisc: Option<bool>,
-    pub(super) allmulti: Option<bool>,
+    pub mtu: u32,
+    pub up: bool,
+    pub promisc: Option<bool>,
+    pub allmulti: Option<bool>,
     /// The permanent addresses, without those that the kernel adds.
-    pub(super) addresses: Vec<PermanentAddress>,
+    pub addresses: Vec<PermanentAddress>,
     /// The routes through the device that an administrator added.
-    pub(super) routes: Vec<KernelRoute>,
+    pub routes: Vec<KernelRoute>,
 }
 
 /// A permanent address of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct PermanentAddress {
+pub struct PermanentAddress {
     net: IpNet,
     no_prefix_route: bool,
     broadcast: bool,
@@ -62,7 +62,7 @@ pub(super) struct PermanentAddress {
 
 impl OriginalState {
     /// The state of a device on the host.
-    pub(super) fn from_device(host: &Netlink, device: &Link) -> Result<OriginalState> {
+    pub fn from_device(host: &Netlink, device: &Link) -> Result<OriginalState> {
         let mut addresses = host.dump_addresses(device.index)?;
         addresses.retain(|addr| {
             let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
@@ -90,13 +90,13 @@ impl OriginalState {
     }
 
     /// The state of a device without a record, of which only the name is known.
-    pub(super) fn from_name(name: &str) -> OriginalState {
+    pub fn from_name(name: &str) -> OriginalState {
         OriginalState { name: name.to_owned(), alt_names: vec![name.to_owned()], ..OriginalState::default() }
     }
 
     /// Removes the alternative names that the device did not have: a container must not choose names on the
     /// host.
-    pub(super) fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
+    pub fn remove_foreign_names(&self, netlink: &Netlink, device: &Link) -> Result<()> {
         let foreign = |name: &&String| !self.alt_names.contains(name);
         let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
         if foreign.is_empty() { Ok(()) } else { Ok(netlink.delete_alt_names(device.index, &foreign)?) }
@@ -104,7 +104,7 @@ impl OriginalState {
 
     /// Restores all that can be restored of a device that is on the host under its name. The alias comes last:
     /// while the alias is the name, the restoration is incomplete.
-    pub(super) fn restore_device(&self, host: &Netlink, device: &Link) -> Result<()> {
+    pub fn restore_device(&self, host: &Netlink, device: &Link) -> Result<()> {
         let mut failures = Failures::new();
         let change = |change| host.change_link(device.index, change).map_err(Into::into);
         let mut keep = |what: &str, done: Result<()>| {
@@ -172,15 +172,15 @@ fn add_route(netlink: &Netlink, index: u32, route: &KernelRoute) -> Result<()> {
 /// The addresses and routes that the container gets with `useInterfaceNetwork`: clouds assign them to the device
 /// itself instead of an IPAM plugin.
 #[derive(Debug, Default)]
-pub(super) struct HostNetwork {
+pub struct HostNetwork {
     /// Addresses of global scope.
-    pub(super) ips: Vec<IpConfig>,
+    pub ips: Vec<IpConfig>,
     routes: Vec<KernelRoute>,
 }
 
 impl HostNetwork {
     /// The addresses and routes of a device on the host.
-    pub(super) fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
+    pub fn from_device(host: &Netlink, device: &Link) -> Result<HostNetwork> {
         let addrs = host.dump_addresses(device.index)?.into_iter();
         // IPv6 addresses of router advertisements or leases expire. IPv4 addresses of leases are kept, because
         // gateways are reached by them.
@@ -197,7 +197,7 @@ impl HostNetwork {
     }
 
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.
-    pub(super) fn add_routes(&self, inside: &ContainerNetns<'_>, device: &Link, result: &mut CniResult) -> Result<()> {
+    pub fn add_routes(&self, inside: &ContainerNetns<'_>, device: &Link, result: &mut CniResult) -> Result<()> {
         for route in &self.routes {
             let reported = cni::ResultRoute {
                 gw: route.gw,

@@ -4,7 +4,6 @@
 //! Only a link that is proved to be the device gets the name, addresses and routes of the device: see
 //! [`super::identity`]. A link that may be the device is put aside, and all other links are left alone.
 
-use super::find::DeviceSelector;
 use super::identity::{DeviceIdentity, came_from_host};
 use super::origin::OriginalState;
 use super::record::DeviceRecord;
@@ -21,24 +20,32 @@ use crate::netns::Netns;
 type DeviceCandidate = (Link, Option<OriginalState>);
 
 /// The search for the device of an attachment that ends.
-pub(super) struct DeviceSearch<'a> {
+pub struct DeviceSearch<'a> {
     /// The name of the interface in the container.
-    pub(super) ifname: &'a str,
+    pub ifname: &'a str,
     /// The recorded state of the device on the host; `None` if the reference plugin did the ADD.
-    pub(super) origin: Option<&'a OriginalState>,
-    /// The configuration's name of the device.
-    pub(super) selector: Option<&'a DeviceSelector>,
+    pub origin: Option<&'a OriginalState>,
+    /// The name of the device on the host by the configuration.
+    pub configured: Option<&'a str>,
+    /// Whether the configuration may mean a link of the container, whose name on the host may have been the second
+    /// argument.
+    pub may_select: &'a dyn Fn(&Link, &str) -> bool,
 }
 
 impl<'a> DeviceSearch<'a> {
     /// The search for the device of a recorded attachment.
-    pub(super) fn for_record(record: &'a DeviceRecord) -> DeviceSearch<'a> {
-        DeviceSearch { ifname: &record.ifname, origin: Some(&record.device), selector: None }
+    pub fn for_record(record: &'a DeviceRecord) -> DeviceSearch<'a> {
+        DeviceSearch {
+            ifname: record.name_in_container(),
+            origin: Some(&record.device),
+            configured: None,
+            may_select: &|_, _| true,
+        }
     }
 
     /// Finds the device and gives it back to the host; success if the device is nowhere. Returns the error of a state
     /// that could not be restored completely.
-    pub(super) fn return_device(
+    pub fn return_device(
         &self,
         host: &Netlink,
         netns: Option<&Netns>,
@@ -74,11 +81,7 @@ impl<'a> DeviceSearch<'a> {
 
     /// The name on the host, if it is known.
     fn host_name(&self) -> Option<&str> {
-        match (self.origin, self.selector) {
-            (Some(origin), _) => Some(&origin.name),
-            (None, Some(DeviceSelector::Name(name))) => Some(name),
-            _ => None,
-        }
+        self.origin.map_or(self.configured, |origin| Some(&origin.name))
     }
 
     fn find_in_container(
@@ -120,7 +123,7 @@ impl<'a> DeviceSearch<'a> {
         let is_own = if link.alias.is_empty() {
             link.parent.is_some() || (reported && self.host_name().is_some())
         } else {
-            self.selector.is_none_or(|selector| selector.may_select(&link, &link.alias))
+            (self.may_select)(&link, &link.alias)
         };
         let is_proved = came_from_host(host, inside, &link)?;
         if !is_own || (DeviceIdentity::from_link(&link).is_certain() && !is_proved) {

@@ -8,7 +8,6 @@
 use std::os::fd::AsFd;
 
 use super::origin::OriginalState;
-use crate::cni::InterfaceName;
 use crate::error::{Error, ErrorContext, Result};
 use crate::iface::ContainerNetns;
 use crate::log;
@@ -16,10 +15,10 @@ use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
 
 /// Fails if the container has the name `ifname` or an alternative name of the device.
-pub(super) fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &InterfaceName) -> Result<()> {
-    inside.require_free_name(ifname.as_str())?;
+pub fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &str) -> Result<()> {
+    inside.require_free_name(ifname)?;
     for name in &device.alt_names {
-        if name == ifname.as_str() {
+        if name == ifname {
             let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
             return Err(
                 Error::internal(msg).with_details("remove it (ip link property del), or choose another CNI_IFNAME")
@@ -33,22 +32,16 @@ pub(super) fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifn
 }
 
 /// Moves the device into the container under the name `ifname`; with `up` sets it up by the same message.
-pub(super) fn move_into_container(
-    host: &Netlink,
-    device: &Link,
-    netns: &Netns,
-    ifname: &InterfaceName,
-    up: bool,
-) -> Result<()> {
+pub fn move_into_container(host: &Netlink, device: &Link, netns: &Netns, ifname: &str, up: bool) -> Result<()> {
     let name = &device.name;
-    let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname.as_str()).set_alias(name);
+    let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(ifname).set_alias(name);
     host.change_link(device.index, if up { change.set_up() } else { change })
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
 
 /// Moves the device back to the host under its name. If the name is taken, the device stays in the container,
 /// unchanged; everything else is to be restored by the caller.
-pub(super) fn move_back_to_host(
+pub fn move_back_to_host(
     inside: &ContainerNetns<'_>,
     host: &Netlink,
     device: &Link,
@@ -66,7 +59,7 @@ pub(super) fn move_back_to_host(
 
 /// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
 /// uses. Returns that name.
-pub(super) fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
+pub fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
     // The pattern by which the kernel renames devices of a namespace that ends.
@@ -91,7 +84,7 @@ fn move_to_host(inside: &ContainerNetns<'_>, link: &Link, name: &str, change: Li
 
 /// Renames a device that is on the host under another name, where the kernel moved it when its namespace ended, or
 /// a killed DEL.
-pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
+pub fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
         if let Some(other) = host.find_link(name)? {

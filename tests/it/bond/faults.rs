@@ -1,0 +1,36 @@
+//! Faults and kills at each step; see `tests/it/faults.rs`.
+
+use serde_json::json;
+
+use super::{keys, plug};
+use crate::lane::{self, needs};
+use crate::support::faults::{Scene, no_add_leaves_anything, survives_kill};
+use crate::support::node::Node;
+
+/// The neighbour has a bond of its own links. The records of links count as leases, which must be as before.
+fn scene() -> Scene {
+    let prepare = |node: &Node| {
+        plug(node);
+        node.sh("for i in 3 4; do ip link add up$i mtu 1400 type veth peer name far$i; done");
+        keys()
+    };
+    Scene::prepared("bond", prepare, &json!({"links": [{"name": "up3"}, {"name": "up4"}]}))
+}
+
+#[test]
+fn add_failing_at_any_system_call_returns_the_links() {
+    needs!(lane::BOND);
+    no_add_leaves_anything(&scene());
+}
+
+#[test]
+fn an_add_killed_anywhere_is_cleaned_up_by_del() {
+    needs!(lane::BOND);
+    survives_kill(&scene(), "ADD");
+}
+
+#[test]
+fn a_del_killed_anywhere_is_finished_by_the_next() {
+    needs!(lane::BOND);
+    survives_kill(&scene(), "DEL");
+}
