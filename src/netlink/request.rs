@@ -149,10 +149,11 @@ mod tests {
 
     /// A refused request of 20 bytes: its header, perhaps its body, and a sentence.
     fn refused(flags: u16, body: &[u8]) -> KernelMessage {
-        let mut bytes = vec![20, 0, 0, 0];
+        let mut bytes = 20_u32.to_ne_bytes().to_vec();
         bytes.resize(NLMSG_HDRLEN, 0);
         bytes.extend(body);
-        bytes.extend([7, 0, 1, 0, b'n', b'o', 0, 0]);
+        bytes.extend([7, NLMSGERR_ATTR_MSG].map(u16::to_ne_bytes).as_flattened());
+        bytes.extend(b"no\0\0");
         refusal(flags, &bytes)
     }
 

@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn an_unknown_message_type_is_a_reply() {
-        let datagram = [vec![19, 0, 0, 0, 0xff, 0xff], vec![0; 10], vec![0xff; 3]].concat();
+        let datagram = [&19_u32.to_ne_bytes()[..], &[0xff; 2], &[0; 10], &[0xff; 3]].concat();
         let [message] = &split_messages(&datagram)[..] else { panic!("not one message") };
         assert_eq!((message.kind, &message.body[..]), (0xffff, &[0xff; 3][..]));
         assert!(split_messages(&datagram[..18]).is_empty());

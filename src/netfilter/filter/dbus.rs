@@ -253,7 +253,9 @@ mod tests {
         let body = |words: &[&str]| {
             let mut bytes = vec![0; 4];
             for word in words {
-                put_text(&mut bytes, word);
+                pad_to_multiple(&mut bytes, 4);
+                bytes.extend(u32::try_from(word.len()).unwrap().to_ne_bytes());
+                bytes.extend([word.as_bytes(), &[0]].concat());
             }
             bytes
         };
