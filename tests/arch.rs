@@ -130,7 +130,8 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// The files with unsafe code.
-const UNSAFE: &[&str] = &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
+const UNSAFE: &[&str] =
+    &["dhcp/daemon/seccomp.rs", "iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
 
 /// Words, and the only files or directories below `src` that may contain them.
 const PLACES: &[(&str, &[&str])] = &[
@@ -144,7 +145,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("tokio", &["dhcp/daemon/"]),
     ("socket2", &["dhcp/"]),
     ("listenfd", &["dhcp/daemon/"]),
-    ("seccompiler", &["dhcp/daemon/confine.rs"]),
+    ("sock_filter", &["dhcp/daemon/seccomp.rs"]),
     ("process::Command", &["cmd/mod.rs", "invoke/", "lane.rs"]),
     ("process::{Child, Command", &["cmd/mod.rs", "invoke/", "lane.rs"]),
     ("/proc/sys", &["sysctl.rs"]),

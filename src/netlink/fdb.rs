@@ -1,6 +1,6 @@
 //! The forwarding database of a bridge: the MAC addresses that were seen behind its ports, and those of the host.
 
-use nix::libc::{NDA_MASTER, RTM_GETNEIGH};
+use nix::libc::RTM_GETNEIGH;
 use rtnetlink::packet_route::AddressFamily;
 
 use super::attribute::{parse_attributes, read_u32_at};
@@ -8,8 +8,9 @@ use super::error::NetlinkResult;
 use super::request::NetlinkRequest;
 use super::{MacAddress, Netlink};
 
-// Missing in libc.
+// `linux/neighbour.h`; libc lacks the first everywhere, and the second with musl.
 const NDA_LLADDR: u16 = 2;
+const NDA_MASTER: u16 = 9;
 /// Length of `struct ndmsg`.
 const NDMSG: usize = 12;
 /// Offset of the index of the link in `struct ndmsg`.

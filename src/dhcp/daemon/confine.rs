@@ -6,9 +6,11 @@
 //! The units in `packaging/systemd` confine the daemon further; a daemon that is started on demand has no other
 //! confinement.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::seccomp::{Condition, RefusedCall, compile_filter, install_filter, native_architecture};
+use crate::error::{Error, Result, io_text};
+use crate::log;
 use landlock::{
     ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
     Scope, path_beneath_rules,
@@ -17,13 +19,6 @@ use nix::errno::Errno;
 use nix::libc::{self, c_long};
 use nix::unistd::getpid;
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
-use seccompiler::SeccompCmpArgLen::Dword;
-use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
-use seccompiler::{BpfProgram, SeccompAction, SeccompCondition, SeccompFilter, SeccompRule};
-use seccompiler::{apply_filter, sock_filter};
-
-use crate::error::{Error, Result};
-use crate::log;
 
 /// The capabilities for work in containers' namespaces.
 const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
@@ -46,8 +41,19 @@ const NEW_NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWCGROUP,
 ];
 
-/// Requests of ioctl(2) that type into a terminal.
-const TYPING: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+/// The argument of clone(2) with the flags: the second where the kernel has `CONFIG_CLONE_BACKWARDS2`.
+const CLONE_FLAGS: u32 = if cfg!(target_arch = "s390x") { 1 } else { 0 };
+
+/// clone3(2), of the same number on every architecture.
+const CLONE3: u32 = 435;
+
+// Missing in libc for some targets; `include/uapi/asm-generic/unistd.h` and `arch/s390/kernel/syscalls/syscall.tbl`.
+#[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
+const SYS_KEXEC_FILE_LOAD: c_long = 294;
+#[cfg(target_arch = "s390x")]
+const SYS_KEXEC_FILE_LOAD: c_long = 381;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64", target_arch = "s390x")))]
+const SYS_KEXEC_FILE_LOAD: c_long = libc::SYS_kexec_file_load;
 
 /// System calls that the daemon does not need.
 const REFUSED: &[c_long] = &[
@@ -92,7 +98,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_finit_module,
     libc::SYS_delete_module,
     libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
+    SYS_KEXEC_FILE_LOAD,
     libc::SYS_reboot,
     libc::SYS_swapon,
     libc::SYS_swapoff,
@@ -113,7 +119,39 @@ const REFUSED: &[c_long] = &[
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_personality,
+    // Former numbers of calls above.
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64")))]
+    libc::SYS_mknod,
+    #[cfg(any(target_arch = "powerpc64", target_arch = "s390x"))]
+    libc::SYS_umount,
+    #[cfg(target_arch = "powerpc64")]
+    libc::SYS_stime,
+    // A multiplexer, whose arguments may be in memory.
+    #[cfg(any(target_arch = "powerpc64", target_arch = "s390x"))]
+    libc::SYS_ipc,
+    // Access to hardware with CAP_SYS_ADMIN.
+    #[cfg(any(target_arch = "arm", target_arch = "powerpc64"))]
+    libc::SYS_pciconfig_write,
+    #[cfg(target_arch = "powerpc64")]
+    libc::SYS_rtas,
 ];
+
+/// The calls of [`REFUSED`] that 32-bit architectures have a second time, with 32-bit user ids and with 64-bit times.
+#[cfg(target_arch = "arm")]
+const REFUSED_ON_32_BITS: &[c_long] = &[
+    libc::SYS_setuid32,
+    libc::SYS_setgid32,
+    libc::SYS_setreuid32,
+    libc::SYS_setregid32,
+    libc::SYS_setresuid32,
+    libc::SYS_setresgid32,
+    libc::SYS_setgroups32,
+    // clock_settime64 and clock_adjtime64: missing in libc; `arch/arm/tools/syscall.tbl`.
+    404,
+    405,
+];
+#[cfg(not(target_arch = "arm"))]
+const REFUSED_ON_32_BITS: &[c_long] = &[];
 
 /// The files that the daemon changes.
 #[derive(Debug)]
@@ -132,9 +170,11 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
         log::warn("this kernel has no Landlock: the files of root are not protected from the daemon");
     }
-    let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
-    // Installing the filter also sets PR_SET_NO_NEW_PRIVS.
-    apply_filter(&syscall_filter().map_err(|e| failed(e.into()))?).map_err(failed)
+    let Some(architecture) = native_architecture() else {
+        return Err(Error::internal(format!("filter system calls: unknown architecture {}", std::env::consts::ARCH)));
+    };
+    install_filter(compile_filter(architecture, &refused_calls()))
+        .map_err(|e| Error::internal(format!("filter system calls: {}", io_text(&e))))
 }
 
 fn drop_capabilities() -> Result<()> {
@@ -172,52 +212,32 @@ fn restrict_files(files: &WritableFiles<'_>) -> Result<RestrictionStatus, Rulese
         .restrict_self()
 }
 
-fn syscall_filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let one =
-        |argument, operator, value| SeccompRule::new(vec![SeccompCondition::new(argument, Dword, operator, value)?]);
-    let unless = |argument: u8, allowed: &[i32]| {
-        let conditions =
-            allowed.iter().map(|value| SeccompCondition::new(argument, Dword, Ne, u64::from(value.unsigned_abs())));
-        SeccompRule::new(conditions.collect::<Result<_, _>>()?)
-    };
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    rules.insert(libc::SYS_socket, vec![unless(0, &FAMILIES)?]);
-    rules.insert(libc::SYS_setns, vec![unless(1, &[libc::CLONE_NEWNET])?]);
-    // A process signals itself when it aborts.
-    rules.insert(libc::SYS_tgkill, vec![unless(0, &[getpid().as_raw()])?]);
-    let flags = NEW_NAMESPACES.map(|flag| u64::from(flag.unsigned_abs()));
-    let clone = flags.iter().map(|flag| one(0, MaskedEq(*flag), *flag));
-    rules.insert(libc::SYS_clone, clone.collect::<Result<_, _>>()?);
-    let typing = TYPING.iter().map(|request| one(1, Eq, *request));
-    rules.insert(libc::SYS_ioctl, typing.collect::<Result<_, _>>()?);
-    let refuse = SeccompAction::Errno(Errno::EPERM as u32);
-    let arch = std::env::consts::ARCH.try_into()?;
-    let compiled: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
-    Ok(syscall_number_filter().into_iter().chain(compiled).collect())
+fn refused_calls() -> Vec<RefusedCall> {
+    let refuse = |call: c_long, condition| RefusedCall { number: number(call), errno: Errno::EPERM, condition };
+    let values = |values: &[i32]| values.iter().map(|value| value.unsigned_abs()).collect::<Vec<_>>();
+    let own_process = values(&[getpid().as_raw()]);
+    let typing = vec![number(libc::TIOCSTI), number(libc::TIOCLINUX)];
+    let new_namespaces = NEW_NAMESPACES.iter().fold(0, |bits, flag| bits | flag.unsigned_abs());
+    let always = REFUSED.iter().chain(REFUSED_ON_32_BITS).map(|call| refuse(*call, Condition::Always));
+    let some = [
+        // Its flags are in memory; after ENOSYS the C library uses clone(2).
+        RefusedCall { number: CLONE3, errno: Errno::ENOSYS, condition: Condition::Always },
+        refuse(libc::SYS_clone, Condition::HasBits(CLONE_FLAGS, new_namespaces)),
+        refuse(libc::SYS_socket, Condition::IsNoneOf(0, values(&FAMILIES))),
+        refuse(libc::SYS_setns, Condition::IsNoneOf(1, values(&[libc::CLONE_NEWNET]))),
+        // A process signals itself when it aborts.
+        refuse(libc::SYS_tgkill, Condition::IsNoneOf(0, own_process)),
+        refuse(libc::SYS_ioctl, Condition::IsOneOf(1, typing)),
+        // The multiplexer that glibc uses for s390x: without socket and socketpair, the numbers of `linux/net.h`.
+        #[cfg(any(target_arch = "powerpc64", target_arch = "s390x"))]
+        refuse(libc::SYS_socketcall, Condition::IsOneOf(0, vec![1, 8])),
+    ];
+    always.chain(some).collect()
 }
 
-/// Refuses by number alone: clone3(2), whose flags are in memory and which the C library replaces by clone(2) after
-/// `ENOSYS`; and x32 system calls, which are the system calls of x86-64 with other numbers.
-fn syscall_number_filter() -> [sock_filter; 5] {
-    const X32: u32 = 0x4000_0000;
-    // The number is the same on every architecture.
-    const CLONE3: u32 = 435;
-    let instruction = |code: u32, jf: u8, k: u32| {
-        let code = u16::try_from(code).unwrap_or_default();
-        sock_filter { code, jt: 0, jf, k }
-    };
-    let fail = |errno| {
-        let action = libc::SECCOMP_RET_ERRNO | errno as u32;
-        instruction(libc::BPF_RET | libc::BPF_K, 0, action)
-    };
-    [
-        // The system call number is the first word of `struct seccomp_data`.
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, CLONE3),
-        fail(Errno::ENOSYS),
-        instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, X32),
-        fail(Errno::EPERM),
-    ]
+/// The number of a system call or ioctl, whose types in libc differ. `u32::MAX` is the number of none.
+fn number(number: impl TryInto<u32>) -> u32 {
+    number.try_into().unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -232,76 +252,89 @@ mod tests {
     use nix::unistd::Pid;
 
     use super::*;
+    use crate::dhcp::daemon::seccomp::tests::{self, ALLOWED, REFUSED as REFUSED_CALL};
     use crate::netns::on_scratch_thread;
 
-    const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
-    const REFUSED_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     const UNKNOWN_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 
-    /// The action of the filter for a system call, computed as the kernel does.
-    fn decide(program: &[sock_filter], call: c_long, args: &[u64]) -> u32 {
-        let arch = match std::env::consts::ARCH {
-            "x86_64" => 0xc000_003e,
-            "aarch64" => 0xc000_00b7,
-            other => panic!("{other}"),
-        };
-        // `struct seccomp_data`: number, architecture, instruction pointer, arguments.
-        let mut data = vec![u32::try_from(call).unwrap(), arch, 0, 0];
-        for at in 0..6 {
-            let arg = args.get(at).copied().unwrap_or_default();
-            data.extend([arg, arg >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap()));
-        }
-        let (mut at, mut value) = (0, 0);
-        loop {
-            let sock_filter { code, jt, jf, k } = program[at];
-            at += 1;
-            let code = u32::from(code);
-            let jump = |holds: bool| usize::from(if holds { jt } else { jf });
-            match code {
-                c if c == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
-                    value = data[k as usize / 4];
-                }
-                c if c == libc::BPF_ALU | libc::BPF_AND | libc::BPF_K => value &= k,
-                c if c == libc::BPF_JMP | libc::BPF_JA => at += k as usize,
-                c if c == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => at += jump(value == k),
-                c if c == libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K => at += jump(value >= k),
-                c if c == libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K => at += jump(value > k),
-                c if c == libc::BPF_RET | libc::BPF_K => return k,
-                other => panic!("{other:#x}"),
-            }
-        }
+    fn decide(call: u32, args: &[u64]) -> u32 {
+        let architecture = native_architecture().unwrap();
+        tests::decide(&compile_filter(architecture, &refused_calls()), architecture, call, args)
+    }
+
+    /// The arguments of clone(2) with these flags.
+    fn clone_args(flags: i32) -> Vec<u64> {
+        let mut args = vec![0; 2];
+        args[CLONE_FLAGS as usize] = u64::from(flags.unsigned_abs());
+        args
     }
 
     #[test]
     fn the_filter_checks_arguments_of_system_calls() {
-        let program = syscall_filter().unwrap();
         let flag = |flag: i32| u64::from(flag.unsigned_abs());
-        let thread = flag(libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_THREAD);
+        let request = |request: u32| u64::from(request);
+        let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_THREAD;
         let own = u64::from(id());
         for (call, args, expected) in [
             (libc::SYS_read, vec![], ALLOWED),
             (libc::SYS_mount, vec![], REFUSED_CALL),
             (libc::SYS_clone3, vec![], UNKNOWN_CALL),
-            (libc::SYS_clone, vec![thread], ALLOWED),
-            (libc::SYS_clone, vec![flag(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)], REFUSED_CALL),
-            (libc::SYS_clone, vec![flag(libc::CLONE_NEWNS) | thread], REFUSED_CALL),
+            (libc::SYS_clone, clone_args(thread), ALLOWED),
+            (libc::SYS_clone, clone_args(libc::CLONE_NEWUSER | libc::CLONE_NEWNS), REFUSED_CALL),
+            (libc::SYS_clone, clone_args(libc::CLONE_NEWNS | thread), REFUSED_CALL),
             (libc::SYS_setns, vec![3, flag(libc::CLONE_NEWNET)], ALLOWED),
             (libc::SYS_setns, vec![3, flag(libc::CLONE_NEWNS)], REFUSED_CALL),
             (libc::SYS_setns, vec![3, 0], REFUSED_CALL),
             (libc::SYS_socket, vec![flag(libc::AF_PACKET)], ALLOWED),
             (libc::SYS_socket, vec![flag(libc::AF_UNIX)], REFUSED_CALL),
-            (libc::SYS_ioctl, vec![0, libc::TIOCSTI], REFUSED_CALL),
-            (libc::SYS_ioctl, vec![0, libc::TCGETS], ALLOWED),
+            (libc::SYS_ioctl, vec![0, request(number(libc::TIOCSTI))], REFUSED_CALL),
+            (libc::SYS_ioctl, vec![0, request(number(libc::TCGETS))], ALLOWED),
             (libc::SYS_tgkill, vec![own, 1, 6], ALLOWED),
             (libc::SYS_tgkill, vec![1, 1, 9], REFUSED_CALL),
             (0x4000_0000 | libc::SYS_read, vec![], REFUSED_CALL),
         ] {
-            assert_eq!(decide(&program, call, &args), expected, "{call} {args:x?}");
+            assert_eq!(decide(number(call), &args), expected, "{call} {args:x?}");
         }
         for flag in NEW_NAMESPACES {
-            let args = [u64::from(flag.unsigned_abs()) | thread];
-            assert_eq!(decide(&program, libc::SYS_clone, &args), REFUSED_CALL, "{flag:x}");
+            let clone = decide(number(libc::SYS_clone), &clone_args(flag | thread));
+            assert_eq!(clone, REFUSED_CALL, "{flag:x}");
         }
+    }
+
+    #[test]
+    fn former_numbers_and_multiplexers_do_not_bypass_the_filter() {
+        let always = |calls: &[c_long]| {
+            for call in calls {
+                assert_eq!(decide(number(*call), &[]), REFUSED_CALL, "{call}");
+            }
+        };
+        always(REFUSED);
+        always(REFUSED_ON_32_BITS);
+        #[cfg(target_arch = "x86_64")]
+        always(&[libc::SYS_mknod]);
+        // setuid32, setgroups32, clock_settime64, clock_adjtime64, mknod
+        #[cfg(target_arch = "arm")]
+        always(&[213, 206, 404, 405, 14]);
+        #[cfg(any(target_arch = "powerpc64", target_arch = "s390x"))]
+        {
+            // umount, ipc
+            always(&[22, 117]);
+            // socketcall: socket, bind, socketpair, sendto
+            for (call, expected) in [(1, REFUSED_CALL), (2, ALLOWED), (8, REFUSED_CALL), (11, ALLOWED)] {
+                assert_eq!(decide(102, &[call]), expected, "{call}");
+            }
+        }
+    }
+
+    /// Where the C library has its own way to create sockets, the filter must not see it.
+    #[test]
+    fn sockets_are_created_under_the_filter() {
+        let confined = || {
+            install_filter(compile_filter(native_architecture().unwrap(), &refused_calls())).unwrap();
+            std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            assert_eq!(UnixStream::connect("/nonexistent").unwrap_err().kind(), ErrorKind::PermissionDenied);
+        };
+        on_scratch_thread(confined).unwrap();
     }
 
     /// Attempts of an exploited daemon, with their names.

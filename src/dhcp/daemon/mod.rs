@@ -17,6 +17,7 @@ mod confine;
 mod options;
 mod registry;
 mod requests;
+mod seccomp;
 mod serve;
 mod sockets;
 mod task;
