@@ -128,7 +128,7 @@ chmod 755 "$work/tree/init"
 started=$SECONDS
 timeout --foreground "$timeout" "qemu-system-${qemu[@]}" -accel tcg,thread=multi -smp "$(nproc)" -m 2G \
     -nodefaults -display none -no-reboot -kernel "$cache/kernel" -initrd "$work/initrd" \
-    -append "console=$console quiet panic=-1 nokaslr mitigations=off" </dev/null | tr -d '\r' | tee "$work/log" || true
+    -append "console=$console quiet panic=-1 nokaslr mitigations=off" </dev/null | sed -u 's,\r,,g' | tee "$work/log" || true
 echo "arch: $arch: $((SECONDS - started)) seconds"
 case $(grep -c '^arch: .*: status [0-9]' "$work/log"):$(grep -c '^arch: .*: status 0' "$work/log") in
     2:2) exit 0 ;;
