@@ -1,10 +1,10 @@
 #!/bin/bash
 # arch.sh ARCH BINARY SANITY TESTS: runs the unit tests and cni-sanity on another architecture: arm64, armhf, ppc64el,
 # riscv64, s390x. All executables are built for it; they run on Debian's kernel under QEMU's software emulation, with
-# only a busybox beside them. TESTS is the executable of the library's unit tests. Prints the failed unit tests and the
+# the programs of the unit tests beside them. TESTS is the executable of the library's unit tests. Prints the failed unit tests and the
 # whole report of cni-sanity. Exit status: 0 if all passed, 1 if not; 125 if the VM cannot be started.
 #
-#   CNIBOX_ARCH_CACHE    directory of the kernels, 80 MB each, downloaded once with apt; default /var/cache/cnibox-arch
+#   CNIBOX_ARCH_CACHE    directory of the kernels, 100 MB each, downloaded once with apt; default /var/cache/cnibox-arch
 #   CNIBOX_ARCH_TIMEOUT  timeout in seconds, default 5400
 #   ARGS                 arguments of cni-sanity, such as "--type bridge"; default --cni-version 1.1.0
 #   TESTS_ARGS           arguments of the unit tests, such as "netlink::"
@@ -54,34 +54,43 @@ foreign_apt() {
         -o Acquire::Languages=none -o Acquire::Retries=3 "${sources[@]}" "$@"
 }
 
-# Downloads the kernel and creates the tree of the initrd, without the executables.
+# The programs that the unit tests call, and modprobe.
+programs="bash dash iproute2 kmod nftables"
+
+# Downloads the kernel and the programs, and creates the tree of the initrd, without the executables.
 fetch() {
-    local new=$cache.new image version file
+    local new=$cache.new image version file directory
     rm -rf "$new"
-    mkdir -p "$new"/{lists/partial,archives/partial,debs,root,tree}
+    mkdir -p "$new"/{lists/partial,archives/partial,root,tree}
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$new/sources.list"
     foreign_apt apt-get update >&2
     image=$(foreign_apt apt-cache depends "linux-image-$kernel" | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p')
     [ -n "$image" ] || fail "apt knows no linux-image-$kernel: is this Debian?"
-    (cd "$new/debs" && foreign_apt apt-get download "$image" busybox-static >&2) || return
-    for file in "$new"/debs/*.deb; do dpkg-deb -x "$file" "$new/root"; done
-    # Debian 13 has /usr/lib and /usr/bin only.
+    (cd "$new/root" && foreign_apt apt-get download "$image" >&2 && dpkg-deb -x ./*.deb .) || return
+    # shellcheck disable=SC2086 # one word each
+    foreign_apt apt-get install -y --download-only --no-install-recommends busybox-static $programs >&2 || return
     [ -d "$new/root/lib/modules" ] || ln -sfn usr/lib "$new/root/lib"
-    [ -e "$new/root/bin/busybox" ] || ln -sfn usr/bin "$new/root/bin"
     version=$(ls "$new/root/lib/modules")
     cp "$new"/root/boot/vmlinu[xz]-"$version" "$new/kernel"
     cd "$new/tree"
-    mkdir -p bin sbin dev etc new proc run sys tmp var/lib/cni "lib/modules/$version"
+    mkdir -p dev etc new proc run sys tmp var/lib/cni
+    for directory in bin lib lib64 sbin; do
+        mkdir -p "usr/$directory"
+        ln -s "usr/$directory" "$directory"
+    done
+    for file in "$new"/archives/*.deb; do
+        dpkg-deb --fsys-tarfile "$file" | tar -x --keep-directory-symlink --exclude='./usr/share/*' --exclude='*/perl*' || return
+    done
+    # What maintainer scripts create.
+    [ -e bin/sh ] || ln -s dash bin/sh
+    echo "root:x:0:0::/:/bin/sh" >etc/passwd
+    mkdir -p "lib/modules/$version"
     cp "$new"/root/lib/modules/"$version"/modules.{builtin,builtin.modinfo,order} "lib/modules/$version/"
-    # Network modules, uncompressed, because busybox modprobe loads them on request of the kernel.
     (cd "$new/root/lib/modules/$version" && find kernel/{net,lib,crypto,arch,drivers/net} -maxdepth 4 -name '*.ko*' 2>/dev/null |
         grep -Ev '/(wireless|ethernet|bluetooth|can|phy|usb|wan)/' | cpio -pdm --quiet "$new/tree/lib/modules/$version")
-    find lib/modules -name '*.xz' -exec xz -d {} +
     depmod -b . "$version"
-    cp "$new/root/bin/busybox" bin/busybox
-    ln -s ../bin/busybox sbin/modprobe
     mknod -m 600 dev/console c 5 1
-    rm -rf "$new"/{lists,archives,debs,root,sources.list} "$cache"
+    rm -rf "$new"/{lists,archives,root,sources.list} "$cache"
     mv "$new" "$cache"
 }
 [ -e "$cache/kernel" ] || (fetch) || fail "could not fetch a kernel"
@@ -93,13 +102,17 @@ mkdir -p "$work/tree/plugins"
 install -m 755 "$binary" "$work/tree/plugins/cnibox"
 install -m 755 "$sanity" "$work/tree/bin/cni-sanity"
 install -m 755 "$tests" "$work/tree/bin/unit-tests"
+# Files that unit tests read.
+mkdir -p "$work/tree$PWD"
+cp -a README.md src "$work/tree$PWD"
 # Copies the initramfs into a tmpfs: pivot_root does not work on the initramfs.
 cat >"$work/tree/init" <<END
 #!/bin/busybox sh
 b=/bin/busybox
 if [ ! -e /ready ]; then
     \$b mount -t tmpfs -o mode=755 tmpfs /new
-    \$b cp -a /bin /sbin /lib /plugins /init /dev /etc /proc /run /sys /tmp /var /new/
+    for entry in /*; do [ \$entry = /new ] || \$b cp -a \$entry /new/; done
+    \$b mkdir /new/new
     : >/new/ready
     exec \$b switch_root /new /init
 fi
@@ -109,7 +122,7 @@ export PATH=/bin:/sbin
 \$b mount -t devtmpfs dev /dev
 \$b mkdir -p /dev/net
 [ -e /dev/net/tun ] || \$b mknod /dev/net/tun c 10 200
-\$b --install -s /bin
+\$b --install -s /bin 2>/dev/null
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 ip link set lo up
 /plugins/cnibox install --no-backup /plugins >/dev/null
