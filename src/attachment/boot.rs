@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
@@ -88,7 +88,13 @@ fn boot_start() -> Option<i64> {
     if let Some(start) = tests::BOOT_START.get() {
         return Some(start);
     }
-    Some(current_unix_time() - clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.tv_sec())
+    Some(current_unix_time() - seconds_since_boot()?)
+}
+
+/// The seconds since the start of the boot, suspend included.
+pub fn seconds_since_boot() -> Option<i64> {
+    let since = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    i64::try_from(since.as_secs()).ok()
 }
 
 /// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.

@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
-use nix::sys::stat::{Mode, fstatat, futimens, mkdirat};
-use nix::sys::time::TimeSpec;
+use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use super::{FileError, FileOperationContext, FileResult};
@@ -98,6 +97,11 @@ impl OpenDirectory {
         self.dir.metadata().during("stat", &self.path)
     }
 
+    /// The open directory.
+    pub(crate) fn as_file(&self) -> &File {
+        &self.dir
+    }
+
     /// The names of all entries.
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
         // Opens the directory again: the position in the listing belongs to the open file description.
@@ -112,7 +116,9 @@ impl OpenDirectory {
 
     /// Whether the name exists in the directory.
     pub(crate) fn has_entry(&self, name: &str) -> bool {
-        fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+        // Not stat(2), which fails on 32 bits for times after 2038.
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        openat(&self.dir, name, flags, Mode::empty()).is_ok()
     }
 
     /// Opens a file in the directory.
@@ -162,23 +168,22 @@ impl OpenDirectory {
     pub(crate) fn publish_file(&self, name: &str, to: &OpenDirectory, as_name: &str) -> FileResult<bool> {
         let published = match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
             Err(errno) if NO_LINKS.contains(&errno) => self.publish_by_rename(name, to, as_name),
-            linked => linked,
+            linked => linked.map_err(io::Error::from),
         };
         match published {
-            Err(Errno::EEXIST) => Ok(false),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
             published => published.during("create", &to.file_path(as_name)).map(|()| true),
         }
     }
 
     /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
     /// has the times of the file, so that a reader recognizes the leftover of a killed process.
-    fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> nix::Result<()> {
-        let stat = fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-        let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
+    fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> io::Result<()> {
+        let time = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?.1.modified()?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let taken = openat(&to.dir, as_name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
-        let renamed =
-            futimens(&taken, &TimeSpec::UTIME_OMIT, &time).and_then(|()| renameat(&self.dir, name, &to.dir, as_name));
+        let rename = || renameat(&self.dir, name, &to.dir, as_name).map_err(io::Error::from);
+        let renamed = File::from(taken).set_modified(time).and_then(|()| rename());
         if renamed.is_err() {
             unlinkat(&to.dir, as_name, UnlinkatFlags::NoRemoveDir)?;
         }
@@ -300,6 +305,8 @@ pub(crate) fn require_owner(meta: &Metadata, dir: &Path) -> FileResult<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::*;
     use std::os::unix::fs::symlink;
 
@@ -344,18 +351,20 @@ mod tests {
         let meta = |name| dir.read_file(name, 9).unwrap().1;
         let by_rename = |name: &str, to: &OpenDirectory, as_name: &str| dir.publish_by_rename(name, to, as_name);
         let temp = dir.create_file("temp", b"new").unwrap();
-        let mark = TimeSpec::new(7, 9);
-        futimens(&temp, &TimeSpec::UTIME_OMIT, &mark).unwrap();
+        // After 2038.
+        let seconds = 3_000_000_000;
+        temp.set_modified(UNIX_EPOCH + Duration::new(seconds, 9)).unwrap();
         let inode = meta("temp").ino();
         by_rename("temp", &dir, "lease").unwrap();
         assert_eq!(dir.read_file("lease", 9).unwrap().0, b"new");
         let lease = meta("lease");
-        assert_eq!((lease.ino(), lease.mtime(), lease.mtime_nsec()), (inode, 7, 9));
+        assert!(dir.has_entry("lease"));
+        assert_eq!((lease.ino(), lease.mtime(), lease.mtime_nsec()), (inode, seconds.cast_signed(), 9));
         dir.create_file("temp", b"other").unwrap();
-        assert_eq!(by_rename("temp", &dir, "lease"), Err(Errno::EEXIST));
+        assert_eq!(by_rename("temp", &dir, "lease").unwrap_err().kind(), ErrorKind::AlreadyExists);
         assert!(!dir.publish_file("temp", &dir, "lease").unwrap());
         assert_eq!(dir.read_file("lease", 9).unwrap().0, b"new");
-        assert_eq!(by_rename("none", &dir, "free"), Err(Errno::ENOENT));
+        assert_eq!(by_rename("none", &dir, "free").unwrap_err().kind(), ErrorKind::NotFound);
         assert!(!dir.has_entry("free"));
     }
 

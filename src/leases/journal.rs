@@ -29,14 +29,12 @@ use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write as _};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
-use nix::sys::stat::{Mode, futimens};
-use nix::sys::time::TimeSpec;
+use nix::sys::stat::Mode;
 
 use super::lease::AddressLease;
 use super::lines::{self, JournalContents, JournalEntry, JournalRemoval, parse_removed_address};
@@ -49,7 +47,7 @@ use crate::log;
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
-const SEAL: i64 = 424_242_000;
+const SEAL: u32 = 424_242_000;
 /// The directory, in a network's directory, of all files that the reference does not have.
 const DIRECTORY: &str = ".cnibox";
 /// The journal, and its temporary name while it is written.
@@ -182,7 +180,7 @@ impl LeaseJournal {
         }
         let sealed = current_unix_time();
         set_seal_time(&self.file, sealed)?;
-        set_seal_time(network, sealed)
+        set_seal_time(network.as_file(), sealed)
     }
 }
 
@@ -252,7 +250,7 @@ pub(super) fn is_marked(meta: &Metadata) -> bool {
 /// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
 /// journal.
 fn require_seal_support(directory: &OpenDirectory) -> FileResult<()> {
-    set_seal_time(directory, 0)?;
+    set_seal_time(directory.as_file(), 0)?;
     match seal_seconds(&directory.metadata()?) {
         Some(_) => Ok(()),
         None => Err(FileError::new("seal", &directory.file_path(""), ErrorKind::Unsupported)),
@@ -261,11 +259,26 @@ fn require_seal_support(directory: &OpenDirectory) -> FileResult<()> {
 
 /// The seconds of the modification time, if the time is a seal.
 fn seal_seconds(meta: &Metadata) -> Option<i64> {
-    (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
+    (meta.mtime_nsec() == i64::from(SEAL)).then(|| meta.mtime())
 }
 
 /// Sets the modification time to the seal of these seconds.
-fn set_seal_time(file: impl AsFd, seconds: i64) -> FileResult<()> {
-    let time = TimeSpec::new(seconds, SEAL);
-    futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(DIRECTORY))
+fn set_seal_time(file: &File, seconds: i64) -> FileResult<()> {
+    let since_epoch = Duration::new(seconds.try_into().unwrap_or_default(), SEAL);
+    // The standard library's times have 64 bits everywhere, unlike libc's.
+    file.set_modified(UNIX_EPOCH + since_epoch).during("set the time of", Path::new(DIRECTORY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seal_after_2038_is_read_back() {
+        let file = tempfile::tempfile().unwrap();
+        for seconds in [0, i64::from(i32::MAX), i64::from(i32::MAX) + 1, 5_000_000_000] {
+            set_seal_time(&file, seconds).unwrap();
+            assert_eq!(seal_seconds(&file.metadata().unwrap()), Some(seconds));
+        }
+    }
 }

@@ -7,10 +7,8 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
-
 use crate::attachment::BootIdentity;
-use crate::attachment::boot::current_unix_time;
+use crate::attachment::boot::{current_unix_time, seconds_since_boot};
 
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +29,7 @@ pub(super) struct AddressQuarantine {
 
 impl RemovalTime {
     fn now_in_boot(boot: &BootIdentity) -> RemovalTime {
-        let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |now| now.tv_sec());
+        let uptime = seconds_since_boot().unwrap_or_default();
         RemovalTime { boot: boot.id.clone(), uptime, wall: current_unix_time() }
     }
 

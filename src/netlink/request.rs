@@ -100,7 +100,7 @@ impl KernelMessage {
         } else if self.flags & NLM_F_CAPPED != 0 {
             NLMSG_HDRLEN
         } else {
-            (read_u32_at(rest, 0)? as usize).next_multiple_of(4)
+            (read_u32_at(rest, 0)? as usize).checked_next_multiple_of(4)?
         };
         find_attribute(rest.get(skip..)?, kind)
     }

@@ -39,6 +39,14 @@ pub struct DbusConnection {
     serial: u32,
 }
 
+/// The reply to a method call.
+#[derive(Debug)]
+pub struct DbusReply {
+    /// The byte order of the message: `l` or `B`.
+    order: u8,
+    body: Vec<u8>,
+}
+
 /// The name of the bus itself.
 const DBUS: &str = "org.freedesktop.DBus";
 
@@ -55,7 +63,7 @@ impl DbusConnection {
 
     /// Whether a service owns this name.
     pub fn has_name_owner(&mut self, name: &str) -> io::Result<bool> {
-        Ok(is_true(&self.call_method(DBUS, DBUS, "NameHasOwner", &[name])?))
+        Ok(self.call_method(DBUS, DBUS, "NameHasOwner", &[name])?.is_true())
     }
 
     /// Authenticates by the user id of the socket's peer credentials.
@@ -75,9 +83,15 @@ impl DbusConnection {
         self.socket.write_all(b"BEGIN\r\n")
     }
 
-    /// Calls the method `member` of the service's object, whose path is the service's name. Returns the body of the
-    /// reply. An error reply fails with its text and [`ErrorKind::Other`].
-    pub fn call_method(&mut self, service: &str, interface: &str, member: &str, texts: &[&str]) -> io::Result<Vec<u8>> {
+    /// Calls the method `member` of the service's object, whose path is the service's name. An error reply fails with
+    /// its text and [`ErrorKind::Other`].
+    pub fn call_method(
+        &mut self,
+        service: &str,
+        interface: &str,
+        member: &str,
+        texts: &[&str],
+    ) -> io::Result<DbusReply> {
         self.serial += 1;
         let path = format!("/{}", service.replace('.', "/"));
         let fields = [
@@ -106,7 +120,7 @@ impl DbusConnection {
             };
             match kind {
                 _ if !fields.chunks_exact(8).any(is_reply) => {}
-                METHOD_RETURN => return Ok(message),
+                METHOD_RETURN => return Ok(DbusReply { order, body: message }),
                 ERROR => return Err(io::Error::other(decode_string(&message))),
                 _ => {}
             }
@@ -182,21 +196,23 @@ fn decode_number(order: u8, bytes: &[u8]) -> u32 {
     if order == b'l' { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) }
 }
 
-/// Whether a body is the boolean `true`: a `u32`, in either byte order.
-pub fn is_true(body: &[u8]) -> bool {
-    body.len() == 4 && body.contains(&1)
-}
-
-/// Decodes a body that is an array of strings, in the native byte order: the sender is on this machine.
-pub fn decode_strings(body: &[u8]) -> Vec<String> {
-    let (mut all, mut at) = (Vec::new(), 4);
-    while let Some(length) = body.get(at..).and_then(<[u8]>::first_chunk) {
-        let end = at + 4 + u32::from_ne_bytes(*length) as usize;
-        let Some(text) = body.get(at + 4..end) else { break };
-        all.push(String::from_utf8_lossy(text).into_owned());
-        at = (end + 1).next_multiple_of(4);
+impl DbusReply {
+    /// Whether the body is the boolean `true`, a `u32`.
+    pub fn is_true(&self) -> bool {
+        self.body.len() == 4 && decode_number(self.order, &self.body) == 1
     }
-    all
+
+    /// The strings of a body that is an array of strings.
+    pub fn to_strings(&self) -> Vec<String> {
+        let (mut all, mut at) = (Vec::new(), 4);
+        while let Some(length) = self.body.get(at..at + 4) {
+            let end = (at + 4).saturating_add(decode_number(self.order, length) as usize);
+            let Some(text) = self.body.get(at + 4..end) else { break };
+            all.push(String::from_utf8_lossy(text).into_owned());
+            at = (end + 1).next_multiple_of(4);
+        }
+        all
+    }
 }
 
 /// Decodes the string at the beginning of a body.
@@ -221,7 +237,7 @@ mod tests {
     }
 
     /// The result of [`Bus::call`] for these bytes of the bus.
-    fn answer(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    fn answer(bytes: &[u8]) -> io::Result<DbusReply> {
         let (socket, mut bus) = UnixStream::pair().unwrap();
         bus.write_all(bytes).unwrap();
         bus.shutdown(std::net::Shutdown::Write).unwrap();
@@ -239,7 +255,7 @@ mod tests {
         };
         let [early, signal] = [reply(METHOD_RETURN, 6, &[0; 4]), reply(4, 7, &[0; 4])];
         let yes = [early.clone(), signal, reply(METHOD_RETURN, 7, &[1, 0, 0, 0])].concat();
-        assert!(is_true(&answer(&yes).unwrap()) && !is_true(&[0; 4]) && !is_true(b"\x01\0\0\0a\0"));
+        assert!(answer(&yes).unwrap().is_true());
         let no = [early, reply(ERROR, 7, b"\x02\0\0\0no\0")].concat();
         assert_eq!(answer(&no).unwrap_err().to_string(), "no");
         for end in 0..no.len() {
@@ -249,22 +265,20 @@ mod tests {
     }
 
     #[test]
-    fn arrays_of_strings_are_decoded() {
-        let body = |words: &[&str]| {
-            let mut bytes = vec![0; 4];
-            for word in words {
-                pad_to_multiple(&mut bytes, 4);
-                bytes.extend(u32::try_from(word.len()).unwrap().to_ne_bytes());
-                bytes.extend([word.as_bytes(), &[0]].concat());
-            }
-            bytes
-        };
-        let some = body(&["10.0.0.1/32", "", "2001:db8::1/128"]);
-        assert_eq!(decode_strings(&some), ["10.0.0.1/32", "", "2001:db8::1/128"]);
-        assert_eq!(
-            [decode_strings(&body(&[])).len(), decode_strings(&[]).len(), decode_strings(&some[..20]).len()],
-            [0, 0, 1]
-        );
+    fn replies_are_decoded_in_their_byte_order() {
+        let reply = |order, body: &[u8]| DbusReply { order, body: body.to_vec() };
+        assert!(reply(b'l', &[1, 0, 0, 0]).is_true() && reply(b'B', &[0, 0, 0, 1]).is_true());
+        for no in [&[0; 4], &[0, 0, 1, 0], &b"\x01\0\0\0a\0"[..]] {
+            assert!(!reply(b'l', no).is_true() && !reply(b'B', no).is_true());
+        }
+        let little = b"\0\0\0\0\x02\0\0\0::\0\0\0\0\0\0\0\0\0\0\x01\0\0\0a\0";
+        let big = b"\0\0\0\0\0\0\0\x02::\0\0\0\0\0\0\0\0\0\0\0\0\0\x01a\0";
+        for (order, bytes) in [(b'l', little), (b'B', big)] {
+            assert_eq!(reply(order, bytes).to_strings(), ["::", "", "a"]);
+            assert_eq!(reply(order, &bytes[..20]).to_strings().len(), 2);
+            assert!(reply(order, &[0; 4]).to_strings().is_empty() && reply(order, &[]).to_strings().is_empty());
+            assert!(reply(order, &[0xff; 9]).to_strings().is_empty());
+        }
     }
 
     #[test]

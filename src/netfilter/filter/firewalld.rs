@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::dbus::{DbusConnection, decode_strings, is_true};
+use super::dbus::DbusConnection;
 use super::missing_error;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cni::ip::host_net;
@@ -81,8 +81,7 @@ impl<'a> FirewalldZone<'a> {
 
     /// The sources of a zone, as firewalld writes them.
     fn list_sources(&mut self, zone: &str) -> io::Result<HashSet<String>> {
-        let reply = self.bus.call_method(NAME, ZONE, "getSources", &[zone])?;
-        Ok(decode_strings(&reply).into_iter().collect())
+        Ok(self.bus.call_method(NAME, ZONE, "getSources", &[zone])?.to_strings().into_iter().collect())
     }
 
     /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the sources of
@@ -140,7 +139,7 @@ impl<'a> FirewalldZone<'a> {
                 let msg = format!("failed to find the address {source} in {} zone", self.name);
                 Error::internal(msg).with_details(io_text(&error))
             })?;
-            if !is_true(&reply) {
+            if !reply.is_true() {
                 let what = format!("address {source} in {} zone", self.name);
                 return Err(missing_error(owner, KEPT, &what));
             }
