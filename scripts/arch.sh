@@ -24,32 +24,36 @@ fail() {
 suite=
 case $arch in
     # Cortex-A72: it lacks pointer authentication, which would take most of the time under emulation.
-    arm64) kernel=arm64 console=ttyAMA0 package=qemu-system-arm qemu=(aarch64 -machine virt -cpu cortex-a72 -serial stdio) ;;
-    armhf) kernel=armmp-lpae console=ttyAMA0 package=qemu-system-arm qemu=(arm -machine virt -cpu cortex-a15 -serial stdio) ;;
+    arm64) kernel=arm64 program=qemu-system-aarch64 package=qemu-system-arm machine="virt -cpu cortex-a72 -serial stdio" console=ttyAMA0 ;;
+    armhf) kernel=armmp-lpae program=qemu-system-arm package=qemu-system-arm machine="virt -cpu cortex-a15 -serial stdio" console=ttyAMA0 ;;
     ppc64el)
-        kernel=powerpc64le console=hvc0 package=qemu-system-ppc
-        qemu=(ppc64 -machine pseries,cap-cfpc=broken,cap-sbbc=broken,cap-ibs=broken,cap-ccf-assist=off -cpu power9 -serial stdio)
+        kernel=powerpc64le program=qemu-system-ppc64 package=qemu-system-ppc console=hvc0
+        machine="pseries,cap-cfpc=broken,cap-sbbc=broken,cap-ibs=broken,cap-ccf-assist=off -cpu power9 -serial stdio"
         ;;
     # The first release of Debian for riscv64 is 13.
-    riscv64) kernel=riscv64 suite=trixie console=ttyS0 package="qemu-system-misc opensbi" qemu=(riscv64 -machine virt -serial stdio) ;;
+    riscv64)
+        kernel=riscv64 program=qemu-system-riscv64 package="qemu-system-misc opensbi" console=ttyS0 suite=trixie
+        machine="virt -serial stdio"
+        ;;
     s390x)
-        kernel=s390x console=ttysclp0 package=qemu-system-misc
-        qemu=(s390x -machine s390-ccw-virtio -cpu max -chardev stdio,id=console -device sclpconsole,chardev=console)
+        kernel=s390x program=qemu-system-s390x package=qemu-system-misc console=ttysclp0
+        machine="s390-ccw-virtio -cpu max -chardev stdio,id=console -device sclpconsole,chardev=console"
         ;;
     *) fail "ARCH is one of arm64, armhf, ppc64el, riscv64, s390x, not \"$arch\"" ;;
 esac
+read -ra machine <<<"$machine"
 
 [ "$(id -u)" = 0 ] || fail "needs root"
-for program in "qemu-system-${qemu[0]}:$package" cpio:cpio xz:xz-utils depmod:kmod; do
-    command -v "${program%:*}" >/dev/null || fail "needs ${program%:*}, Debian's package ${program#*:}"
+for needed in "$program:$package" cpio:cpio depmod:kmod; do
+    command -v "${needed%:*}" >/dev/null || fail "needs ${needed%:*}, Debian's package ${needed#*:}"
 done
 
 # apt for the architecture, with separate lists and archives.
 foreign_apt() {
-    local program=$1 work=$cache.new sources=()
+    local work=$cache.new sources=() tool=$1
     shift
     [ -z "$suite" ] || sources=(-o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=/dev/null)
-    "$program" -qq -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o Dir::State::status=/dev/null \
+    "$tool" -qq -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o Dir::State::status=/dev/null \
         -o Dir::State::lists="$work/lists" -o Dir::Cache="$work" -o APT::Sandbox::User=root \
         -o Acquire::Languages=none -o Acquire::Retries=3 "${sources[@]}" "$@"
 }
@@ -139,7 +143,7 @@ chmod 755 "$work/tree/init"
 (cd "$work/tree" && find . | cpio -o -H newc --quiet) | gzip -1 >"$work/initrd"
 
 started=$SECONDS
-timeout --foreground "$timeout" "qemu-system-${qemu[@]}" -accel tcg,thread=multi -smp "$(nproc)" -m 2G \
+timeout --foreground "$timeout" "$program" -machine "${machine[@]}" -accel tcg,thread=multi -smp "$(nproc)" -m 2G \
     -nodefaults -display none -no-reboot -kernel "$cache/kernel" -initrd "$work/initrd" \
     -append "console=$console quiet panic=-1 nokaslr mitigations=off" </dev/null | sed -u 's,\r,,g' | tee "$work/log" || true
 echo "arch: $arch: $((SECONDS - started)) seconds"

@@ -38,7 +38,7 @@ conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
 modprobe          kmod                           emulate          test
 mkfs.ext4         e2fsprogs                      -                test
-xz                xz-utils                       emulate          test
+xz                xz-utils                       -                test
 dnsmasq           dnsmasq-base                   test             -
 dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
