@@ -193,12 +193,13 @@ mod tests {
     #[test]
     fn attributes_are_read_up_to_the_first_malformed_one() {
         // u32 of type 4; a string of type 3 with padding; a length beyond the end.
-        let header = |length: u16, kind: u16| [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-        let mtu = 1500_u32.to_ne_bytes();
-        let bytes = [header(8, 4), mtu.to_vec(), header(7, NLA_F_NESTED | 3), b"lo\0\0".to_vec(), header(200, 1)].concat();
+        let header = |words: [u16; 2]| words.map(u16::to_ne_bytes).concat();
+        let number = 1500_u32.to_ne_bytes();
+        let (first, second) = ([header([8, 4]), number.to_vec()], [header([7, 3 | NLA_F_NESTED]), b"lo\0\0".to_vec()]);
+        let bytes = [first, second, [header([200, 1]), vec![1, 2, 3, 4]]].as_flattened().concat();
         let read: Vec<ReplyAttribute<'_>> = parse_attributes(&bytes).collect();
         assert_eq!(read.len(), 2);
-        assert_eq!((read[0].kind, read[0].to_u32(), read[0].to_ip()), (4, Some(1500), ip_from_bytes(&mtu)));
+        assert_eq!((read[0].kind, read[0].to_u32(), read[0].to_ip()), (4, Some(1500), ip_from_bytes(&number)));
         assert_eq!((read[1].kind, read[1].to_text(), read[1].to_u32()), (3, "lo".to_owned(), None));
     }
 }

@@ -152,7 +152,7 @@ mod tests {
         let mut bytes = 20_u32.to_ne_bytes().to_vec();
         bytes.resize(NLMSG_HDRLEN, 0);
         bytes.extend(body);
-        bytes.extend([7, NLMSGERR_ATTR_MSG].map(u16::to_ne_bytes).as_flattened());
+        bytes.extend([7_u16, NLMSGERR_ATTR_MSG].map(u16::to_ne_bytes).concat());
         bytes.extend(b"no\0\0");
         refusal(flags, &bytes)
     }
