@@ -59,7 +59,7 @@ foreign_apt() {
 }
 
 # The programs that the unit tests call, and modprobe.
-programs="bash dash iproute2 kmod nftables"
+programs="bash coreutils dash iproute2 kmod netbase nftables"
 
 # Downloads the kernel and the programs, and creates the tree of the initrd, without the executables.
 fetch() {
@@ -125,6 +125,7 @@ export PATH=/bin:/sbin
 \$b mount -t sysfs sys /sys
 \$b mount -t devtmpfs dev /dev
 \$b mkdir -p /dev/net
+\$b ln -s /proc/self/fd /dev/fd
 [ -e /dev/net/tun ] || \$b mknod /dev/net/tun c 10 200
 \$b --install -s /bin 2>/dev/null
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
