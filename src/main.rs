@@ -1,36 +1,36 @@
 //! The executable: the applet of its own file name, or of its first argument.
-#![cfg_attr(target_env = "gnu", no_main)]
+#![no_main]
 
-use std::process::ExitCode;
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
 
 use cnibox::start;
 use nix::libc;
+use nix::sys::signal::{SigHandler, Signal, signal};
+
+/// musl's own allocator returns memory to the kernel with each call and gets it again with the next.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// The entry point for the C library, instead of the standard library's `main`: see [`start`].
-/// glibc passes the arguments to `std::env::args` by itself; another C library does not.
-#[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "the C library's name for it, and two signals")]
+#[expect(unsafe_code, reason = "the C library's name for it, its arguments, two signals and the auxiliary vector")]
 #[unsafe(no_mangle)]
-extern "C" fn main() -> i32 {
-    use nix::sys::signal::{SigHandler, Signal, signal};
-
+extern "C" fn main(count: c_int, values: *const *const c_char) -> c_int {
     let ignored = [Signal::SIGPIPE, Signal::SIGXFSZ].into_iter().try_for_each(|failed_write| {
         // SAFETY: there is no other thread yet, and no handler to replace.
         unsafe { signal(failed_write, SigHandler::SigIgn) }.map(drop)
     });
-    match start::open_standard_files().and(ignored) {
-        Ok(()) => start::exit_code_number(run_applet()),
-        Err(_) => 1,
+    if start::open_standard_files().and(ignored).is_err() {
+        return 1;
     }
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn main() -> ExitCode {
-    run_applet()
-}
-
-#[expect(unsafe_code, reason = "neither the standard library nor nix reads the auxiliary vector")]
-fn run_applet() -> ExitCode {
+    let argument = |index| {
+        // SAFETY: the C library passes `count` pointers to strings that stay.
+        let text = unsafe { CStr::from_ptr(*values.add(index)) };
+        OsString::from(OsStr::from_bytes(text.to_bytes()))
+    };
+    let arguments = (0..usize::try_from(count).unwrap_or_default()).map(argument).collect();
     // SAFETY: getauxval(3) reads a value that the kernel has passed to the process.
-    start::run_applet(unsafe { libc::getauxval(libc::AT_SECURE) } != 0)
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    start::exit_code_number(start::run_applet(arguments, is_secure))
 }

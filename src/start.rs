@@ -8,11 +8,12 @@
 //! first file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before
 //! the rollback of an ADD.
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::{env, fs, io, mem};
+use std::{fs, io, mem};
 
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -43,9 +44,9 @@ pub fn open_standard_files() -> nix::Result<()> {
     Ok(())
 }
 
-/// Runs the applet of the executable's own name, or of its first argument. `is_secure` is the
-/// kernel's `AT_SECURE`, getauxval(3).
-pub fn run_applet(is_secure: bool) -> ExitCode {
+/// Runs the applet of the executable's own name, or of its first argument. `arguments` begin with the name;
+/// `is_secure` is the kernel's `AT_SECURE`, getauxval(3).
+pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
     if is_secure && has_file_privileges() {
         log::write_line(ELEVATED);
         let error = Error::internal(ELEVATED)
@@ -55,7 +56,7 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     if is_secure {
         adopt_effective_ids();
     }
-    let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+    let mut args = arguments.into_iter().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut args: Vec<String> = args.collect();

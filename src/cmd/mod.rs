@@ -8,6 +8,7 @@ pub(crate) mod pump;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -102,9 +103,12 @@ pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
 
 /// Executes `program` in place of this process, with the arguments of this process. Returns only the error.
 pub fn replace_process(program: &Path) -> Error {
-    let mut args = std::env::args_os();
+    // `std::env::args` is empty with musl, because `main` is not the standard library's.
+    let arguments = fs::read("/proc/self/cmdline").unwrap_or_default();
+    let mut arguments =
+        arguments.strip_suffix(b"\0").unwrap_or_default().split(|byte| *byte == 0).map(OsStr::from_bytes);
     let mut command = Command::new(program);
-    command.arg0(args.next().unwrap_or_default()).args(args);
+    command.arg0(arguments.next().unwrap_or_default()).args(arguments);
     let cause = command.exec();
     Error::internal(format!("execute {}: {}", program.display(), io_text(&cause)))
 }
