@@ -4,6 +4,16 @@ CARGO   ?= cargo
 HOST    := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET  ?= $(HOST)
 TARGETS ?= $(TARGET)
+# The targets of a release; TARGETS=all stands for them, ARCH=s390x for TARGET=s390x-unknown-linux-gnu.
+ALL     := $(shell sed 's/^\#.*//; s/ .*//' scripts/targets.txt)
+# Go's name of a target's architecture.
+go_of    = $(shell awk '$$1 == "$(1)" { print $$4 }' scripts/targets.txt)
+ifeq ($(TARGETS),all)
+override TARGETS := $(ALL)
+endif
+ifeq ($(origin ARCH),command line)
+TARGET  := $(shell awk '$$2 == "$(ARCH)" { print $$1 }' scripts/targets.txt)
+endif
 PREFIX  ?= /opt/cni
 BINDIR  ?= $(PREFIX)/bin
 DESTDIR ?=
@@ -27,6 +37,8 @@ STATIC  += -C force-frame-pointers=yes
 STATIC  += --remap-path-prefix=$(CURDIR)=cnibox
 STATIC  += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+
 # Directories of build output and of releases.
 OUT     := $(or $(CARGO_TARGET_DIR),target)
 BINARY  := $(OUT)/$(TARGET)/release/cnibox
@@ -39,8 +51,9 @@ WORKSPACE := --locked --workspace
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 export SOURCE_DATE_EPOCH
 # Debian's cross linker; cargo finds the native one.
-ifneq ($(TARGET),$(HOST))
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= aarch64-linux-gnu-gcc
+CARGO_TARGET := CARGO_TARGET_$(shell echo $(TARGET) | tr a-z- A-Z_)
+ifneq ($(filter $(TARGET),$(filter-out $(HOST),$(ALL))),)
+export $(CARGO_TARGET)_LINKER ?= $(shell awk '$$1 == "$(TARGET)" { print $$5 }' scripts/targets.txt)-gcc
 endif
 
 # The commit that `cnibox version` names; nothing for a source without git.
@@ -50,7 +63,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arm64 lint arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -61,7 +74,7 @@ help: ## list the targets
 prepare-%:
 	@scripts/prepare.sh $*
 list-dependencies:
-	@DEPS=no scripts/prepare.sh build
+	@DEPS=no scripts/prepare.sh $(if $(filter $(HOST),$(TARGET)),build,$(TARGET))
 build sanity arch: list-dependencies
 lint: prepare-build
 
@@ -139,28 +152,29 @@ matrix: build ## test-runtimes with every installed runtime and those in the dir
 	scripts/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
-test-arm64: prepare-arm64 cross ## cni-sanity on arm64, cross-compiled, in Debian's kernel under emulation; ARGS="--type bridge"
-	$(MAKE) sanity TARGET=aarch64-unknown-linux-gnu
-	ARGS='$(ARGS)' scripts/arm64.sh $(OUT)/aarch64-unknown-linux-gnu/release/cnibox $(OUT)/aarch64-unknown-linux-gnu/release/cni-sanity
+test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the unit tests, built for ARCH (arm64, armhf, ppc64el, riscv64, s390x), in Debian's kernel under emulation; ARGS="--type bridge"
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/arch.sh $(ARCH) $(BINARY) $(dir $(BINARY))cni-sanity" \
+		ARGS='$(ARGS)' $(CARGO) test --locked --quiet --lib --target $(TARGET)
 
-cross: ## check for arm64, build if its linker is installed, run if qemu-user is
-	scripts/cross.sh aarch64-unknown-linux-gnu
+cross: ## for each other architecture, or TARGET: type-check, build, run if qemu-user is installed, exchange state with this one
+	for target in $(if $(filter $(HOST),$(TARGET)),$(filter-out $(HOST),$(ALL)),$(TARGET)); do scripts/cross.sh $$target || exit; done
 
-# Argument of image.py: Go's name of the target's architecture, and the executable.
-image_of = $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(1)))))=$(OUT)/$(1)/release/cnibox
-image: ## an OCI archive of an image with only the executable, in target/dist; a multi-architecture index with TARGETS="x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu"
+# image_of NAME FILE: an OCI archive of the targets' executables.
+image_of = PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py $(1) $(DIST)/$(2) $(VERSION) \
+	$(foreach target,$(TARGETS),$(call go_of,$(target))=$(OUT)/$(target)/release/$(1))
+image: ## an OCI archive of an image with only the executable, in target/dist; of several architectures with TARGETS, such as TARGETS=all
 	for target in $(TARGETS); do $(MAKE) build TARGET=$$target || exit; done
 	@mkdir -p $(DIST)
-	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py cnibox $(DIST)/cnibox.oci.tar \
-		$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) $(foreach target,$(TARGETS),$(call image_of,$(target)))
+	$(call image_of,cnibox,cnibox.oci.tar)
 
 # Its list, manual pages and completions come from an executable that this machine can execute.
-dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in target/dist; of several architectures with TARGETS, as image
+dist: ## all files of a release: tgz, deb, rpm, image, SBOM, checksums, in target/dist; of several architectures with TARGETS: "make dist TARGETS=all"
 	scripts/prepare.sh dist
-	[ "$(TARGETS)" = "$(HOST)" ] || scripts/prepare.sh cross
+	for target in $(filter-out $(HOST),$(TARGETS)); do scripts/prepare.sh $$target || exit; done
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
 	for target in $(HOST) $(filter-out $(HOST),$(TARGETS)); do $(MAKE) build sanity BUILD='auditable build' TARGET=$$target || exit; done
+	$(if $(word 2,$(TARGETS)),$(call image_of,cnibox,cnibox-$(VERSION).oci.tar))
 	for target in $(TARGETS); do \
 		packaging/dist.sh $(OUT)/$$target/release/cnibox $$target $(DIST) $(OUT)/$(HOST)/release/cnibox || exit; done
 	$(if $(filter $(HOST),$(TARGETS)),tests/dist.sh $(DIST),@echo "dist: these files are for another architecture: tests/dist.sh verifies them there")

@@ -14,15 +14,13 @@ export SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE=1
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 names=$("$host" list | sed 's/ .*//')
 
-# Debian's, Red Hat's and Go's names of the architecture.
-case $target in
-    x86_64-*) deb=amd64 rpm=x86_64 go=amd64 ;;
-    aarch64-*) deb=arm64 rpm=aarch64 go=arm64 ;;
-    *)
-        echo "dist: no names for the architecture of $target" >&2
-        exit 1
-        ;;
-esac
+row=$(grep "^$target " scripts/targets.txt) || {
+    echo "dist: $target is not in scripts/targets.txt" >&2
+    exit 1
+}
+read -r _ deb rpm go _ <<END
+$row
+END
 
 work=$out/work-$go
 rm -rf "$work"

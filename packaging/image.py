@@ -3,7 +3,7 @@
 installs the executable, that of cni-sanity tests a directory. Usage: `podman load -i OUT`, `ctr images import OUT`,
 `skopeo copy oci-archive:OUT ...`.
 
-No container engine is needed. ARCH is Go's name of the architecture: amd64, arm64."""
+No container engine is needed. ARCH is Go's name of the architecture: amd64, arm64, arm (ARMv7), ..."""
 
 import datetime
 import hashlib
@@ -19,6 +19,10 @@ IMAGES = {
     "cnibox": ("every Linux CNI plugin in one executable", ["/cnibox", "install"], ["/host/opt/cni/bin"]),
     "cni-sanity": ("a conformance suite for CNI plugins", ["/cni-sanity"], ["/opt/cni/bin"]),
 }
+
+
+# The variants of architectures in image indexes.
+VARIANTS = {"arm": "v7"}
 
 
 class Layout:
@@ -65,9 +69,11 @@ def image(name, layout, version, arch, binary):
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.version": version,
     }
+    platform = {"architecture": arch, "os": "linux"}
+    if arch in VARIANTS:
+        platform["variant"] = VARIANTS[arch]
     config = layout.add_json("config.v1+json", {
-        "architecture": arch,
-        "os": "linux",
+        **platform,
         "created": created,
         "config": {
             "Entrypoint": entry,
@@ -85,7 +91,7 @@ def image(name, layout, version, arch, binary):
         "layers": [layout.add("layer.v1.tar+gzip", archive.gzipped(layer))],
         "annotations": labels,
     })
-    return {**manifest, "platform": {"architecture": arch, "os": "linux"}}
+    return {**manifest, "platform": platform}
 
 
 def main(name, out, version, *binaries):

@@ -70,7 +70,7 @@ def libraries(target):
     said = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True).stdout
     rust = said(os.environ.get("RUSTC", "rustc"), "--version").split()[1]
     found = [beside("rust-std", rust, "MIT OR Apache-2.0", "rust-lang:rust")]
-    if target.endswith("-gnu"):
+    if "-gnu" in target:
         libc = said("getconf", "GNU_LIBC_VERSION").split()[1]
         found.append(beside("glibc", libc, "LGPL-2.1-or-later", "gnu:glibc"))
     return found

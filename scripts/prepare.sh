@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]: checks the dependencies of a task
+# prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|emulate|TARGET]: checks the dependencies of a task
 # besides cargo, before the first compilation.
 #
 # Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
@@ -36,9 +36,9 @@ dbus-daemon       dbus                           -                test
 iptables-save     iptables                       test,runtimes    -
 conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
-modprobe          kmod                           arm64            test
+modprobe          kmod                           emulate          test
 mkfs.ext4         e2fsprogs                      -                test
-xz                xz-utils                       arm64            test
+xz                xz-utils                       -                test
 dnsmasq           dnsmasq-base                   test             -
 dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
@@ -52,10 +52,22 @@ $wheels           pip                            -                lint,dist
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
-cpio              cpio                           dist,arm64       -
-aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu      arm64,cross      -
-/usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross arm64,cross -
-qemu-system-aarch64 qemu-system-arm              arm64            -
+cpio              cpio                           dist,emulate     -
+aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu aarch64-unknown-linux-gnu -
+/usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross aarch64-unknown-linux-gnu -
+arm-linux-gnueabihf-gcc gcc-arm-linux-gnueabihf armv7-unknown-linux-gnueabihf -
+/usr/arm-linux-gnueabihf/lib/libc.a libc6-dev-armhf-cross armv7-unknown-linux-gnueabihf -
+powerpc64le-linux-gnu-gcc gcc-powerpc64le-linux-gnu powerpc64le-unknown-linux-gnu -
+/usr/powerpc64le-linux-gnu/lib/libc.a libc6-dev-ppc64el-cross powerpc64le-unknown-linux-gnu -
+riscv64-linux-gnu-gcc gcc-riscv64-linux-gnu riscv64gc-unknown-linux-gnu -
+/usr/riscv64-linux-gnu/lib/libc.a libc6-dev-riscv64-cross riscv64gc-unknown-linux-gnu -
+s390x-linux-gnu-gcc gcc-s390x-linux-gnu s390x-unknown-linux-gnu -
+/usr/s390x-linux-gnu/lib/libc.a libc6-dev-s390x-cross s390x-unknown-linux-gnu -
+qemu-system-aarch64 qemu-system-arm              emulate          -
+qemu-system-ppc64 qemu-system-ppc                emulate          -
+qemu-system-s390x qemu-system-misc               emulate          -
+/usr/share/qemu/opensbi-riscv64-generic-fw_dynamic.bin opensbi    emulate -
+qemu-s390x-static qemu-user-static - aarch64-unknown-linux-gnu,armv7-unknown-linux-gnueabihf,powerpc64le-unknown-linux-gnu,riscv64gc-unknown-linux-gnu,s390x-unknown-linux-gnu
 debootstrap       debootstrap                    fresh            -
 containerd        containerd                     runtimes         -
 runc              runc                           runtimes         -
@@ -100,7 +112,19 @@ rpm              | rpm packages                                   | rpm-build rp
 cpio             | unpacks rpm packages; creates initrds          |
 gcc-aarch64-linux-gnu | links the executable for arm64            | gcc-aarch64-linux-gnu cross-aarch64-gcc14 - aarch64-linux-gnu-gcc
 libc6-dev-arm64-cross | its C library, linked statically          | - - - aarch64-linux-gnu-glibc
-qemu-system-arm  | runs an arm64 kernel                           | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
+gcc-arm-linux-gnueabihf | links the executable for armhf          | gcc-arm-linux-gnu - - -
+libc6-dev-armhf-cross | its C library, linked statically          | - - - -
+gcc-powerpc64le-linux-gnu | links the executable for ppc64el      | gcc-powerpc64le-linux-gnu cross-ppc64le-gcc14 - -
+libc6-dev-ppc64el-cross | its C library, linked statically        | - - - -
+gcc-riscv64-linux-gnu | links the executable for riscv64          | gcc-riscv64-linux-gnu cross-riscv64-gcc14 - riscv64-linux-gnu-gcc
+libc6-dev-riscv64-cross | its C library, linked statically        | - - - riscv64-linux-gnu-glibc
+gcc-s390x-linux-gnu | links the executable for s390x              | gcc-s390x-linux-gnu cross-s390x-gcc14 - -
+libc6-dev-s390x-cross | its C library, linked statically          | - - - -
+qemu-system-arm  | runs the kernels of arm64 and armhf            | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
+qemu-system-ppc  | runs the kernel of ppc64el                     | qemu-system-ppc qemu-ppc qemu-system-ppc64 qemu-system-ppc
+qemu-system-misc | runs the kernels of riscv64 and s390x          | qemu-system-s390x qemu-s390x qemu-system-s390x qemu-system-s390x
+qemu-user-static | runs executables of other architectures        | qemu-user-static qemu-linux-user qemu-s390x qemu-user-static
+opensbi          | the firmware of riscv64                        | opensbi opensbi opensbi opensbi
 debootstrap      | a minimal Debian root                          |
 containerd       | runs pods                                      |
 runc             | containerd's containers                        |
@@ -115,9 +139,9 @@ containernetworking-plugins | the reference plugins, to compare with | container
 "
 
 case $purpose in
-    all | build | demo | test | fresh | bench | lint | dist | book | runtimes | fuzz | arm64 | cross) ;;
+    all | build | demo | test | fresh | bench | lint | dist | book | runtimes | fuzz | emulate | *-*-linux-*) ;;
     *)
-        echo "usage: scripts/prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|arm64|cross]" >&2
+        echo "usage: scripts/prepare.sh [build|demo|test|fresh|bench|lint|dist|book|runtimes|fuzz|emulate|TARGET]" >&2
         exit 2
         ;;
 esac

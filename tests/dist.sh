@@ -14,11 +14,10 @@ fail() {
     exit 1
 }
 
-case $(uname -m) in
-    x86_64) go=amd64 rpm=x86_64 ;;
-    aarch64) go=arm64 rpm=aarch64 ;;
-    *) fail "no release for $(uname -m)" ;;
-esac
+row=$(grep "^$(rustc -vV | sed -n 's/^host: //p') " scripts/targets.txt) || fail "no release for this machine"
+read -r _ deb rpm go _ <<END
+$row
+END
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 [ "${RELEASE:-v$version}" = "v$version" ] || fail "the tag $RELEASE does not match version $version"
 binary=$out/cnibox-$version-$go
@@ -48,9 +47,9 @@ plugins "$work/tgz"
 # unpack PACKAGE: unpacks its deb and its rpm.
 unpack() {
     mkdir -p "$work/$1-deb" "$work/$1-rpm"
-    dpkg-deb -x "$out/$1_${version}_$go.deb" "$work/$1-deb"
+    dpkg-deb -x "$out/$1_${version}_$deb.deb" "$work/$1-deb"
     rpm2cpio "$out/$1-$version-1.$rpm.rpm" | (cd "$work/$1-rpm" && cpio -idm --quiet)
-    owner=$(dpkg-deb -c "$out/$1_${version}_$go.deb" | awk '$2 != "root/root"')
+    owner=$(dpkg-deb -c "$out/$1_${version}_$deb.deb" | awk '$2 != "root/root"')
     [ -z "$owner" ] || fail "files not owned by root: $owner"
     for root in "$work/$1-deb" "$work/$1-rpm"; do
         gzip -t "$root/usr/share/doc/$1/THIRD-PARTY.gz" || fail "no licences of linked packages: $root"
@@ -64,14 +63,14 @@ plugins "$work/cnibox-rpm/usr/libexec/cni"
 plugins "$work/cnibox-kubernetes-deb/opt/cni/bin"
 plugins "$work/cnibox-kubernetes-rpm/opt/cni/bin"
 # 77: without dpkg and apt.
-tests/packages.sh "$out/cnibox_${version}_$go.deb" || [ $? = 77 ] || fail "the deb in place of the reference's"
-for deb in "$out"/*_"$go".deb; do
-    dpkg-deb --ctrl-tarfile "$deb" | tar -tf - | grep -qx ./md5sums || fail "no md5sums in $deb"
+tests/packages.sh "$out/cnibox_${version}_$deb.deb" || [ $? = 77 ] || fail "the deb in place of the reference's"
+for package in "$out"/*_"$deb".deb; do
+    dpkg-deb --ctrl-tarfile "$package" | tar -tf - | grep -qx ./md5sums || fail "no md5sums in $package"
 done
 # podman's packages depend on this name, which the reference's package provides; without it podman
 # would be removed together with the reference.
 stack=container-network-stack
-dpkg-deb -f "$out/cnibox_${version}_$go.deb" Provides | grep -q "$stack (= 1)" || fail "the deb does not provide $stack"
+dpkg-deb -f "$out/cnibox_${version}_$deb.deb" Provides | grep -q "$stack (= 1)" || fail "the deb does not provide $stack"
 rpm -qp --provides "$out/cnibox-$version-1.$rpm.rpm" | grep -qx "$stack = 1" || fail "the rpm does not provide $stack"
 trees="$work/cnibox-deb $work/cnibox-rpm $work/cnibox-kubernetes-deb $work/cnibox-kubernetes-rpm"
 for root in $trees; do
@@ -189,6 +188,39 @@ for root in $trees; do
 done
 scripts/static-pie.sh "$binary" || fail "$binary"
 
+# --- the other architectures -------------------------------------------------------------------------
+
+# The name of the architecture is right in each package, and the executable is the released one.
+released=
+while read -r target deb rpm go _; do
+    other=$out/cnibox-$version-$go
+    [ -e "$other" ] || continue
+    released="$released $go"
+    scripts/static-pie.sh "$other" || fail "$other"
+    for name in cnibox cnibox-kubernetes cni-sanity; do
+        [ "$(dpkg-deb -f "$out/${name}_${version}_$deb.deb" Architecture)" = "$deb" ] || fail "the architecture of $name for $target"
+        [ "$(rpm -qp --qf '%{arch}' "$out/$name-$version-1.$rpm.rpm")" = "$rpm" ] || fail "the architecture of $name for $target"
+    done
+    dpkg-deb --fsys-tarfile "$out/cnibox_${version}_$deb.deb" | tar -xO ./usr/lib/cni/cnibox | cmp - "$other" || fail "the deb for $target"
+    rpm2cpio "$out/cnibox-$version-1.$rpm.rpm" | cpio -i --quiet --to-stdout ./usr/libexec/cni/cnibox | cmp - "$other" || fail "the rpm for $target"
+    tar -xzO -f "$out/cni-plugins-linux-$go-v$version.tgz" ./cnibox | cmp - "$other" || fail "the tgz for $target"
+done <scripts/targets.txt
+if [ -e "$out/cnibox-$version.oci.tar" ]; then
+    # shellcheck disable=SC2086 # one word each
+    python3 - "$out/cnibox-$version.oci.tar" $released <<'END' || fail "the image index"
+import json, sys, tarfile
+archive = tarfile.open(sys.argv[1])
+read = lambda name: json.load(archive.extractfile(name))
+blob = lambda descriptor: read("blobs/" + descriptor["digest"].replace(":", "/"))
+images = blob(read("index.json")["manifests"][0])["manifests"]
+assert sorted(image["platform"]["architecture"] for image in images) == sorted(sys.argv[2:]), images
+for image in images:
+    config = blob(blob(image)["config"])
+    assert image["platform"].items() <= config.items() and image["platform"]["os"] == "linux", image
+    assert image["platform"].get("variant") == {"arm": "v7"}.get(image["platform"]["architecture"]), image
+END
+fi
+
 # --- sizes -----------------------------------------------------------------------------------------
 
 kilobytes() {
@@ -208,11 +240,15 @@ if [ -e "$peer/bridge" ]; then
     reference=$(kilobytes "$(du -sb --apparent-size "$peer" | cut -f1)")
     reference_xz=$(xzipped "$peer")
 fi
+# Of this machine again.
+read -r _ deb rpm go _ <<END
+$row
+END
 echo "| what | cnibox | reference |"
 echo "| --- | --- | --- |"
 echo "| installed | $(size "$binary") | $reference |"
 echo "| compressed (tar, xz -9) | $(xzipped "$work/one") | $reference_xz |"
 echo "| image | $(size "$out/cnibox-$version-$go.oci.tar") | - |"
 echo "| tgz | $(size "$out/cni-plugins-linux-$go-v$version.tgz") | - |"
-echo "| deb | $(size "$out/cnibox_${version}_$go.deb") | - |"
+echo "| deb | $(size "$out/cnibox_${version}_$deb.deb") | - |"
 echo "| rpm | $(size "$out/cnibox-$version-1.$rpm.rpm") | - |"

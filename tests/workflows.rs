@@ -139,6 +139,20 @@ fn the_minimum_rust_version_is_that_of_the_workflow() {
 }
 
 #[test]
+fn every_target_is_checked_and_released() {
+    let table = fs::read_to_string(root().join("scripts/targets.txt")).unwrap();
+    let targets: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    // Each runner has the library of its own target.
+    let others: Vec<_> = targets.into_iter().filter(|word| *word != "#" && !word.starts_with("x86_64")).collect();
+    assert_eq!(others.len(), 5, "{others:?}");
+    for file in [".github/workflows/ci.yml", ".github/workflows/release.yml", "deny.toml"] {
+        let text = fs::read_to_string(root().join(file)).unwrap();
+        let missing = others.iter().find(|target| !text.contains(*target));
+        assert_eq!(missing, None, "{file}");
+    }
+}
+
+#[test]
 fn mistakes_in_workflows_are_found() {
     let good = "permissions:\n  contents: read\njobs:\n  a:\n    timeout-minutes: 5\n    steps:\n";
     let targets = ["lint".to_owned(), "test".to_owned()];

@@ -133,4 +133,32 @@ mod tests {
         assert_eq!(serde_json::from_str::<AttachmentRecord>(text).unwrap(), expected);
         assert_eq!(expected.liveness(), Liveness::Unknown(LivenessDoubt::NoHostEnd));
     }
+
+    /// A node may run executables of several architectures: 32-bit plugins on a 64-bit kernel, or under emulation.
+    #[test]
+    fn records_have_the_same_text_on_every_architecture() {
+        let record = AttachmentRecord {
+            network: "net".to_owned(),
+            id: "c1".to_owned(),
+            ifname: "eth0".to_owned(),
+            plugin: "ptp".to_owned(),
+            netns: Some(NetnsIdentity { dev: 4, ino: u64::MAX, ctime: 5_000_000_000_000_000_000 }),
+            host: 1 << 63,
+            boot: Some(BootIdentity { machine: Some("m".to_owned()), id: "b".to_owned() }),
+            created: 5_000_000_000,
+            end: Some(HostPairEnd { netns: 1 << 32, index: u32::MAX, labelled: true }),
+            ips: vec!["10.1.2.3".parse().unwrap(), "fd00::1".parse().unwrap()],
+            rules: BTreeMap::from([("spoof".to_owned(), Value::from(u64::MAX))]),
+            ..AttachmentRecord::default()
+        };
+        let text = concat!(
+            r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"ptp","sandbox":"","#,
+            r#""netns":{"dev":4,"ino":18446744073709551615,"ctime":5000000000000000000},"host":9223372036854775808,"#,
+            r#""boot":{"machine":"m","id":"b"},"created":5000000000,"#,
+            r#""end":{"netns":4294967296,"index":4294967295,"labelled":true},"ips":["10.1.2.3","fd00::1"],"#,
+            r#""ipam":"","dataDir":null,"rules":{"spoof":18446744073709551615}}"#
+        );
+        assert_eq!(serde_json::to_string(&record).unwrap(), text);
+        assert_eq!(serde_json::from_str::<AttachmentRecord>(text).unwrap(), record);
+    }
 }
