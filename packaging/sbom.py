@@ -6,6 +6,7 @@ library; and the assessed vulnerabilities (VEX) in packaging/vex.json."""
 import datetime
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -73,6 +74,12 @@ def libraries(target):
     if "-gnu" in target:
         libc = said("getconf", "GNU_LIBC_VERSION").split()[1]
         found.append(beside("glibc", libc, "LGPL-2.1-or-later", "gnu:glibc"))
+    if "-musl" in target:
+        sysroot = said(os.environ.get("RUSTC", "rustc"), "--print", "sysroot").strip()
+        library = pathlib.Path(sysroot, "lib/rustlib", target, "lib/self-contained/libc.a").read_bytes()
+        # __libc_version, which `ldd --version` prints.
+        libc = re.search(rb"\b1\.\d+\.\d+\b", library)[0].decode()
+        found.append(beside("musl", libc, "MIT", "musl-libc:musl"))
     return found
 
 

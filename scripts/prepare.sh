@@ -222,6 +222,14 @@ if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; th
     [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
     exit 1
 fi
+# musl's standard library makes the executable smaller; without it glibc is linked.
+if [ "${DEPS-}" != no ] && has rustup && [ "$(uname -m)" = x86_64 ]; then
+    musl=x86_64-unknown-linux-musl
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$musl/lib" ] || {
+        say "rustup target add $musl"
+        rustup --quiet target add $musl >&2 || say "the executable is built with glibc"
+    }
+fi
 kernel=$(uname -r)
 at_least "$oldest_kernel" "$kernel" ||
     say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, cni-sanity on 5.10 and newer; older kernels are not tested"
