@@ -92,7 +92,9 @@ fn kernel(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
     let Some(link) = link else { return Ok(()) };
     check.effect("kernel.up", added, link.up, || format!("{} is down", at.ifname));
     let others = links.iter().map(|link| link.name.clone());
-    let others: Vec<String> = others.filter(|name| name != "lo" && name != at.ifname).collect();
+    // The links of a bond keep their names.
+    let is_known = |name: &str| name == "lo" || name == at.ifname || subject.devices().contains(&name);
+    let others: Vec<String> = others.filter(|name| !is_known(name)).collect();
     check.none("kernel.no-other-interface", &others);
     let named = results::addresses(result);
     if subject.kind.has_ipam {
