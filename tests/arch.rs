@@ -161,7 +161,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
     // Files are read by `files::read`, which is bounded and opens nothing but regular files. Excepted are the kernel's
     // files where `files` is out of reach, and descriptors of namespaces, directories and devices.
-    ("fs::read(", &["files/lock.rs", "netns/"]),
+    ("fs::read(", &["cmd/mod.rs", "files/lock.rs", "netns/"]),
     ("fs::read_to_string(", &["files/lock.rs", "netns/"]),
     ("fs::copy(", &["tool/install/files.rs"]),
     ("read_to_end(", &["files/read.rs", "framework/run.rs", "sysctl.rs"]),
