@@ -221,13 +221,13 @@ fn existing_interface(subject: &Subject<'_>, at: &Attachment, check: &mut Check)
     let second = check.fails("add.interface-exists", subject.add(&other))?;
     let changed = inside.without(&at.netns.snapshot()?);
     check.of("add.interface-exists-keeps", &second, changed.is_empty());
-    if !subject.devices().is_empty() {
-        // DEL returns the first devices under these names.
-        subject.devices().iter().for_each(|name| drop(world::delete(name)));
-    } else {
+    if subject.devices().is_empty() {
         // The DEL that follows each ADD. It has no namespace: the interface there belongs to another container.
         subject.call("DEL", &other, None).env("CNI_NETNS", "").run()?;
         check.none("add.failure-leaves-nothing", &leftovers(&outside)?);
+    } else {
+        // DEL returns the first devices under these names.
+        subject.devices().iter().for_each(|name| drop(world::delete(name)));
     }
     subject.del(at, first.json.as_ref()).map(drop)
 }
