@@ -194,7 +194,9 @@ scripts/static-pie.sh "$binary" || fail "$binary"
 released=
 while read -r target deb rpm go _; do
     other=$out/cnibox-$version-$go
-    [ -e "$other" ] && [ "$target" != x86_64-unknown-linux-gnu ] || continue
+    [ -e "$other" ] || continue
+    # The two rows of x86-64 have the same names.
+    [ "$target" != x86_64-unknown-linux-gnu ] || continue
     released="$released $go"
     scripts/static-pie.sh "$other" || fail "$other"
     for name in cnibox cnibox-kubernetes cni-sanity; do
