@@ -77,10 +77,14 @@ impl DeviceIdentity {
         self.is_certain() && self.kind == other.kind && same_hardware && same_mac && same_link
     }
 
-    /// The device among the links of the host.
-    pub fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
+    /// The device `name` among the links of the host. Ports of a card, links on one lower link and dummies are alike, so
+    /// a link without this name or alias is another's, unless it has the device's permanent address.
+    pub fn find_on_host<'l>(&self, links: &'l [Link], ifname: &str, name: &str) -> Option<&'l Link> {
         let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
-        self.choose_candidate(links.iter().filter(|link| self.may_match(link) && is_here(link)).collect(), ifname)
+        let has_mac = |link: &Link| self.permanent_mac.is_some() && self.permanent_mac == link.permanent_mac;
+        let is_known = |link: &Link| link.name == name || link.alias == name || has_mac(link);
+        let is_candidate = |link: &&Link| self.may_match(link) && is_here(link) && is_known(link);
+        self.choose_candidate(links.iter().filter(is_candidate).collect(), ifname)
     }
 
     /// The device among the links of a container.
@@ -141,21 +145,28 @@ mod tests {
         }
     }
 
-    fn found<'l>(device: &Link, links: &'l [Link]) -> Option<&'l str> {
-        DeviceIdentity::from_link(device).find_on_host(links, "eth0").map(|link| link.name.as_str())
+    fn find(device: &Link, links: &[Link]) -> Option<String> {
+        DeviceIdentity::from_link(device).find_on_host(links, "eth0", &device.name).map(|link| link.name.clone())
+    }
+
+    /// The name of the device among links that have its alias.
+    fn found(device: &Link, links: &[Link]) -> Option<String> {
+        let with_alias = |link: &Link| Link { alias: device.name.clone(), ..link.clone() };
+        find(device, &links.iter().map(with_alias).collect::<Vec<_>>())
     }
 
     #[test]
     fn hardware_is_identified_by_sysfs_path_then_by_mac() {
+        let x = || Some("x".to_owned());
         let device = card("ens1", 1, 1);
         let veth = made("eth0", "veth", 2);
-        assert_eq!(found(&device, &[veth.clone(), card("eth0", 2, 1), card("x", 1, 1)]), Some("x"));
-        assert_eq!(found(&device, &[card("x", 1, 9)]), Some("x"), "a driver has changed it");
-        assert_eq!(found(&device, &[card("eth0", 1, 2), card("x", 1, 1)]), Some("x"), "two ports");
+        assert_eq!(found(&device, &[veth.clone(), card("eth0", 2, 1), card("x", 1, 1)]), x());
+        assert_eq!(found(&device, &[card("x", 1, 9)]), x(), "a driver has changed it");
+        assert_eq!(found(&device, &[card("eth0", 1, 2), card("x", 1, 1)]), x(), "two ports");
         assert_eq!(found(&device, &[veth.clone(), card("eth0", 0, 1)]), None);
         // A kernel that does not report the parent.
         let old = card("ens1", 0, 1);
-        assert_eq!(found(&old, &[card("eth0", 0, 2), card("x", 0, 1)]), Some("x"));
+        assert_eq!(found(&old, &[card("eth0", 0, 2), card("x", 0, 1)]), x());
         assert_eq!(found(&old, &[card("eth0", 0, 2)]), None);
         assert_eq!(found(&old, &[card("eth0", 0, 1), card("x", 0, 1)]), None);
         // Links of some protocols have no kind either.
@@ -164,15 +175,29 @@ mod tests {
 
     #[test]
     fn virtual_links_are_identified_by_kind_peer_and_id() {
+        let x = || Some("x".to_owned());
         let veth = made("hd0", "veth", 7);
-        assert_eq!(found(&veth, &[made("eth0", "veth", 8), made("x", "veth", 7)]), Some("x"));
+        assert_eq!(found(&veth, &[made("eth0", "veth", 8), made("x", "veth", 7)]), x());
         let elsewhere = Link { link_netnsid: Some(0), ..made("eth0", "veth", 7) };
         assert_eq!(found(&veth, &[elsewhere, made("y", "macvlan", 7)]), None);
         let vlan = |name: &str, id| Link { vlan: Some(id), ..made(name, "vlan", 7) };
-        assert_eq!(found(&vlan("v", 5), &[vlan("eth0", 6), vlan("x", 5)]), Some("x"));
-        assert_eq!(found(&made("d", "dummy", 0), &[made("x", "dummy", 0)]), Some("x"));
+        assert_eq!(found(&vlan("v", 5), &[vlan("eth0", 6), vlan("x", 5)]), x());
+        assert_eq!(found(&made("d", "dummy", 0), &[made("x", "dummy", 0)]), x());
         for kind in ["tun", "vxlan", "wireguard", "bridge"] {
             assert_eq!(found(&made("t", kind, 7), &[made("eth0", kind, 7)]), None, "{kind}");
+        }
+    }
+
+    #[test]
+    fn links_of_others_that_are_alike_are_not_the_device() {
+        let port = card("ens1", 1, 1);
+        assert_eq!(find(&port, &[card("uplink", 1, 2)]), None, "the other port of a card");
+        assert_eq!(find(&port, &[card("dev7", 1, 1)]).as_deref(), Some("dev7"), "the container changed the alias");
+        for device in [card("rep1", 1, 0), made("d1", "dummy", 0), made("mv1", "macvlan", 7)] {
+            let other = Link { name: "other".into(), ..device.clone() };
+            let back = Link { alias: device.name.clone(), name: "dev7".into(), ..device.clone() };
+            assert_eq!(find(&device, std::slice::from_ref(&other)), None);
+            assert_eq!(find(&device, &[other, back]).as_deref(), Some("dev7"));
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::identity::DeviceIdentity;
 use super::origin::OriginalState;
 use crate::attachment::{AttachmentId, backup};
 use crate::cni::NetworkName;
@@ -17,6 +18,7 @@ use crate::files::atomic::{AtomicWriter, Durability};
 use crate::files::{dir, remove_file};
 use crate::framework::{Failures, GcRequest};
 use crate::log;
+use crate::netlink::{Link, Netlink};
 use crate::netns::{Netns, NetnsIdentity};
 
 /// The directory of all records, with a directory for each plugin. No configuration chooses it: a record decides the
@@ -65,22 +67,45 @@ impl DeviceRecord {
         Ok((is_recorded && !netns.is_same_as(&Netns::open_current()?)?).then_some(netns))
     }
 
+    /// Whether the device may be in this namespace; false for a later namespace at the same path.
+    pub fn may_be_in(&self, netns: &Netns) -> Result<bool> {
+        let found = netns.device_and_inode()?;
+        Ok(self.netns_id.is_none_or(|id| (id.dev, id.ino) == found))
+    }
+
     fn file_name(&self) -> String {
         record_file_name(&self.container_id, &self.ifname, &self.port)
     }
 }
 
-/// The remedy for a link `name` that the host lacks, with the container that has it.
+/// The remedy for a link `name` that the host lacks.
 pub fn missing_device_remedy(name: &str, network: &NetworkName) -> String {
+    recorded_device_remedy(name, network).unwrap_or_else(|| "\"ip link\" lists the links of the host".to_owned())
+}
+
+/// The remedy for a link `name` that the host lacks because a container has it, if there is a record of it.
+pub fn recorded_device_remedy(name: &str, network: &NetworkName) -> Option<String> {
+    let record = find_record_of_host_device(name, network)?;
+    let (id, name) = (&record.container_id, record.name_in_container());
+    Some(format!("container {id} has it as {name}, or was not followed by DEL: detach it there first"))
+}
+
+fn find_record_of_host_device(name: &str, network: &NetworkName) -> Option<DeviceRecord> {
     let stores = PLUGINS.map(|plugin| DeviceRecordStore::for_network(plugin, network));
     let mut records = stores.iter().flat_map(DeviceRecordStore::list_all_records);
-    match records.find(|record| record.device.name == name && !record.in_container) {
-        Some(record) => {
-            let (id, name) = (&record.container_id, record.name_in_container());
-            format!("container {id} has it as {name}, or was not followed by DEL: detach it there first")
-        }
-        None => "\"ip link\" lists the links of the host".to_owned(),
+    records.find(|record| record.device.name == name && !record.in_container)
+}
+
+/// The state of a device of the host for a new record. A device that still has its name as alias was not restored after
+/// an earlier container, whose record has the state.
+pub fn state_for_record(host: &Netlink, device: &Link, network: &NetworkName) -> Result<OriginalState> {
+    if device.alias == device.name
+        && let Some(DeviceRecord { device: origin, .. }) = find_record_of_host_device(&device.name, network)
+        && origin.identity == DeviceIdentity::from_link(device)
+    {
+        return Ok(origin);
     }
+    OriginalState::from_device(host, device)
 }
 
 /// Returns the device of a record, given the records of valid attachments; with the error of a state that was not
@@ -228,9 +253,8 @@ fn record_file_name(id: &str, ifname: &str, port: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::identity::DeviceIdentity;
     use super::*;
-    use crate::netlink::{Link, MacAddress, ParentDevice};
+    use crate::netlink::{MacAddress, ParentDevice};
 
     fn record(id: &str, device: &str) -> DeviceRecord {
         let device = OriginalState { mtu: 9000, up: true, ..OriginalState::from_name(device) };

@@ -108,7 +108,7 @@ fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
 /// Moves a device back into the container whose name on the host was taken between lookup and move.
 fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: &OriginalState) {
     let Ok(links) = host.dump_links() else { return };
-    let stranded = origin.identity.find_on_host(&links, &device.name);
+    let stranded = origin.identity.find_on_host(&links, &device.name, &device.name);
     let Some(link) = stranded.filter(|link| link.name == device.name) else { return };
     let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(&device.name);
     let moved = host.change_link(link.index, if device.up { change.set_up() } else { change });

@@ -242,11 +242,13 @@ impl RouteSelection<'_> {
     /// The result without the deleted routes, and with those of `wanted`.
     fn change_result(&self, wanted: &CniResult) -> CniResult {
         let mut result = self.prev.clone();
-        result.routes.retain(|route| !self.selects(&verify::wanted_route(route, self.prev)));
-        for route in &wanted.routes {
+        let is_kept = |route: &&ResultRoute| !self.selects(&verify::wanted_route(route, self.prev));
+        let kept = self.prev.routes.iter().filter(is_kept).map(|route| (route, self.prev));
+        result.routes.clear();
+        for (route, of) in kept.chain(wanted.routes.iter().map(|route| (route, wanted))) {
             // A route without a gateway is one through the gateway of an address, if the result has that gateway.
-            let implied = configure::effective_gateway(route, wanted).filter(|_| self.conf.flushes_gateway());
-            let route = ResultRoute { gw: route.gw.or(implied), ..route.clone() };
+            let gw = if self.conf.flushes_gateway() { configure::effective_gateway(route, of) } else { route.gw };
+            let route = ResultRoute { gw, ..route.clone() };
             if !result.routes.contains(&route) {
                 result.routes.push(route);
             }
@@ -328,12 +330,14 @@ impl RouteChanges {
 
     /// Undoes what was done of the changes: completes all steps that can be done, then reports the first error.
     fn undo(&self, netlink: &Netlink) -> NetlinkResult<()> {
+        let is_added = |found: &KernelRoute| self.added.iter().any(|route| is_same_route(found, route));
         let present = netlink.dump_routes(&RouteFilter::default())?;
+        let (added, kept): (Vec<_>, Vec<_>) = present.into_iter().partition(is_added);
         let mut done = Ok(());
-        for found in present.iter().filter(|found| self.added.iter().any(|route| is_same_route(found, route))) {
+        for found in &added {
             done = done.and(netlink.delete_route(found).map(drop));
         }
-        for route in self.removed.iter().filter(|route| !present.contains(route)) {
+        for route in self.removed.iter().filter(|route| !kept.contains(route)) {
             // `Create`: routes of other links to the same destination stay.
             done = done.and(netlink.add_route(route, RouteAddMode::Create));
         }

@@ -6,7 +6,8 @@
 //! `vnetHdr`, `allAddresses`; of `CNI_ARGS`: `TC_REDIRECT_TAP_NAME`, `TC_REDIRECT_TAP_UID`, `TC_REDIRECT_TAP_GID`.
 //!
 //! All state is in the container's namespace, none on the host. The alias of the device names the attachment. Until ADD
-//! is complete the device vanishes with the plugin's process, and the redirect to it has no effect.
+//! is complete the device vanishes with the plugin's process. The redirect to it then drops what the interface receives,
+//! until the next ADD or DEL deletes it.
 
 use serde::Deserialize;
 

@@ -7,7 +7,7 @@ use crate::cni::InterfaceName;
 use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::OriginalState;
-use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy};
+use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy, state_for_record};
 use crate::devices::transfer;
 use crate::error::{Error, Result};
 use crate::framework::{AddRequest, CallContext, DelRequest};
@@ -58,6 +58,8 @@ fn find_link(cx: &CallContext<'_>, conf: &BondConfig, inside: &ContainerNetns<'_
     place.require_link(name).map_err(|error| {
         let remedy = if conf.links_in_container {
             "the container must have it before the bond: attach it first, or remove \"linksInContainer\"".to_owned()
+        } else if let Some(remedy) = recorded_device_remedy(name, &cx.net.name) {
+            remedy
         } else if matches!(inside.netlink.find_link(name), Ok(Some(_))) {
             "the container has it: write \"linksInContainer\": true".to_owned()
         } else {
@@ -89,8 +91,13 @@ pub(super) fn new_records(
     inside: &ContainerNetns<'_>,
     links: &[Link],
 ) -> Result<Vec<DeviceRecord>> {
-    let place = if conf.links_in_container { &inside.netlink } else { cx.host_netlink()? };
+    let host = cx.host_netlink()?;
     let record = |link: &Link| {
+        let device = if conf.links_in_container {
+            OriginalState::from_device(&inside.netlink, link)?
+        } else {
+            state_for_record(host, link, &cx.net.name)?
+        };
         Ok(DeviceRecord {
             container_id: req.id.to_string(),
             ifname: req.ifname.to_string(),
@@ -98,7 +105,7 @@ pub(super) fn new_records(
             netns_id: req.sandbox.netns_identity(),
             port: link.name.clone(),
             in_container: conf.links_in_container,
-            device: OriginalState::from_device(place, link)?,
+            device,
             tried: false,
         })
     };
@@ -147,6 +154,7 @@ pub(super) fn verify_links(conf: &BondConfig, inside: &ContainerNetns<'_>, bond:
 /// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted already. Returns the
 /// error of a state that could not be restored completely; success if the link is nowhere.
 pub(super) fn give_back(cx: &CallContext<'_>, record: &DeviceRecord, netns: Option<&Netns>) -> Result<Option<Error>> {
+    let netns = netns.filter(|netns| record.may_be_in(netns).unwrap_or(true));
     if !record.in_container {
         return DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns, None);
     }

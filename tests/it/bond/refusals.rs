@@ -67,6 +67,12 @@ fn names_in_use_are_refused() {
     net.add_is_refused(&container, 999, "container already has an interface \"eth0\"");
 }
 
+fn record_of_killed_add(node: &Node, record: &Value) {
+    let dir = node.state("bond/net");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("c1:eth0:up1.json"), record.to_string()).unwrap();
+}
+
 #[test]
 fn links_on_the_other_side_are_told_of() {
     let (node, container) = (Node::new(), Container::new());
@@ -74,9 +80,30 @@ fn links_on_the_other_side_are_told_of() {
     hand_over(&node, &container);
     let error = simple(&node, &json!({})).on("ADD", &container).error();
     assert_eq!(error.details, "the container has it: write \"linksInContainer\": true");
+    // An ADD that was killed after the link was moved.
+    let record = json!({"containerID": "c1", "ifname": "eth0", "netns": "/x", "port": "up1", "device": {"name": "up1"}});
+    record_of_killed_add(&node, &record);
+    let error = simple(&node, &json!({})).on("ADD", &container).error();
+    assert_eq!(error.details, "container c1 has it as up1, or was not followed by DEL: detach it there first");
     let links = json!({"linksInContainer": true, "links": [{"name": "far1"}, {"name": "far2"}]});
     let error = simple(&node, &links).on("ADD", &container).error();
     assert!(error.details.contains("remove \"linksInContainer\""), "{error:?}");
+}
+
+/// The path of a namespace may lead to that of a later container, whose link may have the name of the recorded one.
+#[test]
+fn del_leaves_links_of_a_later_namespace_alone() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    hand_over(&node, &container);
+    let before = container.snapshot(&node);
+    let device = json!({"name": "up1", "mtu": 1300, "identity": {"kind": "veth"}});
+    let record = json!({"containerID": "c1", "ifname": "eth0", "netns": container.path(), "port": "up1",
+        "inContainer": true, "netnsId": {"dev": 4, "ino": 1, "ctime": 7}, "device": device});
+    record_of_killed_add(&node, &record);
+    simple(&node, &json!({"linksInContainer": true})).del(&container);
+    settles(&before, || container.snapshot(&node));
+    assert_eq!(records(&node), [""; 0]);
 }
 
 #[test]

@@ -138,6 +138,41 @@ fn del_renames_a_device_already_back_on_the_host() {
 }
 
 #[test]
+fn the_next_container_does_not_lose_the_state_of_the_device() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    // The namespace ends, and the device is used again before DEL.
+    fall_back(&container, "hd0");
+    let path = container.path();
+    drop(container);
+    let next = Container::new();
+    net.call("ADD", "c2").netns(&next.path()).result();
+    net.call("DEL", "c1").netns(&path).ok();
+    net.call("DEL", "c2").netns(&next.path()).ok();
+    is_back(&node, &before);
+}
+
+/// All macvlans on one link are alike, as are dummies.
+#[test]
+fn del_after_the_namespace_spares_links_that_are_alike() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    for name in ["hd1", "mine"] {
+        node.sh(&format!("ip link add link far0 name {name} up type macvlan mode bridge"));
+    }
+    let net = simple(&node, &json!({"device": "hd1"}));
+    net.add(&container);
+    let path = container.path();
+    drop(container);
+    net.call("DEL", "c1").netns(&path).ok();
+    assert_eq!(node.sh("ip -o link show up | grep -cE ' (hd1|mine)@'; ip link show mine | wc -l"), "1\n2\n");
+    assert_eq!((records(&node), net.leases()), (String::new(), Vec::new()));
+}
+
+#[test]
 fn del_returns_a_device_by_the_references_alias() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);

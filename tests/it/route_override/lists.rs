@@ -118,21 +118,23 @@ fn two_of_a_list_are_undone_together() {
     let first = json!({"flushroutes": true, "addroutes": [{"dst": "50.0.0.0/24"}]});
     let result = pod.net(&first).add(&pod.container);
     let second = json!({"prevResult": result, "delroutes": [{"dst": "50.0.0.0/24"}],
-        "addroutes": [{"dst": "50.0.0.0/24", "gw": "10.1.2.9"}, {"dst": "fd50::/64"}]});
+        "addroutes": [{"dst": "50.0.0.0/24", "gw": "10.1.2.9"}, {"dst": "fd50::/64"},
+            {"dst": "192.168.0.0/16", "gw": "10.1.2.9"}]});
     let result = pod.net(&second).add(&pod.container);
     let routes = [routes(&pod.container, "-4"), routes(&pod.container, "-6")].concat();
-    assert!(routes.contains(&"50.0.0.0/24 via 10.1.2.9".to_owned()) && routes.len() == 4, "{routes:?}");
+    assert!(routes.contains(&"50.0.0.0/24 via 10.1.2.9".to_owned()) && routes.len() == 5, "{routes:?}");
     for keys in [&second, &first] {
         pod.net(&merged(keys, &json!({"prevResult": result}))).del(&pod.container);
         pod.assert_as(&pod.before, "DEL");
     }
 }
 
-/// An unspecified gateway in a result is none: repair adds no such address to the bridge, and no such route.
+/// An unspecified gateway in a result is none: repair adds no such address to the bridge, and no such route. The other
+/// routes keep their gateway.
 #[test]
 fn repair_leaves_deleted_routes_alone() {
     for interface in [json!({"type": "bridge", "isGateway": true}), json!({"type": "ptp"})] {
-        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        let ipam = json!({"type": "host-local", "dataDir": "LEASES", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "192.168.0.0/16"}],
             "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64"}]]});
         let ours = json!({"type": "route-override", "flushgateway": true, "addroutes": [{"dst": "50.0.0.0/24"}]});
         let ward = Ward::sized(&json!([merged(&interface, &json!({"ipam": ipam})), ours]), 1);
@@ -142,9 +144,11 @@ fn repair_leaves_deleted_routes_alone() {
         let repair = || ward.cnibox(&["repair"]).printed();
         assert_eq!(repair(), "nothing was missing\n");
         assert_unchanged(&before.0, &ward.node.snapshot());
-        pod.sh("ip route del 50.0.0.0/24");
-        let said = repair();
-        assert!(said.contains("50.0.0.0/24"), "{said}");
+        for dst in ["50.0.0.0/24", "192.168.0.0/16"] {
+            pod.sh(&format!("ip route del {dst}"));
+            let said = repair();
+            assert!(said.contains(dst), "{said}");
+        }
         assert_unchanged(&before.1, &pod.snapshot(&ward.node));
     }
 }
