@@ -161,6 +161,8 @@ impl Plugin for Bond {
                 let given_back = ports::give_back(cx, &record, netns);
                 failures.keep_error(given_back.and_then(|incomplete| store.end_attachment(record, incomplete)));
             }
+            // The temporary file of an ADD that was killed before it had a record.
+            failures.keep_error(store.remove_record(req.id.as_str(), req.ifname.as_str(), ""));
             deleted
         });
         failures.into_result()
