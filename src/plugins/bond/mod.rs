@@ -25,6 +25,7 @@ use crate::framework::{
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, CheckedLink, MacCapabilityConfig, NewChildLink};
 use crate::netlink::{LinkChange, LinkKind};
+use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
 const KIND: &str = "bond";
@@ -146,9 +147,11 @@ impl Plugin for Bond {
         let store = DeviceRecordStore::for_network(KIND, &cx.net.name);
         let mut records = store.list_network_records();
         records.retain(|record| record.container_id == req.id.as_str() && record.ifname == req.ifname.as_str());
-        let recorded = records.first().filter(|_| req.netns.is_none()).map(DeviceRecord::open_netns);
+        let is_own = |netns: &&Netns| records.iter().all(|record| record.may_be_in(netns).unwrap_or(true));
+        let given = req.netns.as_ref().filter(is_own);
+        let recorded = records.first().filter(|_| given.is_none()).map(DeviceRecord::open_netns);
         let recorded = recorded.and_then(|opened| failures.keep_error(opened).flatten());
-        let netns = req.netns.as_ref().or(recorded.as_ref());
+        let netns = given.or(recorded.as_ref());
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             if let Some(netns) = netns.filter(|_| records.is_empty()) {
                 let found = failures.keep_error(ports::unrecorded_ports(cx, conf, req, netns));

@@ -154,7 +154,6 @@ pub(super) fn verify_links(conf: &BondConfig, inside: &ContainerNetns<'_>, bond:
 /// Gives a recorded link back: to the host, or to the container that it was in. The bond is deleted already. Returns the
 /// error of a state that could not be restored completely; success if the link is nowhere.
 pub(super) fn give_back(cx: &CallContext<'_>, record: &DeviceRecord, netns: Option<&Netns>) -> Result<Option<Error>> {
-    let netns = netns.filter(|netns| record.may_be_in(netns).unwrap_or(true));
     if !record.in_container {
         return DeviceSearch::for_record(record).return_device(cx.host_netlink()?, netns, None);
     }
