@@ -19,7 +19,7 @@ use self::sysfs::Sysfs;
 use crate::cni::{CniResult, ResultInterface};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::HostNetwork;
-use crate::devices::record::{self, DeviceRecord, DeviceRecordStore, missing_device_remedy};
+use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy, state_for_record};
 use crate::devices::transfer;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
@@ -89,7 +89,7 @@ impl Plugin for HostDevice {
             // Looked up before the move: a device loses the addresses of protocols (DHCP, SLAAC) when it is moved.
             cx.ipam_plugin()?;
         }
-        let origin = record::state_for_record(host, &device, &cx.net.name)?;
+        let origin = state_for_record(host, &device, &cx.net.name)?;
         let mut network = HostNetwork::default();
         if conf.use_interface_network {
             network = HostNetwork::from_device(host, &device)?;
