@@ -7,7 +7,9 @@ use crate::cni::InterfaceName;
 use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::OriginalState;
-use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy, state_for_record};
+use crate::devices::record::{
+    DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy, state_for_record,
+};
 use crate::devices::transfer;
 use crate::error::{Error, Result};
 use crate::framework::{AddRequest, CallContext, DelRequest};

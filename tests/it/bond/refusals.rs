@@ -81,7 +81,8 @@ fn links_on_the_other_side_are_told_of() {
     let error = simple(&node, &json!({})).on("ADD", &container).error();
     assert_eq!(error.details, "the container has it: write \"linksInContainer\": true");
     // An ADD that was killed after the link was moved.
-    let record = json!({"containerID": "c1", "ifname": "eth0", "netns": "/x", "port": "up1", "device": {"name": "up1"}});
+    let record =
+        json!({"containerID": "c1", "ifname": "eth0", "netns": "/x", "port": "up1", "device": {"name": "up1"}});
     record_of_killed_add(&node, &record);
     let error = simple(&node, &json!({})).on("ADD", &container).error();
     assert_eq!(error.details, "container c1 has it as up1, or was not followed by DEL: detach it there first");
