@@ -23,6 +23,10 @@ const NO_LINKS: [Errno; 5] = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Er
 
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
+/// The size of the buffer for names in bytes, as in glibc.
+#[cfg(feature = "plugins")]
+const LISTING_BUFFER: usize = 32 * 1024;
+
 /// An open directory: it stays the same if its path is renamed or replaced.
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
@@ -102,13 +106,15 @@ impl OpenDirectory {
         &self.dir
     }
 
-    /// The names of all entries.
+    /// The names of all entries. Not by readdir(3), whose buffer in musl is 2 kB: a system call for every 60 leases.
+    #[cfg(feature = "plugins")]
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
         // Opens the directory again: the position in the listing belongs to the open file description.
-        let dir = openat(&self.dir, ".", DIRECTORY, Mode::empty()).and_then(nix::dir::Dir::from_fd);
-        let mut names = Vec::new();
-        for entry in dir.during("list", &self.path)?.iter() {
-            let entry = entry.during("list", &self.path)?;
+        let directory = openat(&self.dir, ".", DIRECTORY, Mode::empty()).during("list", &self.path)?;
+        let (mut names, mut buffer) = (Vec::new(), Vec::with_capacity(LISTING_BUFFER));
+        let mut entries = rustix::fs::RawDir::new(directory, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(io::Error::from).during("list", &self.path)?;
             names.extend(entry.file_name().to_str().ok().map(str::to_owned));
         }
         Ok(names)

@@ -11,8 +11,9 @@ use fs2::FileExt;
 use serde_json::{Value, json};
 
 use crate::support::compare;
+use crate::support::net::{merged, settles};
 use crate::support::node::{Call, Container, Node};
-use crate::support::parallel::{WORKERS, at_once};
+use crate::support::parallel::{WORKERS, at_once, at_once_in};
 
 fn bridge_conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);
@@ -68,6 +69,44 @@ fn a_hundred_containers_join_one_bridge_concurrently() {
     assert!(containers.iter().all(|c| c.ip("link").as_array().unwrap().len() == 1));
     let after = node.ip("link show type bridge");
     assert_eq!(after[0]["address"], bridges[0]["address"]);
+}
+
+#[test]
+fn sixty_four_calls_of_chained_plugins_leave_nothing() {
+    const PODS: usize = 64;
+    for (plugin, keys) in [
+        ("route-override", json!({"flushgateway": true, "addroutes": [{"dst": "192.0.2.0/24"}, {"dst": "fd97::/48"}]})),
+        ("tc-redirect-tap", json!({"allAddresses": true})),
+    ] {
+        let node = Node::new();
+        let (conf, ids) = (bridge_conf(&node), ids("pod", PODS));
+        let containers: Vec<_> = (0..PODS).map(|_| Container::new()).collect();
+        let call = |plugin: &str, verb: &str, conf: &Value, i: usize| -> Call {
+            node.call(plugin, verb).conf(conf).id(&ids[i]).netns(&containers[i].path())
+        };
+        // The bridge stays.
+        call("bridge", "ADD", &conf, 0).result();
+        call("bridge", "DEL", &conf, 0).ok();
+        let before = (node.snapshot(), containers[0].snapshot(&node));
+        let chained = merged(&json!({"name": "n", "cniVersion": "1.0.0"}), &keys);
+        let results = at_once_in(PODS, PODS, |i| {
+            let prev = call("bridge", "ADD", &conf, i).result();
+            let result = call(plugin, "ADD", &merged(&chained, &json!({"prevResult": prev})), i).result();
+            call(plugin, "CHECK", &merged(&chained, &json!({"prevResult": result})), i).ok();
+            result
+        });
+        let all: HashSet<String> = results.iter().flat_map(addresses).collect();
+        assert_eq!(all.len(), 2 * PODS, "{plugin}: an address twice");
+        at_once_in(PODS, PODS, |i| {
+            call(plugin, "DEL", &merged(&chained, &json!({"prevResult": results[i]})), i).ok();
+            call("bridge", "DEL", &conf, i).ok();
+        });
+        settles(&before.0, || node.snapshot());
+        for container in &containers {
+            settles(&before.1, || container.snapshot(&node));
+        }
+        assert!(!node.state(plugin).join("n").exists(), "{plugin}: a record is left");
+    }
 }
 
 #[test]

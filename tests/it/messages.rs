@@ -97,8 +97,10 @@ impl Mistake {
         let dir = node.path("net.d").parent().unwrap().display().to_string();
         let netns = container.path();
         let fill = |text: &str| {
-            let text = text.replace("BIN", &format!("{dir}/bin")).replace("DIR", &dir);
-            text.replace("CNI_NETNS", "\0").replace("NETNS", &netns).replace('\0', "CNI_NETNS")
+            // Names of variables that contain a placeholder.
+            let text = text.replace("REDIRECT", "\x01").replace("CNI_NETNS", "\x02");
+            let text = text.replace("BIN", &format!("{dir}/bin")).replace("DIR", &dir).replace("NETNS", &netns);
+            text.replace('\x01', "REDIRECT").replace('\x02', "CNI_NETNS")
         };
         fs::create_dir(node.path("net.d")).unwrap();
         fs::write(node.path("net.d/10-pods.conflist"), fill(&network(&self.conf))).unwrap();

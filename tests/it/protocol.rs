@@ -158,7 +158,7 @@ fn unknown_names_get_a_clear_error() {
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
     std::os::unix::fs::symlink(crate::support::node::executable(), node.bin().join("frobnicate")).unwrap();
-    assert!(node.call("frobnicate", "ADD").error().details.starts_with("the applets are: bandwidth, bridge, "));
+    assert!(node.call("frobnicate", "ADD").error().details.starts_with("the applets are: bandwidth, bond, bridge, "));
 }
 
 /// The kernel assigns a closed standard descriptor to the next opened file, so the result could be

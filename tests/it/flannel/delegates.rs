@@ -194,10 +194,10 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
     let (outcome, calls) = strace::record(&node, &call());
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     net.del(&container);
-    let effects = ["sendto", "write", "linkat", "rename", "unlink", "mkdir", "openat", "fsync"];
+    let effects = ["sendto", "write", "linkat", "rename", "unlink", "mkdir", "openat", "open", "fsync"];
     let mut tried = 0;
     for point in strace::points(&calls).into_iter().filter(|p| effects.contains(&p.name.as_str())) {
-        if point.name == "openat" && !point.text.contains("O_CREAT") {
+        if point.name.starts_with("open") && !point.text.contains("O_CREAT") {
             continue;
         }
         if verb == "DEL" {

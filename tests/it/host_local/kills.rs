@@ -22,8 +22,8 @@ const POOL: (&str, usize) = ("198.51.100.128/28", 13);
 const LARGE_POOL: (&str, usize) = ("198.18.0.0/23", 509);
 
 /// System calls with externally visible effects.
-const EFFECTS: [&str; 10] =
-    ["write", "pwrite64", "linkat", "link", "rename", "unlink", "utimensat", "mkdir", "openat", "flock"];
+const EFFECTS: [&str; 11] =
+    ["write", "pwrite64", "linkat", "link", "rename", "unlink", "utimensat", "mkdir", "openat", "open", "flock"];
 
 fn rounds() -> Option<usize> {
     std::env::var("CNIBOX_SOAK").ok().map(|text| text.parse().unwrap())

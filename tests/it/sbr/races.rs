@@ -123,7 +123,9 @@ fn at_each_step(keys: Value, verb: &str, action: &str) -> usize {
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     scene.call("DEL").ok();
     scene.assert_as_before("recorded");
-    let effect = |name: &str| ["sendto", "sendmsg", "write", "flock", "openat", "clone3", "setns"].contains(&name);
+    let effect = |name: &str| {
+        ["sendto", "sendmsg", "write", "flock", "openat", "open", "clone3", "fork", "setns"].contains(&name)
+    };
     let mut tried = 0;
     for point in strace::points(&calls).into_iter().filter(|point| effect(&point.name)) {
         if verb == "DEL" {

@@ -28,11 +28,11 @@ pub(crate) fn errno(syscall: &str) -> &'static str {
     match syscall {
         "sendto" | "sendmsg" | "setns" | "utimensat" => "EPERM",
         "recvfrom" | "recvmsg" => "ENOBUFS",
-        "openat" | "socket" | "epoll_create1" | "eventfd2" | "fcntl" => "EMFILE",
+        "openat" | "open" | "socket" | "epoll_create1" | "eventfd2" | "fcntl" => "EMFILE",
         "write" | "rename" | "mkdir" | "linkat" => "ENOSPC",
         "flock" => "ENOLCK",
         "unlink" => "EROFS",
-        "clone3" | "clone" => "EAGAIN",
+        "clone3" | "clone" | "fork" => "EAGAIN",
         "epoll_wait" => "EINTR",
         "setsockopt" => "ENOPROTOOPT",
         "access" => "EACCES",
@@ -40,9 +40,23 @@ pub(crate) fn errno(syscall: &str) -> &'static str {
     }
 }
 
-/// System calls with externally visible effects.
-const EFFECTS: [&str; 10] =
-    ["sendto", "write", "linkat", "rename", "unlink", "utimensat", "mkdir", "openat", "clone3", "ioctl"];
+/// System calls with externally visible effects. glibc opens with openat(2) and forks with clone(2), musl with open(2)
+/// and fork(2).
+const EFFECTS: [&str; 13] = [
+    "sendto",
+    "write",
+    "linkat",
+    "rename",
+    "unlink",
+    "utimensat",
+    "mkdir",
+    "openat",
+    "open",
+    "clone",
+    "clone3",
+    "fork",
+    "ioctl",
+];
 
 /// A node with an attached container (the neighbour) and the container under test.
 pub(crate) struct Scene {
@@ -219,7 +233,7 @@ pub(crate) fn is_deterministic(point: &Syscall) -> bool {
 
 pub(crate) fn has_effect(point: &Syscall) -> bool {
     let Syscall { name, text, .. } = point;
-    EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
+    EFFECTS.contains(&name.as_str()) && (!name.starts_with("open") || text.contains("O_CREAT"))
 }
 
 /// Whether a call has an externally visible effect, unlike a netlink query, the setup of a socket

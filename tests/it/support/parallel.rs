@@ -9,6 +9,11 @@ pub(crate) const WORKERS: usize = 16;
 /// Runs `work` for 0..count in [`WORKERS`] threads. The threads, and so their child processes,
 /// inherit the caller's namespaces.
 pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    at_once_in(WORKERS, count, work)
+}
+
+/// As [`at_once`], in another number of threads.
+pub(crate) fn at_once_in<T: Send>(workers: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || -> Vec<(usize, T)> {
         let mut done = Vec::new();
@@ -21,7 +26,7 @@ pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -
         }
     };
     let mut done: Vec<(usize, T)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().flat_map(|w| w.join().unwrap()).collect()
     });
     done.sort_by_key(|(i, _)| *i);

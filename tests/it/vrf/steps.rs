@@ -26,7 +26,7 @@ fn at_each_step(verb: &str, action: &str) {
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     call("DEL").ok();
     settles(&before, || pod.container.snapshot(&pod.node));
-    let effects = ["sendto", "flock", "clone3"];
+    let effects = ["sendto", "flock", "clone3", "fork"];
     let mut tried = 0;
     for point in strace::points(&calls).into_iter().filter(|p| effects.contains(&p.name.as_str())) {
         if verb == "DEL" {
