@@ -35,8 +35,8 @@ fn add_check_and_del_return_the_links() {
 
 #[test]
 fn twenty_bonds_at_once_return_their_links() {
-    needs!(lane::BOND);
     const PODS: usize = 20;
+    needs!(lane::BOND);
     let node = Node::new();
     node.sh(&format!("for i in $(seq 0 {}); do ip link add a$i type veth peer name b$i; done", PODS - 1));
     let containers: Vec<_> = (0..PODS).map(|_| Container::new()).collect();

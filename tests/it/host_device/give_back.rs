@@ -148,10 +148,10 @@ fn the_next_container_does_not_lose_the_state_of_the_device() {
     fall_back(&container, "hd0");
     let path = container.path();
     drop(container);
-    let next = Container::new();
-    net.call("ADD", "c2").netns(&next.path()).result();
+    let later = Container::new();
+    net.call("ADD", "c2").netns(&later.path()).result();
     net.call("DEL", "c1").netns(&path).ok();
-    net.call("DEL", "c2").netns(&next.path()).ok();
+    net.call("DEL", "c2").netns(&later.path()).ok();
     is_back(&node, &before);
 }
 
