@@ -49,6 +49,12 @@ pub(super) fn find_links(
                 return refuse(msg, "choose another CNI_IFNAME");
             }
             transfer::require_free_names(inside, &link, name)?;
+            // In the container nothing would prove that the two came from the host.
+            let is_on = |upper: &Link, lower: &Link| upper.link == Some(lower.index) && upper.link_netnsid.is_none();
+            if let Some(other) = links.iter().find(|other| is_on(other, &link) || is_on(&link, other)) {
+                let msg = format!("\"{name}\" and \"{}\" are ends of one link, or one is on the other", other.name);
+                return refuse(msg, "name links that are independent of each other");
+            }
         }
         links.push(link);
     }

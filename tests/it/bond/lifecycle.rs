@@ -6,7 +6,7 @@ use super::{MACS, dual, golden, hand_over, is_back, plug, records, simple};
 use crate::lane::{self, needs};
 use crate::support::net::{normal, settles};
 use crate::support::node::{Container, MILESTONES, Node, VERSIONS, eventually};
-use crate::support::parallel::at_once;
+use crate::support::parallel::{at_once, at_once_in};
 
 #[test]
 fn add_check_and_del_return_the_links() {
@@ -29,6 +29,31 @@ fn add_check_and_del_return_the_links() {
         if MILESTONES.contains(&version) {
             net.del(&container);
             is_back(&node, &before.0);
+        }
+    }
+}
+
+#[test]
+fn twenty_bonds_at_once_return_their_links() {
+    const PODS: usize = 20;
+    needs!(lane::BOND);
+    let node = Node::new();
+    let links = "for link in a$i b$i; do ip link add $link type veth peer name far-$link; done";
+    node.sh(&format!("for i in $(seq 0 {}); do {links}; done", PODS - 1));
+    let containers: Vec<_> = (0..PODS).map(|_| Container::new()).collect();
+    let before = (node.snapshot(), containers[0].snapshot(&node));
+    let call = |verb: &str, i: usize| {
+        let links = json!([{"name": format!("a{i}")}, {"name": format!("b{i}")}]);
+        let net = simple(&node, &json!({"links": links, "mtu": 1300}));
+        net.call(verb, &format!("pod{i}")).netns(&containers[i].path())
+    };
+    for _ in 0..2 {
+        at_once_in(PODS, PODS, |i| call("ADD", i).result());
+        assert_eq!(records(&node).len(), 2 * PODS);
+        at_once_in(PODS, PODS, |i| call("DEL", i).ok());
+        is_back(&node, &before.0);
+        for container in &containers {
+            settles(&before.1, || container.snapshot(&node));
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::support::node::{Container, Node};
 fn bad_configurations_change_nothing() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
+    node.sh("ip link add end1 mtu 1400 type veth peer name end2 mtu 1400");
     let links = |names: &[&str]| json!({"links": names.iter().map(|name| json!({"name": name})).collect::<Vec<_>>()});
     for (keys, code, msg) in [
         (json!({"mode": null}), 7, "\"mode\" is required"),
@@ -22,6 +23,7 @@ fn bad_configurations_change_nothing() {
         (links(&["up1", "lo"]), 7, "\"lo\" is the loopback interface"),
         (links(&["up1", "a-long-name-of-up1"]), 7, "\"a-long-name-of-up1\" is \"up1\", which \"links\" has already"),
         (links(&["up1", "up9"]), 999, "failed to find a link of the bond: link \"up9\" not found"),
+        (links(&["end1", "end2"]), 7, "\"end2\" and \"end1\" are ends of one link, or one is on the other"),
         (links(&["up1", "far2"]), 999, "link \"far2\" belongs to another bond, bridge or VRF"),
         (json!({"mtu": 1500}), 7, "invalid mtu 1500: link \"up1\" has only 1400"),
         (json!({"mtu": null}), 7, "invalid mtu 1500: link \"up1\" has only 1400"),
