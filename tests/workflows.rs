@@ -142,9 +142,9 @@ fn the_minimum_rust_version_is_that_of_the_workflow() {
 fn every_target_is_checked_and_released() {
     let table = fs::read_to_string(root().join("scripts/targets.txt")).unwrap();
     let targets: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    // Each runner has the library of its own target.
-    let others: Vec<_> = targets.into_iter().filter(|word| *word != "#" && !word.starts_with("x86_64")).collect();
-    assert_eq!(others.len(), 5, "{others:?}");
+    // Each runner has the library of its own target, with which x86-64 is not released.
+    let others: Vec<_> = targets.into_iter().filter(|word| !["#", "x86_64-unknown-linux-gnu"].contains(word)).collect();
+    assert_eq!(others.len(), 6, "{others:?}");
     for file in [".github/workflows/ci.yml", ".github/workflows/release.yml", "deny.toml"] {
         let text = fs::read_to_string(root().join(file)).unwrap();
         let missing = others.iter().find(|target| !text.contains(*target));
