@@ -19,6 +19,9 @@ use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
 
+/// The arguments of this process, each with a NUL at its end; proc(5).
+const OWN_ARGUMENTS: &str = "/proc/self/cmdline";
+
 /// Directories that are searched after those in `PATH`: the `PATH` of runtimes often lacks them.
 const SYSTEM_PATH: &str = "/usr/sbin:/sbin";
 
@@ -104,7 +107,10 @@ pub fn start_applet_daemon(applet: &str, args: &[String]) -> Result<String> {
 /// Executes `program` in place of this process, with the arguments of this process. Returns only the error.
 pub fn replace_process(program: &Path) -> Error {
     // `std::env::args` is empty with musl, because `main` is not the standard library's.
-    let arguments = fs::read("/proc/self/cmdline").unwrap_or_default();
+    let arguments = match fs::read(OWN_ARGUMENTS) {
+        Ok(bytes) => bytes,
+        Err(cause) => return Error::internal(format!("read {OWN_ARGUMENTS}: {}", io_text(&cause))),
+    };
     let mut arguments =
         arguments.strip_suffix(b"\0").unwrap_or_default().split(|byte| *byte == 0).map(OsStr::from_bytes);
     let mut command = Command::new(program);
