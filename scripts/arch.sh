@@ -63,10 +63,13 @@ programs="bash coreutils dash iproute2 kmod netbase nftables"
 
 # Downloads the kernel and the programs, and creates the tree of the initrd, without the executables.
 fetch() {
-    local new=$cache.new image version file directory
+    local new=$cache.new image version file directory mirror
     rm -rf "$new"
     mkdir -p "$new"/{lists/partial,archives/partial,root,tree}
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$new/sources.list"
+    # Another suite comes from the mirror that this machine uses.
+    # shellcheck disable=SC2016 # a word of apt-get
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$new/sources.list"
     foreign_apt apt-get update >&2
     image=$(foreign_apt apt-cache depends "linux-image-$kernel" | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p')
     [ -n "$image" ] || fail "apt knows no linux-image-$kernel: is this Debian?"

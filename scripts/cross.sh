@@ -52,8 +52,8 @@ there install --no-verify "$work/bin" >/dev/null
 [ "$(readlink "$work/bin/bridge")" = cnibox ]
 say "runs under $(basename "$emulator"): versions, install"
 
-# The executable of this machine, as there().
-host=$("${RUSTC-rustc}" -vV | sed -n 's/^host: //p')
+# The executable of this machine, as there(); HOST is its target in the Makefile.
+host=${HOST:-$("${RUSTC-rustc}" -vV | sed -n 's/^host: //p')}
 make --no-print-directory build TARGET="$host"
 here() {
     "${CARGO_TARGET_DIR-target}/$host/release/cnibox" "$@"
