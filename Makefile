@@ -65,7 +65,7 @@ CNIBOX_COMMIT ?= $(shell [ ! -e .git ] || git rev-parse --short=12 HEAD 2>/dev/n
 build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 
 # Maximum size of the stripped executable in bytes: 4.7 MB; glibc is 0.65 MB of code.
-SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),4700000,5350000)
+SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),4700000,5100000)
 
 .PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint arch bench size cross image dist reproduce book record package fuzz install clean
 
@@ -161,7 +161,7 @@ test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the 
 		ARGS='$(ARGS)' $(CARGO) test --locked --quiet --lib --target $(TARGET)
 
 cross: ## for each other architecture, or TARGET: type-check, build, run if qemu-user is installed, exchange state with this one
-	for target in $(if $(filter $(HOST),$(TARGET)),$(filter-out $(HOST),$(ALL)),$(TARGET)); do scripts/cross.sh $$target || exit; done
+	for target in $(if $(filter $(HOST),$(TARGET)),$(filter-out $(HOST),$(ALL)),$(TARGET)); do HOST=$(HOST) scripts/cross.sh $$target || exit; done
 
 # image_of NAME FILE: an OCI archive of the targets' executables.
 image_of = PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py $(1) $(DIST)/$(2) $(VERSION) \
