@@ -35,8 +35,7 @@ impl AttachmentId<'_> {
     /// The instance: a hash of the attachment, of fixed length. The reference begins the comments of nftables objects
     /// with the same hash.
     pub fn instance_id(&self) -> String {
-        let hash = sha512_hex(&[self.ifname, ":", self.id]);
-        format!("{}-{}", network_hash(self.network), &hash[..HALF])
+        format!("{}-{}", network_hash(self.network), sha512_hex(&[self.ifname, ":", self.id], HALF))
     }
 }
 
@@ -50,20 +49,14 @@ pub fn instance_in_label(label: &str) -> Option<&str> {
 
 /// The prefix of the [instances](AttachmentId::instance_id) of a network's attachments.
 pub fn network_hash(network: &str) -> String {
-    let mut hash = sha512_hex(&[network]);
-    hash.truncate(HALF);
-    hash
+    sha512_hex(&[network], HALF)
 }
 
-/// SHA-512 of the concatenated texts, in hexadecimal.
-pub fn sha512_hex(texts: &[&str]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+/// The first digits, at most `length`, of the SHA-512 of the concatenated texts, in hexadecimal.
+pub fn sha512_hex(texts: &[&str], length: usize) -> String {
     let digest = Sha512::digest(texts.concat());
-    let mut text = String::with_capacity(2 * digest.len());
-    for byte in digest {
-        text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
-    }
-    text
+    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(length);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ pub const RULE_COMMENT: usize = 255;
 impl AttachmentId<'_> {
     /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as `DN-`, and a hash.
     pub fn iptables_chain(&self, prefix: &str) -> String {
-        let mut name = format!("CNI-{prefix}{}", sha512_hex(&[self.network, self.id]));
-        name.truncate(CHAIN);
-        name
+        let start = format!("CNI-{prefix}");
+        let hash = sha512_hex(&[self.network, self.id], CHAIN - start.len());
+        start + &hash
     }
 
     /// The network and container of iptables rules, as the reference writes them.

@@ -17,11 +17,8 @@ const HOST: &str = ", host: ";
 /// the first interface of a container in a network gets the name.
 pub(super) fn device_names(owner: &AttachmentId<'_>) -> [String; 2] {
     let shared = [owner.network, owner.id];
-    [&shared[..], &[owner.network, owner.id, ":", owner.ifname]].map(|texts| {
-        let mut name = format!("{PREFIX}{}", sha512_hex(texts));
-        name.truncate(LENGTH);
-        name
-    })
+    [&shared[..], &[owner.network, owner.id, ":", owner.ifname]]
+        .map(|texts| format!("{PREFIX}{}", sha512_hex(texts, LENGTH - PREFIX.len())))
 }
 
 /// Whether the link may be a device of the plugin, by its kind and name.
