@@ -258,14 +258,20 @@ mod tests {
         let attributes = settings.to_attributes();
         let mut bytes = vec![0; attributes.as_slice().buffer_len()];
         attributes.as_slice().emit(&mut bytes);
-        // Length and number of each attribute, and its value.
-        let expected: [&[u8]; 6] = [
-            &[5, 0, 1, 0, 5, 0, 0, 0],
-            &[8, 0, 3, 0, 100, 0, 0, 0],
-            &[5, 0, 13, 0, 2, 0, 0, 0],
-            &[5, 0, 14, 0, 4, 0, 0, 0],
-            &[5, 0, 17, 0, 1, 0, 0, 0],
-            &[5, 0, 27, 0, 0, 0, 0, 0],
+        let attribute = |number: u16, value: &[u8]| {
+            let length = u16::try_from(4 + value.len()).unwrap();
+            let mut bytes = [length.to_ne_bytes(), number.to_ne_bytes()].concat();
+            bytes.extend(value);
+            bytes.resize(8, 0);
+            bytes
+        };
+        let expected = [
+            attribute(1, &[5]),
+            attribute(3, &100_u32.to_ne_bytes()),
+            attribute(13, &[2]),
+            attribute(14, &[4]),
+            attribute(17, &[1]),
+            attribute(27, &[0]),
         ];
         assert_eq!(bytes, expected.concat());
         let data = ReplyAttribute { kind: nix::libc::IFLA_INFO_DATA, value: &bytes };
