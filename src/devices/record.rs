@@ -73,6 +73,14 @@ impl DeviceRecord {
         Ok(self.netns_id.is_none_or(|id| (id.dev, id.ino) == found))
     }
 
+    /// The namespace in which DEL searches for the device: the `given` one, if the device may be there.
+    pub fn netns_of_del(&self, given: Option<&Netns>) -> Result<Option<Netns>> {
+        match given {
+            Some(netns) if self.may_be_in(netns)? => Ok(Some(netns.clone())),
+            _ => self.open_netns(),
+        }
+    }
+
     fn file_name(&self) -> String {
         record_file_name(&self.container_id, &self.ifname, &self.port)
     }

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use self::plan::{BondPlan, NumberOrText};
 use crate::cni::{CniResult, InterfaceName};
-use crate::devices::record::{DeviceRecord, DeviceRecordStore};
+use crate::devices::record::DeviceRecordStore;
 use crate::devices::transfer;
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
@@ -25,7 +25,6 @@ use crate::framework::{
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, CheckedLink, MacCapabilityConfig, NewChildLink};
 use crate::netlink::{LinkChange, LinkKind};
-use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
 const KIND: &str = "bond";
@@ -147,11 +146,11 @@ impl Plugin for Bond {
         let store = DeviceRecordStore::for_network(KIND, &cx.net.name);
         let mut records = store.list_network_records();
         records.retain(|record| record.container_id == req.id.as_str() && record.ifname == req.ifname.as_str());
-        let is_own = |netns: &&Netns| records.iter().all(|record| record.may_be_in(netns).unwrap_or(true));
-        let given = req.netns.as_ref().filter(is_own);
-        let recorded = records.first().filter(|_| given.is_none()).map(DeviceRecord::open_netns);
-        let recorded = recorded.and_then(|opened| failures.keep_error(opened).flatten());
-        let netns = given.or(recorded.as_ref());
+        let netns = match records.first() {
+            Some(record) => failures.keep_error(record.netns_of_del(req.netns.as_ref())).flatten(),
+            None => req.netns.clone(),
+        };
+        let netns = netns.as_ref();
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             if let Some(netns) = netns.filter(|_| records.is_empty()) {
                 let found = failures.keep_error(ports::unrecorded_ports(cx, conf, req, netns));

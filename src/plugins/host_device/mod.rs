@@ -221,9 +221,8 @@ fn return_attached_device(cx: &CallContext<'_>, conf: &HostDeviceConfig, req: &D
     let records = DeviceRecordStore::for_network(NAME, &cx.net.name);
     let (host, netns, prev) = (cx.host_netlink()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find_record(req.id.as_str(), req.ifname.as_str()) {
-        let recorded = if netns.is_none() { record.open_netns()? } else { None };
-        let netns = netns.or(recorded.as_ref());
-        let incomplete = DeviceSearch::for_record(&record).return_device(host, netns, prev)?;
+        let netns = record.netns_of_del(netns)?;
+        let incomplete = DeviceSearch::for_record(&record).return_device(host, netns.as_ref(), prev)?;
         return records.end_attachment(record, incomplete);
     }
     let sysfs = Sysfs::new();

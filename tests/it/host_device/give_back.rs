@@ -155,6 +155,24 @@ fn the_next_container_does_not_lose_the_state_of_the_device() {
     is_back(&node, &before);
 }
 
+/// The path of an ended process may lead to the namespace of a later one.
+#[test]
+fn del_leaves_the_device_to_a_later_container_at_the_same_path() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    let net = layer2(&node, "1.1.0");
+    net.add(&container);
+    fall_back(&container, "hd0");
+    drop(container);
+    let later = Container::new();
+    net.call("ADD", "c2").netns(&later.path()).result();
+    net.call("DEL", "c1").netns(&later.path()).ok();
+    assert_eq!(later.ip("link show eth0")[0]["address"], MAC);
+    net.call("DEL", "c2").netns(&later.path()).ok();
+    is_back(&node, &before);
+}
+
 /// All macvlans on one link are alike, as are dummies.
 #[test]
 fn del_after_the_namespace_spares_links_that_are_alike() {
