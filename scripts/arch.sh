@@ -141,7 +141,7 @@ echo "arch: unit tests: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after b
 sed -n '/^failures:/,\$p; /^test result/p; /^running/p' /tmp/tests
 cni-sanity $arguments /plugins
 echo "arch: cni-sanity: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
-poweroff -f
+reboot -f
 END
 chmod 755 "$work/tree/init"
 (cd "$work/tree" && find . | cpio -o -H newc --quiet) | gzip -1 >"$work/initrd"

@@ -164,7 +164,7 @@ pub const TABLE: &[Key] = keys! {
     "keys.route-override.args" "args.cni has precedence" r#"{"args": {"cni": {"flushgateway": true}}}"# => |seen| seen.inside("\"\"/0 via").map(|has| !has);
     "keys.route-override.back" "DEL puts the deleted routes back" r#"{"flushgateway": true}"# => |seen| seen.del().and_then(|()| seen.has_default_route("10.88.0.1"));
     "keys.tc-redirect-tap.name" "TC_REDIRECT_TAP_NAME is the name of the device" r"{}" "TC_REDIRECT_TAP_NAME=vm0" => |seen| Ok(seen.inside_link("vm0")?.kind == "tun");
-    "keys.tc-redirect-tap.owner" "TC_REDIRECT_TAP_UID and TC_REDIRECT_TAP_GID are its owners" r"{}" "TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=7;TC_REDIRECT_TAP_GID=8" => |seen| Ok(["[7, 0, 0, 0]", "[8, 0, 0, 0]"].iter().all(|id| seen.inside_link("vm0").is_ok_and(|link| link.detail.contains(id))));
+    "keys.tc-redirect-tap.owner" "TC_REDIRECT_TAP_UID and TC_REDIRECT_TAP_GID are its owners" r"{}" "TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=7;TC_REDIRECT_TAP_GID=8" => |seen| Ok([7_u32, 8].iter().all(|id| seen.inside_link("vm0").is_ok_and(|link| link.detail.contains(&format!("{:?}", id.to_ne_bytes())))));
     "keys.vrf.up" "the VRF is up" r"{}" => |seen| Ok(seen.inside_link("blue")?.up);
     "keys.vrf.table" "table is the VRF's" r#"{"vrfname": "green", "table": 77}"# => |seen| Ok(seen.inside_link("green")?.detail.contains("TableId(77)"));
     "keys.vrf.routes" "the routes of the interface are in its table" r#"{"vrfname": "green", "table": 77}"# => |seen| seen.inside("by eth0 table 77");
