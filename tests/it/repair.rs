@@ -203,6 +203,31 @@ fn repair_keeps_manual_changes() {
     }
 }
 
+/// A container may have changed the MAC of its interface since ADD.
+#[test]
+fn repair_does_not_allow_a_mac_that_a_container_chose() {
+    let ward = ward(&json!({"macspoofchk": true}), 1);
+    let (port, allowed) = (ward.port(), || ward.node.sh("nft list set bridge cnibox_spoof allowed"));
+    let before = allowed();
+    ward.pods[0].sh("ip link set eth0 address 02:00:00:00:00:99");
+    ward.node.sh(&format!("ip link set {port} nomaster"));
+    assert!(ward.repair().contains(&format!("restored: port \"{port}\"")));
+    assert_eq!(allowed(), before);
+}
+
+#[test]
+fn repair_allows_the_mac_of_the_result_only() {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "ranges": [[{"subnet": "10.88.0.0/16"}]]});
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "macspoofchk": true, "ipam": ipam});
+    let ward = attached(&json!([bridge, {"type": "tuning", "mac": "02:00:00:00:00:42"}]), 1);
+    let port = ward.port();
+    ward.node.sh(&format!("ip link set {port} nomaster"));
+    assert!(ward.repair().contains(&format!("restored: port \"{port}\"")));
+    let allowed = ward.node.sh("nft list set bridge cnibox_spoof allowed");
+    assert!(allowed.contains("02:00:00:00:00:42"), "{allowed}");
+    assert_eq!(allowed.matches(&port).count(), 1, "{allowed}");
+}
+
 /// A foreign veth pair with the name from the result is not the container's.
 #[test]
 fn repair_ignores_foreign_links_with_the_same_name() {

@@ -4,13 +4,14 @@
 use ipnet::IpNet;
 
 use super::shared::{self, SharedBridge};
-use super::{BridgePlan, spoof_port, start_port, vlan, vlan_gateway};
-use crate::cni::{CniResult, IpConfig};
-use crate::error::Result;
+use super::{BridgePlan, start_port, vlan, vlan_gateway};
+use crate::cni::{CniResult, IpConfig, ResultInterface};
+use crate::error::{Error, Result};
 use crate::framework::{CallContext, CheckRequest, Rollback};
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, configure, forwarding, verify, veth};
-use crate::netfilter::{AttachmentId, PacketFilter, spoof};
+use crate::netfilter::spoof::{self, CheckedPort};
+use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting, OperationalState};
 use crate::repairs::RepairFindings;
 
@@ -22,7 +23,7 @@ pub(super) fn restore_attachment(
 ) -> Result<()> {
     let (inside, host) = (ContainerNetns::open_in(req.sandbox.open_netns()?)?, cx.host_netlink()?);
     let prev = req.require_final_result()?;
-    let (index, _) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
+    let (index, entry) = verify::find_container_entry(prev, &req.ifname, &req.sandbox.path)?;
     let link = inside.require_link(req.ifname.as_str())?;
     // Nothing to repair without a pair that is proved to be this container's.
     let Some((port, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
@@ -30,7 +31,7 @@ pub(super) fn restore_attachment(
     };
     let Some(bridge) = restore_bridge(host, plan, prev, repairs)? else { return Ok(()) };
     let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-    let pair = BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link };
+    let pair = BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link, entry };
     pair.restore_port(host, repairs)?;
     if plan.gateway {
         let gateway = |ip: &IpConfig| IpNet::new(ip.usable_gateway()?, ip.address.prefix_len()).ok();
@@ -110,6 +111,8 @@ struct BridgedPair<'a> {
     /// The host's end.
     port: &'a Link,
     container: &'a Link,
+    /// The container's interface in the result.
+    entry: &'a ResultInterface,
 }
 
 impl BridgedPair<'_> {
@@ -156,11 +159,14 @@ impl BridgedPair<'_> {
     /// Connects the port to the bridge. No frame passes before the port is protected: the check of source MACs
     /// matches the name of the port and is restored first; the port is down until attributes of ports are set.
     fn connect_port(&self, host: &Netlink) -> Result<()> {
-        let BridgedPair { plan, owner, bridge, port, container } = *self;
+        let BridgedPair { plan, owner, bridge, port, container, entry } = *self;
         let conf = plan.conf;
         veth::refuse_advertisements(port);
         if conf.macspoofchk {
-            let (filter, checked) = (PacketFilter::new(), spoof_port(port, container)?);
+            // The container may have changed the MAC of its interface since ADD.
+            let mac =
+                entry.mac.parse().map_err(|e| Error::internal(format!("prevResult: MAC of {}: {e}", entry.name)))?;
+            let (filter, checked) = (PacketFilter::new(), CheckedPort { name: port.name.clone(), mac });
             // The rules are restored already; a transaction for each port would be slow.
             if spoof::check_port(&filter, owner, &checked).is_err() {
                 spoof::add_port(&filter, owner, &checked)?;
