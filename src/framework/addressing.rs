@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::cni::{IpConfig, NetworkConfig, ResultRoute};
 use crate::error::Error;
+use crate::iface::ON_LINK;
 
 /// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
 pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
@@ -45,9 +46,9 @@ pub fn gateway_warnings(net: &NetworkConfig, ips: &[IpConfig], routes: &[ResultR
     if ips.is_empty() || net.json.get_present_member("type").and_then(|name| name.as_str()) == Some("ptp") {
         return Vec::new();
     }
-    let is_on_link = |route: &ResultRoute| route.gw.is_none() && route.scope.is_some();
+    let is_on_link = |route: &ResultRoute| route.gw.is_none() && route.scope >= Some(ON_LINK);
     let reaches = |gateway: &IpAddr| {
-        let mut on_link = routes.iter().filter(|route| is_on_link(route) && !route.is_default());
+        let mut on_link = routes.iter().filter(|route| is_on_link(route));
         ips.iter().any(|ip| ip.address.contains(gateway)) || on_link.any(|route| route.dst.contains(gateway))
     };
     let used = routes.iter().filter_map(|route| route.gw);
@@ -114,6 +115,10 @@ mod tests {
         assert_eq!(gateway_warnings(&macvlan, &far, &[]).len(), 1);
         assert_eq!(gateway_warnings(&macvlan, &far, &[ResultRoute::for_destination(net("0.0.0.0/0"))]).len(), 1);
         assert_eq!(gateway_warnings(&macvlan, &far, &[on_link]), []);
+        for (scope, found) in [(253, 0), (0, 1)] {
+            let default = route(&format!(r#"{{"dst":"0.0.0.0/0","scope":{scope}}}"#));
+            assert_eq!(gateway_warnings(&macvlan, &far, &[default]).len(), found, "{scope}");
+        }
         assert_eq!(gateway_warnings(&ptp, &far, &[]), []);
         assert_eq!(gateway_warnings(&macvlan, &[ip("10.1.0.5/24", "10.1.0.1")], &[]), []);
         let by = route(r#"{"dst":"0.0.0.0/0","gw":"10.7.0.1"}"#);
