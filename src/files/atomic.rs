@@ -101,7 +101,11 @@ mod tests {
         writer.replace_file(&path, b"one", 0o600).unwrap();
         writer.replace_file(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // A directory is not replaced.
+        let taken = dir.path().join("taken");
+        fs::create_dir(&taken).unwrap();
+        assert!(writer.replace_file(&taken, b"one", 0o600).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -67,3 +67,28 @@ impl AddressQuarantine {
         self.delay.checked_sub(passed).filter(|left| !left.is_zero())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_reboot_a_delay_is_over_by_either_clock() {
+        let at = |boot: &str, uptime, wall| RemovalTime { boot: boot.to_owned(), uptime, wall };
+        let freed = at("a", 1000, 5000);
+        for (now, left) in [
+            // Within a boot the wall clock may be set, forward or back.
+            (at("a", 1060, 9000), Some(40)),
+            (at("a", 1060, 0), Some(40)),
+            (at("a", 1100, 5000), None),
+            (at("b", 10, 5070), Some(30)),
+            (at("b", 10, 5100), None),
+            // Set back at the boot.
+            (at("b", 60, 0), Some(40)),
+            (at("b", 100, 0), None),
+        ] {
+            let quarantine = AddressQuarantine { delay: Duration::from_secs(100), now };
+            assert_eq!(quarantine.time_left(&freed).map(|left| left.as_secs()), left, "{:?}", quarantine.now);
+        }
+    }
+}

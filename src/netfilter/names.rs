@@ -149,6 +149,14 @@ mod tests {
     }
 
     #[test]
+    fn quotes_of_names_do_not_end_a_comment() {
+        let owner = AttachmentId { network: "n", ifname: "a\"b", id: "c" };
+        let instance = owner.instance_id();
+        assert_eq!(owner.object_label(), format!("{instance}, id: c, if: ab, net: n"));
+        assert_eq!(owner.reference_comment(), format!("{instance}, net: n, if: ab, id: c"));
+    }
+
+    #[test]
     fn labels_identify_attachments() {
         let id = "f".repeat(64);
         let network = "a-network-with-a-rather-long-name";

@@ -322,7 +322,11 @@ pub(super) fn request_span(wire: &[u8]) -> trace::SpanGuard {
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_core::NLMSG_ERROR;
+    use rtnetlink::sys::protocols::NETLINK_ROUTE;
+
     use super::*;
+    use crate::netns::isolate_test_thread;
 
     #[test]
     fn an_unknown_message_type_is_a_reply() {
@@ -330,5 +334,22 @@ mod tests {
         let [message] = &split_messages(&datagram)[..] else { panic!("not one message") };
         assert_eq!((message.kind, &message.body[..]), (0xffff, &[0xff; 3][..]));
         assert!(split_messages(&datagram[..18]).is_empty());
+    }
+
+    #[test]
+    fn messages_of_other_processes_are_not_replies() {
+        isolate_test_thread();
+        let socket = NetlinkSocket::open(NETLINK_ROUTE).unwrap();
+        // RTM_GETLINK of the link with index 1.
+        let request = NetlinkRequest::new(18, &[0_u32, 1, 0, 0].map(u32::to_ne_bytes).concat());
+        socket.request_object(&request).unwrap();
+        let mut own = SocketAddr::new(0, 0);
+        socket.inner.get_address(&mut own).unwrap();
+        // A refusal of the next request.
+        let sequence = socket.sequence.get();
+        let words = [20, u32::from(NLMSG_ERROR), sequence, 0, (-(Errno::EPERM as i32)).cast_unsigned()];
+        let forged = words.map(u32::to_ne_bytes).concat();
+        sys::Socket::new(NETLINK_ROUTE).unwrap().send_to(&forged, &own, 0).unwrap();
+        assert!(socket.request_object(&request).is_ok());
     }
 }

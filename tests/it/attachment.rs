@@ -301,3 +301,17 @@ fn gc_removes_a_truncated_record() {
     chain.call("bridge", "GC", "", &json!({"cni.dev/valid-attachments": valid})).ok();
     assert_eq!(records(), complete);
 }
+
+#[test]
+fn gc_of_a_later_plugin_keeps_the_record_of_an_earlier() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "nftables");
+    let container = Container::new();
+    chain.add("stale", &container);
+    let owner = AttachmentId { network: "net", ifname: "eth0", id: "stale" };
+    let recorded_by = || AttachmentRecord::find_by_attachment(owner).map(|record| record.plugin);
+    assert_eq!(recorded_by().as_deref(), Some("bridge"));
+    // The GC of bridge may have failed: its part of the state remains.
+    chain.call("firewall", "GC", "", &json!({"cni.dev/valid-attachments": []})).ok();
+    assert_eq!(recorded_by().as_deref(), Some("bridge"));
+}

@@ -550,6 +550,21 @@ fn uncertain_attachments_are_collected_by_name_only() {
     assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
 }
 
+/// The runtime has used the path for another container since.
+#[test]
+fn gc_spares_the_container_that_has_the_path_now() {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"});
+    let ward = Ward::sized(&json!([{"type": "macvlan", "master": "wire0", "ipam": ipam}]), 1);
+    ward.node.sh("ip link add wire0 type veth peer name wire1; ip link set wire0 up; ip link set wire1 up");
+    ward.attach(0);
+    let file = ward.node.path("cache/results/pods-pod0-eth0");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(ward.node.path("cache/results/pods-pod7-eth0"), text.replace("pod0", "pod7")).unwrap();
+    let said = ward.look(&["gc", "--container", "pod7"]).printed();
+    assert!(said.starts_with("detached container pod7, interface eth0: "), "{said}");
+    ward.pods[0].sh("ip link show eth0");
+}
+
 #[test]
 fn state_of_dead_containers_is_collected() {
     let mut ward = Ward::empty();

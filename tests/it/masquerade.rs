@@ -294,6 +294,17 @@ fn check_reports_missing_rules() {
 }
 
 #[test]
+fn check_covers_every_address_of_the_container() {
+    let (node, one) = (Node::new(), Container::new());
+    let masq = Masq::new(&node, "ptp", BACKENDS[0]);
+    let prev = masq.add("c1", &one);
+    let check = masq.with(&json!({"prevResult": prev})).call("CHECK", "c1", &one.path());
+    check.ok();
+    node.sh("nft delete element inet cnibox_masquerade pods6 '{ 2001:db8:1::2 }'");
+    assert_eq!(check.error().brief(), (999, "2001:db8:1::2/64 is not masqueraded"));
+}
+
+#[test]
 fn add_and_status_check_the_back_end() {
     let node = Node::new();
     for plugin in ["bridge", "ptp"] {

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::net::merged;
+use crate::support::net::{Net, merged};
 use crate::support::node::{Container, Node};
 use crate::support::strace;
 
@@ -109,6 +109,25 @@ fn verbs_require_their_minimum_version() {
         error.details,
         r#"config is "0.5.0", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]; write "0.4.0""#
     );
+}
+
+#[test]
+fn del_reports_a_namespace_that_cannot_be_opened() {
+    let (node, container) = (Node::new(), Container::new());
+    let net = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": node.host_local(&["10.1.0.0/24"])}));
+    net.add(&container);
+    let path = node.path("closed/netns").display().to_string();
+    fs::create_dir(node.path("closed")).unwrap();
+    fs::write(&path, "").unwrap();
+    let closed = node.path("closed").display().to_string();
+    node.sh(&format!("mount --bind {} {path}; chmod 0 {closed}; chown 1 {closed}", container.path()));
+    let del = net.call("DEL", "c1").netns(&path);
+    let caps = "-dac_override,-dac_read_search";
+    let error = del.clone().under(&["setpriv", "--bounding-set", caps, "--inh-caps", caps]).error();
+    assert_eq!(error.code, 8, "{error:?}");
+    // What is on the host is deleted nevertheless.
+    assert_eq!((net.leases(), node.ip("link show type veth")), (Vec::new(), json!([])));
+    del.ok();
 }
 
 #[test]

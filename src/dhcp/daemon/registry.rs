@@ -115,3 +115,30 @@ impl LeaseRegistry {
         visit.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(Error::from)?
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::family::DhcpFamily;
+    use super::super::options::parse_arguments;
+    use super::*;
+    use crate::options::ParsedCommandLine;
+
+    #[test]
+    fn the_end_of_a_replaced_task_keeps_the_lease_of_the_newer() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = DhcpRecordStore::open_or_create(&dir.path().join("dhcp.sock")).unwrap();
+        let Ok(ParsedCommandLine::Work(line)) = parse_arguments(Vec::new()) else { panic!("no defaults") };
+        let registry = LeaseRegistry::new(DaemonOptions::from_command_line(&line).unwrap(), records);
+        let (container_id, network, ifname) = ("c1".to_owned(), "n".to_owned(), "eth0".to_owned());
+        let key = DhcpLeaseKey { container_id, network, ifname, family: DhcpFamily::V4 };
+        let (release, _released) = mpsc::unbounded_channel();
+        let [(_older, ended), (_newer, phase)] = [(); 2].map(|()| watch::channel(LeasePhase::Acquiring));
+        let sandbox = Rc::new(LeaseSandbox::without_opening("/x".into(), (1, 2)));
+        let newer = LeaseTaskHandle { netns: "/x".to_owned(), sandbox, release, phase: phase.clone() };
+        registry.leases.borrow_mut().insert(key.clone(), newer);
+        registry.remove_lease(&key, &ended).unwrap();
+        assert!(registry.find_handle(&key).is_some());
+        registry.remove_lease(&key, &phase).unwrap();
+        assert!(registry.find_handle(&key).is_none());
+    }
+}

@@ -205,6 +205,8 @@ mod tests {
             assert_timers(&[(58, &bad), (59, &[0, 0, 0, 200])], [500.0, 875.0, 1000.0]);
         }
         assert_timers(&[(59, &[0, 0, 0, 200])], [500.0, 875.0, 1000.0]);
+        // T2 must be before the end of the lease.
+        assert_timers(&[(58, &[0, 0, 0, 100]), (59, &[0, 0, 3, 232])], [500.0, 875.0, 1000.0]);
         assert_timers(&[(51, &[0, 0, 0, 0])], [2.0, 3.5, 4.0]);
         assert_timers(&[(51, &[1])], [1800.0, 3150.0, 3600.0]);
         assert_eq!(lease(&[(51, &[0xff; 4])]).unwrap().renew, NEVER);

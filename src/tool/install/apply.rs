@@ -199,3 +199,29 @@ fn install_config(plan: &InstallPlan, conf: &PlannedConfig, undo: &mut Rollback<
     }
     Ok(InstalledConfig { path: path.clone(), sha256: sha256_hex(bytes), backup })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_undo_keeps_what_another_process_installed_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let (stage, path) = (StagingArea::new(dir.path()).unwrap(), dir.path().join("bridge"));
+        let step = InstallStep { name: "bridge".to_owned(), action: FileAction::Update, was: None, backup: false };
+        for (since, expected) in [(None, "old"), (Some("other"), "other")] {
+            fs::write(&path, "old").unwrap();
+            fs::write(stage.new.join("bridge"), "new").unwrap();
+            let mut undo = Rollback::new();
+            stage.replace_entry(dir.path(), &step, &mut undo).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+            if let Some(text) = since {
+                let temporary = dir.path().join("temporary");
+                fs::write(&temporary, text).unwrap();
+                fs::rename(&temporary, &path).unwrap();
+            }
+            drop(undo);
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        }
+    }
+}

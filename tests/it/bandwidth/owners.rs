@@ -103,6 +103,21 @@ fn a_foreign_link_with_the_devices_name_is_kept() {
 }
 
 #[test]
+fn a_failed_second_add_restores_the_limits_of_the_first() {
+    let pod = SUBJECT.pod("1.1.0");
+    // Both names of the device are taken.
+    pod.node.sh(&format!("ip link add {IFB} type bridge"));
+    let result = pod.plain().add(&pod.container);
+    pod.plain().del(&pod.container);
+    pod.node.sh(&format!("ip link add {} type bridge", result["interfaces"][2]["name"].as_str().unwrap()));
+    pod.plain().with(&json!({"egressRate": 0, "egressBurst": 0})).add(&pod.container);
+    let before = bucket(&pod, &end(&pod));
+    assert_eq!(before, json!(["tbf", "1:", 1_000_000]));
+    pod.plain().with(&json!({"ingressRate": 4_000_000})).on("ADD", &pod.container).error();
+    assert_eq!(bucket(&pod, &end(&pod)), before);
+}
+
+#[test]
 fn gc_removes_stale_devices_of_its_network() {
     let pod = SUBJECT.pod("1.1.0");
     let net = pod.plain();

@@ -51,6 +51,10 @@ fn sysdump_contains_state_logs_and_configurations() {
     ward.write("20-theirs.conflist", "theirs", &foreign);
     fs::write(ward.node.path("net.d/30-broken.conf"), r#"{"password": "hunter2",}"#).unwrap();
     ward.pods[1].sh("ip link set eth0 down");
+    let cached = ward.node.path("cache/results/pods-pod1-eth0");
+    let (args, text) = ("\"capabilityArgs\":{", fs::read_to_string(&cached).unwrap());
+    assert!(text.contains(args), "{text}");
+    fs::write(&cached, text.replace(args, &format!("{args}\"vault\":{{\"password\":\"hunter2\"}},"))).unwrap();
     ward.node.call("bridge", "ADD").conf(&json!({"name": "x", "cniVersion": "9"})).error();
     let before = ward.node.snapshot();
     let (files, size) = dump(&ward);

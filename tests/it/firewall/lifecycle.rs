@@ -154,6 +154,21 @@ fn gc_removes_rules_of_stale_attachments() {
 }
 
 #[test]
+fn gc_keeps_valid_policies_whose_records_are_lost() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        node.sh("ip link add br0 type bridge; ip link add port type veth peer name far; ip link set port master br0");
+        let net = net(&node, "1.1.0", &json!({"backend": backend, "ingressPolicy": "same-bridge"}));
+        net.add(&container);
+        let before = rules(&node);
+        node.sh("rm -r /run/cni/cnibox");
+        let valid = json!([{"containerID": "c1", "ifname": "eth0"}]);
+        net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "").ok();
+        assert_same(&before, &rules(&node));
+    }
+}
+
+#[test]
 fn a_policy_follows_the_configuration() {
     let sorted = |text: &str| {
         let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();

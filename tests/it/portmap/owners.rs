@@ -21,13 +21,14 @@ fn the_error_names_the_container_that_has_the_port() {
         let (one, two) = (ports.pod("c1"), ports.pod("c2"));
         let http = json!([mapping(8080, 80, "tcp")]);
         ports.add(&one, &http);
-        let before = ports.state();
+        let records = || ports.node.sh("ls /run/cni/cnibox/portmap");
+        let (before, recorded) = (ports.state(), records());
         let both = json!([mapping(8081, 80, "tcp"), mapping(8080, 80, "tcp")]);
         let error = ports.call("ADD", &two, &both).error();
         let start = "host port 8080/tcp is taken by container \"c1\" (network \"net\"";
         assert!(error.msg.starts_with(start), "{error:?}");
         assert!(error.details.contains("GC"), "{error:?}");
-        assert_eq!(ports.state(), before, "{rules:?}");
+        assert_eq!((ports.state(), records()), (before.clone(), recorded), "{rules:?}");
         ports.del(&two, &both);
         assert_eq!(ports.state(), before, "{rules:?}");
         let others = json!([mapping(8080, 80, "udp"), mapping(8080, 80, "sctp"), mapping(8079, 80, "tcp")]);
@@ -82,6 +83,24 @@ fn a_host_ip_may_be_mapped_beside_all_addresses() {
                 let left = ports.state();
                 assert!(!left.contains("CNI-DN-"), "{rules:?}: {left}");
             }
+        }
+    }
+}
+
+#[test]
+fn each_host_ip_is_served_before_all_addresses() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (all, peer) = (ports.pod("c1"), ports.peer());
+        ports.node.sh("ip addr add 192.0.2.3/24 dev peer");
+        ports.add(&all, &json!([mapping(8080, 80, "tcp")]));
+        let pods = [("192.0.2.1", ports.pod("c2")), ("192.0.2.3", ports.pod("c3"))];
+        for (addr, pod) in &pods {
+            let mut one = mapping(8080, 80, "tcp");
+            one["hostIP"] = json!(addr);
+            ports.add(pod, &json!([one]));
+            let served = tcp(&peer, &pod.container, &format!("{addr}:8080"), 80).is_some();
+            assert!(served, "{rules:?} {addr}: {}", ports.state());
         }
     }
 }

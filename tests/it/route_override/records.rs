@@ -51,8 +51,9 @@ fn a_record_of_another_namespace_is_not_applied() {
     assert!(path.is_file());
     // The container was restarted with the same id, without DEL.
     let other = Container::new();
-    other.sh("ip link add eth0 type veth peer name far");
-    other.sh("ip link set eth0 up");
+    let index = &pod.container.ip("link show eth0")[0]["ifindex"];
+    other.sh(&format!("ip link add eth0 index {index} type veth peer name far index 99"));
+    other.sh("ip link set eth0 up; ip link set far up");
     other.sh("ip addr add 10.1.2.2/24 dev eth0");
     other.sh("ip route add 50.0.0.0/24 via 10.1.2.1");
     let before = other.sh("ip route");
