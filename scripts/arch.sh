@@ -96,11 +96,12 @@ fetch() {
     (cd "$new/root/lib/modules/$version" && find kernel/{net,lib,crypto,arch,drivers/net} -maxdepth 4 -name '*.ko*' 2>/dev/null |
         grep -Ev '/(wireless|ethernet|bluetooth|can|phy|usb|wan)/' | cpio -pdm --quiet "$new/tree/lib/modules/$version")
     depmod -b . "$version"
+    echo "$programs" >"$new/programs"
     mknod -m 600 dev/console c 5 1
     rm -rf "$new"/{lists,archives,root,sources.list} "$cache"
     mv "$new" "$cache"
 }
-[ -e "$cache/kernel" ] || (fetch) || fail "could not fetch a kernel"
+[ "$(cat "$cache/programs" 2>/dev/null)" = "$programs" ] || (fetch) || fail "could not fetch a kernel"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -237,6 +237,9 @@ impl AttachmentRecord {
     /// Removes the record, or only the plugin's name while features have parts in the record: then the last feature
     /// removes the record.
     pub fn release_from_plugin(mut self) -> Result<()> {
+        // An interrupted removal leaves a part without the feature's link, which the feature does not find.
+        let instance = self.attachment_id().instance_id();
+        self.rules.retain(|feature, _| record_path(feature, &instance).symlink_metadata().is_ok());
         if self.rules.is_empty() {
             return self.remove_with_addresses();
         }

@@ -284,6 +284,19 @@ fn lives() -> Vec<Liveness> {
     AttachmentRecord::read_all(None).iter().map(AttachmentRecord::liveness).collect()
 }
 
+/// As after a GC that was killed when it had removed the link.
+#[test]
+fn gc_removes_a_record_whose_link_is_gone() {
+    let (node, container) = (Node::new(), Container::new());
+    let keys = json!({"macspoofchk": true, "ipam": node.host_local(&["10.1.2.0/24"])});
+    let net = Net::new(&node, "bridge", "1.1.0", &keys);
+    net.add(&container);
+    node.sh("rm /run/cni/cnibox/spoof/*");
+    drop(container);
+    net.with(&json!({"cni.dev/valid-attachments": []})).call("GC", "").ok();
+    assert_eq!(node.sh("ls /run/cni/cnibox/attachments"), "");
+}
+
 #[test]
 fn gc_removes_a_truncated_record() {
     let node = Node::new();
