@@ -72,12 +72,12 @@ fn objects_of_every_family_and_type_are_created() {
         batch.ensure_object(six.named_set("macs", &[ValueType::EtherAddr, ValueType::Mark]));
     });
     nft.commit_batch(batch).unwrap();
-    let text = ruleset();
+    // nftables 1.1 prints the name of this priority.
+    let text = ruleset().replace("hook output priority dstnat;", "hook output priority -100;");
     for part in [
         "table bridge b {\n\tchain PREROUTING {\n\t\ttype filter hook prerouting priority dstnat; policy accept;",
         "table ip four {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy accept;",
-        // -100, or "dstnat" since nftables 1.1.
-        "type nat hook output priority ",
+        "type nat hook output priority -100; policy accept;",
         "type ether_addr . mark\n",
     ] {
         assert!(text.contains(part), "{part} in {text}");
