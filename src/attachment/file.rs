@@ -66,6 +66,11 @@ pub(super) fn record_path(name: &str, instance: &str) -> PathBuf {
     record_directory(name).join(format!("{instance}{ENDING}"))
 }
 
+/// Whether the attachment of this instance is listed in the directory `name`.
+pub(super) fn is_listed(name: &str, instance: &str) -> bool {
+    record_path(name, instance).symlink_metadata().is_ok()
+}
+
 /// The path of the record of an attachment, and its temporary path.
 fn attachment_paths(owner: AttachmentId<'_>) -> (PathBuf, PathBuf) {
     (record_path(ATTACHMENTS, &owner.instance_id()), temporary_path(&record_directory(ATTACHMENTS), &owner))
@@ -239,7 +244,7 @@ impl AttachmentRecord {
     pub fn release_from_plugin(mut self) -> Result<()> {
         // An interrupted removal leaves a part without the feature's link, which the feature does not find.
         let instance = self.attachment_id().instance_id();
-        self.rules.retain(|feature, _| record_path(feature, &instance).symlink_metadata().is_ok());
+        self.rules.retain(|feature, _| is_listed(feature, &instance));
         if self.rules.is_empty() {
             return self.remove_with_addresses();
         }

@@ -98,7 +98,7 @@ impl RecordStore {
 
     /// Whether the attachment of this [instance](AttachmentId::instance_id) is listed under the feature.
     pub fn has_instance(self, instance: &str) -> bool {
-        self.link_path(instance).symlink_metadata().is_ok()
+        file::is_listed(self.0, instance)
     }
 
     /// The feature's data of the attachment, if it can be read.

@@ -118,9 +118,9 @@ impl LeaseRegistry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::family::DhcpFamily;
     use super::super::options::parse_arguments;
     use super::*;
+    use crate::dhcp::family::DhcpFamily;
     use crate::options::ParsedCommandLine;
 
     #[test]
