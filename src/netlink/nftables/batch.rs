@@ -134,6 +134,11 @@ impl NftBatch {
         self.push_change(request, NLM_F_CREATE, "ensure element", target)
     }
 
+    /// Adds elements of a request that may exist already.
+    pub(super) fn push_elements(&mut self, request: NetlinkRequest, target: String) {
+        self.push_change(request, NLM_F_CREATE, "add", target);
+    }
+
     /// Deletes the element with this key.
     pub fn delete_element(&mut self, element: &SetElement) -> &mut NftBatch {
         let target = format!("{element} from {}", element.set);

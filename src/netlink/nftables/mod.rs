@@ -10,6 +10,8 @@
 //! | `value.rs` | types, keys and values |
 //! | `rule.rs` | rules, and the expressions that the kernel executes |
 //! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
+//! | `flavour.rs` | what elements of sets have besides keys |
+//! | `set.rs` | sets of intervals, with counters, and filled by packets |
 //! | `batch.rs` | batches of changes |
 //! | `read.rs` | reads objects, rules and elements |
 //! | `forward.rs`, `packet.rs` | whether the rules of the node drop a packet |
@@ -17,11 +19,13 @@
 
 mod batch;
 pub(super) mod expression;
+mod flavour;
 mod forward;
 mod object;
 mod packet;
 pub(super) mod read;
 mod rule;
+mod set;
 #[cfg(test)]
 mod tests;
 pub(super) mod uapi;
@@ -43,6 +47,7 @@ pub use self::object::{
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
 pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, CompatExtension, NftRule, PacketField};
+pub use self::set::{KeyInterval, PacketCount};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};
 use super::error::NetlinkResult;

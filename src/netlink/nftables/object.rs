@@ -6,6 +6,7 @@ use nix::libc;
 
 use super::super::attribute::{AttributeBuilder, ReplyAttribute};
 use super::super::request::NetlinkRequest;
+use super::flavour::SetFlavour;
 use super::message_type;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -30,6 +31,8 @@ pub enum TableFamily {
     Ip6 = NFPROTO_IPV6 as isize,
     /// Frames that a bridge forwards.
     Bridge = NFPROTO_BRIDGE as isize,
+    /// Frames of one link.
+    Netdev = NFPROTO_NETDEV as isize,
 }
 
 impl From<netlink::IpFamily> for TableFamily {
@@ -48,6 +51,7 @@ impl fmt::Display for TableFamily {
             TableFamily::Ip => "ip",
             TableFamily::Ip6 => "ip6",
             TableFamily::Bridge => "bridge",
+            TableFamily::Netdev => "netdev",
         })
     }
 }
@@ -85,7 +89,7 @@ impl<'a> NftTable<'a> {
 
     /// The set `name` of this table.
     pub const fn named_set(self, name: &'a str, key: &'a [ValueType]) -> NftSet<'a> {
-        NftSet { table: self, name, key, data: None }
+        NftSet { table: self, name, key, data: None, flavour: SetFlavour::Plain }
     }
 
     /// The map `name` of this table from `key` to `data`.
@@ -115,11 +119,16 @@ pub enum NetfilterHook {
     Postrouting = libc::NF_INET_POST_ROUTING as isize,
 }
 
+/// `NF_NETDEV_INGRESS`, the hook of a link for the frames that it receives.
+const NETDEV_INGRESS: u32 = 0;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BaseChain {
+pub(super) struct BaseChain<'a> {
     kind: &'static str,
-    hook: NetfilterHook,
+    hook: u32,
     priority: i32,
+    /// The link of a chain of the family netdev.
+    device: Option<&'a str>,
 }
 
 /// The name of a chain, with the settings for creating it.
@@ -128,19 +137,25 @@ pub(super) struct BaseChain {
 pub struct NftChain<'a> {
     pub table: NftTable<'a>,
     pub name: &'a str,
-    base: Option<BaseChain>,
+    base: Option<BaseChain<'a>>,
     comment: Option<&'a str>,
 }
 
 impl<'a> NftChain<'a> {
     /// `type filter hook .. priority ..`
     pub const fn at_filter_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
-        NftChain { base: Some(BaseChain { kind: "filter", hook, priority }), ..self }
+        NftChain { base: Some(BaseChain { kind: "filter", hook: hook as u32, priority, device: None }), ..self }
+    }
+
+    /// `type filter hook ingress device ".." priority 0`, in a table of the family netdev.
+    pub const fn at_ingress_of(self, device: &'a str) -> NftChain<'a> {
+        let base = BaseChain { kind: "filter", hook: NETDEV_INGRESS, priority: 0, device: Some(device) };
+        NftChain { base: Some(base), ..self }
     }
 
     /// `type nat hook .. priority ..`
     pub const fn at_nat_hook(self, hook: NetfilterHook, priority: i32) -> NftChain<'a> {
-        NftChain { base: Some(BaseChain { kind: "nat", hook, priority }), ..self }
+        NftChain { base: Some(BaseChain { kind: "nat", hook: hook as u32, priority, device: None }), ..self }
     }
 
     /// Adds a comment (Linux 5.10).
@@ -169,6 +184,7 @@ pub struct NftSet<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'a [ValueType],
     pub(super) data: Option<MapDataType<'a>>,
+    pub(super) flavour: SetFlavour,
 }
 
 impl fmt::Display for NftSet<'_> {
@@ -203,9 +219,11 @@ impl From<NftTable<'_>> for NftObject {
 impl From<NftChain<'_>> for NftObject {
     fn from(chain: NftChain<'_>) -> NftObject {
         let mut settings = AttributeBuilder::new();
-        if let Some(BaseChain { kind, hook, priority }) = chain.base {
+        if let Some(BaseChain { kind, hook, priority, device }) = chain.base {
             settings.put_nested(NFTA_CHAIN_HOOK, |list| {
-                list.put_u32_be(NFTA_HOOK_HOOKNUM, hook as u32).put_u32_be(NFTA_HOOK_PRIORITY, priority)
+                list.put_u32_be(NFTA_HOOK_HOOKNUM, hook).put_u32_be(NFTA_HOOK_PRIORITY, priority);
+                device.map(|device| list.put_text(NFTA_HOOK_DEV, device));
+                list
             });
             settings.put_text(NFTA_CHAIN_TYPE, kind);
         }
@@ -219,7 +237,9 @@ impl From<NftChain<'_>> for NftObject {
 impl From<NftSet<'_>> for NftObject {
     fn from(set: NftSet<'_>) -> NftObject {
         let mut settings = AttributeBuilder::new();
-        settings.put_u32_be(NFTA_SET_FLAGS, if set.data.is_some() { NFT_SET_MAP } else { 0 });
+        let flags = if set.data.is_some() { NFT_SET_MAP } else { 0 };
+        settings.put_u32_be(NFTA_SET_FLAGS, flags | set.flavour.flags(set.key));
+        set.flavour.write_settings(set.key, &mut settings);
         settings.put_u32_be(NFTA_SET_KEY_TYPE, type_number(set.key));
         settings.put_u32_be(NFTA_SET_KEY_LEN, length_of_types(set.key));
         // The byte orders, by which nft prints keys and data.

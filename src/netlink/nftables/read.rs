@@ -123,16 +123,20 @@ impl NftSocket {
     }
 
     /// Reads the rules of a table, and the elements with the keys of `wanted` in sets of any table, by one datagram for
-    /// up to 64 elements.
-    pub fn read_table(&self, table: NftTable<'_>, wanted: &[SetElement]) -> NetlinkResult<TableContent> {
+    /// up to 64 elements. With `chains` only the rules of these chains are read, by a datagram for each.
+    pub fn read_table(
+        &self,
+        table: NftTable<'_>,
+        chains: &[NftChain<'_>],
+        wanted: &[SetElement],
+    ) -> NetlinkResult<TableContent> {
         let mut content = TableContent::default();
         for _ in 0..DUMP_ATTEMPTS {
             let (now, later) = wanted.split_at(wanted.len().min(ELEMENT_REQUESTS));
-            let mut requests = vec![
-                (generation_request(), 0),
-                (table_request(NFT_MSG_GETTABLE, table), 0),
-                (table_request(NFT_MSG_GETRULE, table), NLM_F_DUMP),
-            ];
+            let mut requests = vec![(generation_request(), 0), (table_request(NFT_MSG_GETTABLE, table), 0)];
+            if chains.is_empty() {
+                requests.push((table_request(NFT_MSG_GETRULE, table), NLM_F_DUMP));
+            }
             requests.extend(now.iter().map(get_element_request));
             let failed = |f: RequestFailure| f.into_error("read table", &table);
             let mut replies = self.socket.exchange_all(&requests).map_err(failed)?.into_iter();
@@ -142,10 +146,13 @@ impl NftSocket {
             let found = unless_absent(next().map_err(failed), NetlinkReply::default())?.bodies;
             let uses = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_USE));
             content.objects = uses.and_then(ReplyAttribute::to_u32_be);
-            let rules = next().map_err(failed)?;
+            let rules = if chains.is_empty() { next().map_err(failed)? } else { NetlinkReply::default() };
             content.rules = rules.bodies.iter().filter_map(|body| parse_rule(body)).collect();
             content.elements = now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;
             content.elements.extend(self.read_elements(later)?);
+            for chain in chains {
+                content.rules.extend(self.dump_rules(*chain)?);
+            }
             if !rules.interrupted {
                 break;
             }
@@ -229,7 +236,7 @@ fn parse_element_reply(
     Ok(parse_elements(wanted.set, &bodies).into_iter().next())
 }
 
-fn find_in_message(body: &[u8], kind: u16) -> Option<ReplyAttribute<'_>> {
+pub(super) fn find_in_message(body: &[u8], kind: u16) -> Option<ReplyAttribute<'_>> {
     attribute::find_attribute(body.get(NFGENMSG..)?, kind)
 }
 
@@ -275,7 +282,7 @@ pub(in crate::netlink) fn parse_elements(set: NftSet<'static>, bodies: &[Vec<u8>
     lists.flat_map(ReplyAttribute::nested_attributes).filter_map(|attr| parse_element(set, attr)).collect()
 }
 
-fn parse_element(set: NftSet<'static>, attr: ReplyAttribute<'_>) -> Option<SetElement> {
+pub(super) fn parse_element(set: NftSet<'static>, attr: ReplyAttribute<'_>) -> Option<SetElement> {
     let key = attr.find_nested(NFTA_SET_ELEM_KEY)?.find_nested(NFTA_DATA_VALUE)?.value;
     let data = attr.find_nested(NFTA_SET_ELEM_DATA);
     let data = data.zip(set.data).and_then(|(data, kind)| match kind {

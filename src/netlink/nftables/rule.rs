@@ -57,12 +57,12 @@ impl NftRule {
         self
     }
 
-    fn push_expression(mut self, expression: AttributeBuilder) -> NftRule {
+    pub(super) fn push_expression(mut self, expression: AttributeBuilder) -> NftRule {
         self.steps.push(RuleStep::Expression(expression));
         self
     }
 
-    fn load_field(self, field: PacketField, to: RegisterIndex) -> NftRule {
+    pub(super) fn load_field(self, field: PacketField, to: RegisterIndex) -> NftRule {
         self.require_field(field).push_expression(load_expression(field, to))
     }
 
@@ -168,21 +168,25 @@ impl NftRule {
         self.look_up_set(fields, set, |data| data.put_u32_be(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV))
     }
 
+    /// Loads the fields into the first registers, as a key of a set.
+    pub(super) fn load_key(self, fields: &[PacketField]) -> NftRule {
+        let mut at = 0;
+        // Dependencies first, because they are compared in a register of the key.
+        let rule = fields.iter().fold(self, |rule, field| rule.require_field(*field));
+        fields.iter().fold(rule, |rule, field| {
+            let to = at;
+            at += field.register_count();
+            rule.load_field(*field, to)
+        })
+    }
+
     fn look_up_set(
         self,
         fields: &[PacketField],
         set: NftSet<'_>,
         more: fn(&mut AttributeBuilder) -> &mut AttributeBuilder,
     ) -> NftRule {
-        let mut at = 0;
-        // Dependencies first, because they are compared in a register of the key.
-        let rule = fields.iter().fold(self, |rule, field| rule.require_field(*field));
-        let rule = fields.iter().fold(rule, |rule, field| {
-            let to = at;
-            at += field.register_count();
-            rule.load_field(*field, to)
-        });
-        rule.push_expression(build_expression("lookup", |data| {
+        self.load_key(fields).push_expression(build_expression("lookup", |data| {
             data.put_text(NFTA_LOOKUP_SET, set.name).put_u32_be(NFTA_LOOKUP_SREG, register_number(0));
             more(data)
         }))
@@ -370,10 +374,21 @@ pub enum PacketField {
     Ip6Daddr,
     Dport,
     EtherSaddr,
+    /// `ether type`, also of a VLAN tag that is not in the frame's data.
+    EtherType,
     CtState,
     CtStatus,
     CtMark,
+    CtDirection,
     FibDaddrType,
+    /// `icmpv6 type`
+    Icmpv6Type,
+    /// `icmpv6 taddr`, the target address of neighbour discovery.
+    Icmpv6Target,
+    /// `ip6 hoplimit`
+    Ip6Hoplimit,
+    /// `arp daddr ip`, the target address of ARP.
+    ArpTarget,
 }
 
 impl PacketField {
@@ -390,6 +405,7 @@ impl PacketField {
             PacketField::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
             PacketField::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
             PacketField::EtherSaddr => ("payload", &[LINK, 6, 6], 6),
+            PacketField::EtherType => ("payload", &[LINK, 12, 2], 2),
             PacketField::IpSaddr => ("payload", &[NETWORK, 12, 4], 4),
             PacketField::IpDaddr => ("payload", &[NETWORK, 16, 4], 4),
             PacketField::Ip6Saddr => ("payload", &[NETWORK, 8, 16], 16),
@@ -398,6 +414,11 @@ impl PacketField {
             PacketField::CtState => ("ct", &[NFT_CT_STATE], 4),
             PacketField::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
             PacketField::CtMark => ("ct", &[NFT_CT_MARK], 4),
+            PacketField::CtDirection => ("ct", &[NFT_CT_DIRECTION], 1),
+            PacketField::Icmpv6Type => ("payload", &[TRANSPORT, 0, 1], 1),
+            PacketField::Icmpv6Target => ("payload", &[TRANSPORT, 8, 16], 16),
+            PacketField::Ip6Hoplimit => ("payload", &[NETWORK, 7, 1], 1),
+            PacketField::ArpTarget => ("payload", &[NETWORK, 24, 4], 4),
             PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
         }
     }
@@ -411,29 +432,40 @@ impl PacketField {
     fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
             PacketField::IpSaddr | PacketField::IpDaddr => (TableFamily::Ip as u8, 0x0800),
-            PacketField::Ip6Saddr | PacketField::Ip6Daddr => (TableFamily::Ip6 as u8, 0x86dd),
-            PacketField::EtherSaddr if family != TableFamily::Bridge => {
+            PacketField::Icmpv6Type | PacketField::Icmpv6Target => {
+                return Some((PacketField::L4proto, vec![IPPROTO_ICMPV6]));
+            }
+            PacketField::ArpTarget => return Some((PacketField::Protocol, ETH_P_ARP.to_be_bytes().to_vec())),
+            PacketField::Ip6Saddr | PacketField::Ip6Daddr | PacketField::Ip6Hoplimit => {
+                (TableFamily::Ip6 as u8, 0x86dd)
+            }
+            PacketField::EtherSaddr if !matches!(family, TableFamily::Bridge | TableFamily::Netdev) => {
                 return Some((PacketField::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
             }
             _ => return None,
         };
         match family {
             TableFamily::Inet => Some((PacketField::Nfproto, vec![nfproto])),
-            TableFamily::Bridge => Some((PacketField::Protocol, ethertype.to_be_bytes().to_vec())),
+            TableFamily::Bridge | TableFamily::Netdev => {
+                Some((PacketField::Protocol, ethertype.to_be_bytes().to_vec()))
+            }
             TableFamily::Ip | TableFamily::Ip6 => None,
         }
     }
 }
 
 /// The number of a register of 4 bytes, from 0; longer values occupy several registers.
-type RegisterIndex = usize;
+pub(super) type RegisterIndex = usize;
 
-fn register_number(at: RegisterIndex) -> RegisterIndex {
+pub(super) fn register_number(at: RegisterIndex) -> RegisterIndex {
     NFT_REG32_00 + at
 }
 
 /// The expression of this name, as an entry of a list; `fill` writes `NFTA_<NAME>_*`.
-fn build_expression(name: &str, fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder) -> AttributeBuilder {
+pub(super) fn build_expression(
+    name: &str,
+    fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
+) -> AttributeBuilder {
     let mut list = AttributeBuilder::new();
     list.put_nested(NFTA_LIST_ELEM, |expr| expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill));
     list
@@ -449,7 +481,7 @@ fn load_expression(field: PacketField, to: RegisterIndex) -> AttributeBuilder {
 }
 
 /// Compares the first register.
-fn compare_expression(op: c_int, value: &[u8]) -> AttributeBuilder {
+pub(super) fn compare_expression(op: c_int, value: &[u8]) -> AttributeBuilder {
     build_expression("cmp", |data| {
         data.put_u32_be(NFTA_CMP_SREG, register_number(0)).put_u32_be(NFTA_CMP_OP, op);
         data.put_nested(NFTA_CMP_DATA, |d| write_value(d, value))

@@ -4,6 +4,7 @@
 mod changes;
 mod elements;
 mod rules;
+mod sets;
 mod traffic;
 
 use std::net::IpAddr;

@@ -197,7 +197,7 @@ fn a_new_socket_reads_a_list_of_many_messages() {
     });
     sandbox().commit_batch(batch).unwrap();
     let asked = [PODS.element_with_key(ip("10.0.0.1")), PODS.element_with_key(ip("10.0.0.2"))];
-    let look = NftSocket::open().unwrap().read_table(T, &asked).unwrap();
+    let look = NftSocket::open().unwrap().read_table(T, &[], &asked).unwrap();
     assert_eq!(look.rules.len(), 256);
     assert_eq!(look.elements.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
     assert_eq!(NftSocket::open().unwrap().dump_rules(chain).unwrap().len(), 256);
