@@ -1,9 +1,10 @@
 //! Work on links that several plugins do: create a veth pair, a tap device or a link on top of another link, redirect
-//! packets, configure and verify the container's interface, enable forwarding on the host.
+//! and judge packets, configure and verify the container's interface, enable forwarding on the host.
 
 pub mod child;
 pub mod configure;
 pub mod forwarding;
+pub mod guard;
 pub mod inside;
 pub mod mtu;
 pub mod overlap;

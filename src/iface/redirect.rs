@@ -8,18 +8,25 @@ use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInf
 use crate::netlink::{Link, Netlink};
 
 /// The handle of an `ingress` or `clsact` qdisc, always.
-const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
+pub(super) const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
 /// The parent of the ingress filters of a `clsact` qdisc.
-const CLSACT_INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff2);
+pub(super) const CLSACT_INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff2);
+/// The kind of the filters that redirect.
+const REDIRECT_KIND: &str = "u32";
 /// The class that the redirect sets on packets, as the reference of bandwidth does; nothing uses it.
 const CLASS: TrafficHandle = TrafficHandle::new(1, 1);
-/// The priority of our filters: before all others.
-const PRIORITY: u16 = 1;
 
 /// The parent of ingress filters; `None` if there is no such qdisc.
-fn find_ingress_parent(netlink: &Netlink, link: &Link) -> Result<Option<TrafficHandle>> {
+pub(super) fn find_ingress_parent(netlink: &Netlink, link: &Link) -> Result<Option<TrafficHandle>> {
     let qdisc = netlink.find_qdisc(link.index, QdiscHook::Ingress)?;
     Ok(qdisc.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
+}
+
+/// The priority of our redirect: before all other filters, but behind a [guard](super::guard), or another filter that
+/// is no redirect, which has the first priority.
+fn redirect_priority(filters: &[TrafficFilterInfo]) -> u16 {
+    let is_other = |priority: &u16| filters.iter().any(|f| f.priority == *priority && f.kind != REDIRECT_KIND);
+    (1..u16::MAX).find(|priority| !is_other(priority)).unwrap_or(u16::MAX)
 }
 
 /// The indexes of the links to which all packets that `from` receives are redirected; 0 for links that are gone.
@@ -32,16 +39,16 @@ pub fn find_targets(netlink: &Netlink, from: &Link) -> Result<Vec<u32>> {
 /// Redirects all packets that `from` receives to `to`. Replaces our redirects to links that are gone. Fails, or adds a
 /// second filter, if there is such a redirect already.
 pub fn add(netlink: &Netlink, from: &Link, to: &Link) -> Result<()> {
-    let hook = if let Some(hook) = find_ingress_parent(netlink, from)? {
+    let (hook, priority) = if let Some(hook) = find_ingress_parent(netlink, from)? {
         delete_filters(netlink, from, hook, &[])?;
-        hook
+        (hook, redirect_priority(&netlink.dump_filters(from.index, hook)?))
     } else {
         netlink
             .add_qdisc(from.index, QdiscHook::Ingress, INGRESS, &Qdisc::Ingress)
             .context(|| "create ingress qdisc")?;
-        INGRESS
+        (INGRESS, redirect_priority(&[]))
     };
-    let filter = RedirectFilter { priority: PRIORITY, class: CLASS, redirect: to.index };
+    let filter = RedirectFilter { priority, class: CLASS, redirect: to.index };
     netlink.add_filter(from.index, hook, &filter).context(|| "add filter")
 }
 
@@ -60,9 +67,10 @@ pub fn remove(netlink: &Netlink, from: &Link, targets: &[u32]) -> Result<()> {
 /// all are deleted at once: deleting them one by one leaves the hash tables of u32.
 fn delete_filters(netlink: &Netlink, from: &Link, hook: TrafficHandle, targets: &[u32]) -> Result<()> {
     let mut filters = netlink.dump_filters(from.index, hook)?;
+    let own_priority = redirect_priority(&filters);
     filters.retain(|filter| filter.selects);
     let is_stale = |filter: &TrafficFilterInfo| {
-        let is_own = |index| targets.contains(&index) || (index == 0 && filter.priority == PRIORITY);
+        let is_own = |index| targets.contains(&index) || (index == 0 && filter.priority == own_priority);
         filter.redirect_of_all().is_some_and(is_own)
     };
     let priorities: BTreeSet<u16> = filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority).collect();

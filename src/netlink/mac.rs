@@ -8,7 +8,7 @@ use std::str::FromStr;
 use crate::error::Error;
 
 /// A 48-bit Ethernet address. Its text has lower-case digits and colons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {

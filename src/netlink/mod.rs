@@ -16,7 +16,7 @@
 //! | `bridge_vlan.rs`, `fdb.rs` | bridges: VLANs of ports, the forwarding database |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for events of the kernel |
-//! | `traffic.rs` | traffic control: qdiscs and filters |
+//! | `traffic.rs`, `traffic/` | traffic control: qdiscs and filters |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | deleting tracked connections |
 //! | `deferred_close.rs` | closing a netfilter socket without waiting |

@@ -1,6 +1,7 @@
 //! Traffic control: queueing disciplines (qdiscs) that shape outgoing packets, and filters that
 //! redirect packets.
 
+pub mod program;
 #[cfg(test)]
 mod tests;
 
@@ -259,16 +260,19 @@ impl RedirectFilter {
         let mut selector = [0; 32];
         (selector[0], selector[2]) = (TERMINAL, 1);
         options.put_bytes(TCA_U32_SEL, &selector);
-        options.put_nested(TCA_U32_ACT, |actions| {
-            // `struct tc_mirred`: index, capabilities, action, two counters, eaction, ifindex.
-            let parms = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, self.redirect].map(u32::to_ne_bytes);
-            actions.put_nested(1, |action| {
-                action
-                    .put_text(TCA_ACT_KIND, MIRRED)
-                    .put_nested(TCA_ACT_OPTIONS, |options| options.put_bytes(TCA_MIRRED_PARMS, parms.as_flattened()))
-            })
-        })
+        options.put_nested(TCA_U32_ACT, |actions| write_redirect(actions, self.redirect))
     }
+}
+
+/// The action that sends all packets by another link.
+fn write_redirect(actions: &mut AttributeBuilder, redirect: u32) -> &mut AttributeBuilder {
+    // `struct tc_mirred`: index, capabilities, action, two counters, eaction, ifindex.
+    let parms = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, redirect].map(u32::to_ne_bytes);
+    actions.put_nested(1, |action| {
+        action
+            .put_text(TCA_ACT_KIND, MIRRED)
+            .put_nested(TCA_ACT_OPTIONS, |options| options.put_bytes(TCA_MIRRED_PARMS, parms.as_flattened()))
+    })
 }
 
 impl Netlink {

@@ -1,0 +1,202 @@
+//! Guards: a program of classic BPF at the host's end of a container's veth pair, which judges each frame of the
+//! container before the network stack does.
+//!
+//! The program is a filter of traffic control at the ingress of the end. If all packets of the end are redirected to an
+//! `ifb` device before, for shaping, then the program is a filter at the egress of that device. Refused frames
+//! go to a sink, where they can be counted before they are dropped.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, ErrorContext, Result};
+use crate::iface::redirect;
+use crate::netlink::traffic::program::{ClassicInstruction, ProgramFilter};
+use crate::netlink::traffic::{Qdisc, QdiscHook, TrafficFilterInfo, TrafficHandle};
+use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+
+/// The parent of the egress filters of a `clsact` qdisc.
+const CLSACT_EGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff3);
+
+/// A place for the program.
+#[derive(Debug)]
+struct GuardPlace {
+    /// The link.
+    index: u32,
+    parent: TrafficHandle,
+    /// The qdisc that must be created before.
+    missing: Option<Qdisc>,
+    priority: u16,
+    /// The program that is there.
+    program: Option<ProgramFilter>,
+}
+
+/// The names of the links that drop refused frames: a veth pair whose second end is a port of a bridge that is down. Such
+/// a port drops what it receives, after the packet filter has seen it at the ingress of the port.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameSink {
+    pub entry: &'static str,
+    pub port: &'static str,
+    pub bridge: &'static str,
+}
+
+/// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network stack of the host even
+/// if the port is down; `TC_ACT_UNSPEC` for others.
+const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
+    const LOAD_WORD: u16 = 0x20;
+    const LOAD_HALF: u16 = 0x28;
+    const AND: u16 = 0x54;
+    const IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const fn step(code: u16, jf: u8, k: u32) -> ClassicInstruction {
+        ClassicInstruction { code, jt: 0, jf, k }
+    }
+    [
+        step(LOAD_WORD, 0, 0),
+        step(IF_EQUAL, 4, 0x0180_c200),
+        step(LOAD_HALF, 0, 4),
+        step(AND, 0, 0xfff0),
+        step(IF_EQUAL, 1, 0),
+        step(RETURN, 0, 2),
+        step(RETURN, 0, u32::MAX),
+    ]
+};
+
+/// The sink of the host.
+pub const SINK: FrameSink = FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
+
+impl FrameSink {
+    /// Creates what is missing. Returns the index of the entry.
+    fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
+        if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up) {
+            return self.require_dropping(netlink, &entry, true);
+        }
+        // Another process may create the same links at the same time.
+        let ensure = |name, new: &NewLink<'_>| {
+            let create = || {
+                let created = netlink.add_link(new);
+                netlink.require_link(name).or_else(|error| created.and(Err(error)))
+            };
+            netlink.find_link(name)?.map_or_else(create, Ok)
+        };
+        let bridge = ensure(self.bridge, &NewLink::new(self.bridge, LinkKind::Bridge { vlan_filtering: None }))?;
+        let pair = NewLink::new(self.port, LinkKind::Veth { peer: VethPeer::new(self.entry) });
+        let port = ensure(self.port, &pair.with_master(bridge.index))?;
+        let entry = netlink.require_link(self.entry)?;
+        self.require_dropping(netlink, &entry, false)?;
+        put_filter(netlink, &port, &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None })?;
+        // The entry last: an entry that is up has a port with the filter.
+        for link in [&port, &entry] {
+            netlink.change_link(link.index, LinkChange::new().set_up())?;
+        }
+        Ok(entry.index)
+    }
+
+    /// For STATUS: fails if other links have the names.
+    pub fn require_usable(self, netlink: &Netlink) -> Result<()> {
+        netlink
+            .find_link(self.entry)?
+            .map_or(Ok(()), |entry| self.require_dropping(netlink, &entry, entry.up).map(drop))
+    }
+
+    /// Fails unless what the entry sends is dropped: at a port, which is up if `is_ready`, of a bridge that is down.
+    fn require_dropping(self, netlink: &Netlink, entry: &Link, is_ready: bool) -> Result<u32> {
+        let find = |index: Option<u32>| index.map_or(Ok(None), |index| netlink.find_link_by_index(index));
+        let port = find(entry.link.filter(|_| entry.link_netnsid.is_none()))?.filter(|port| port.up || !is_ready);
+        let bridge = find(port.and_then(|port| port.master))?;
+        if bridge.is_some_and(|bridge| !bridge.up && bridge.kind.as_deref() == Some("bridge")) {
+            return Ok(entry.index);
+        }
+        Err(Error::internal(format!("\"{}\" does not lead to a port of a bridge that is down", self.entry))
+            .with_details(format!("ip link del {}; ip link del {}", self.entry, self.bridge)))
+    }
+}
+
+/// Judges all frames that `link` receives by the program, instead of the previous one. The program returns 1 for frames
+/// that are refused, and 0 for others.
+pub fn put_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<()> {
+    let redirect = sink.ensure_links(netlink)?;
+    put_filter(netlink, link, &ProgramFilter { program: program.to_vec(), redirect: Some(redirect) })
+}
+
+/// The filter of the guard of `link`, with any program.
+pub fn find_filter(netlink: &Netlink, link: &Link) -> Result<Option<ProgramFilter>> {
+    Ok(find_place(netlink, link)?.program)
+}
+
+/// Puts a filter that [`find_filter`] has found in force again; `None` deletes the filter.
+pub fn restore_filter(netlink: &Netlink, link: &Link, former: Option<&ProgramFilter>) -> Result<()> {
+    former.map_or_else(|| remove_guard(netlink, link), |former| put_filter(netlink, link, former))
+}
+
+fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<()> {
+    let place = find_place(netlink, link)?;
+    if place.program.as_ref() == Some(filter) {
+        return Ok(());
+    }
+    if let Some(qdisc) = &place.missing {
+        let added = netlink.add_qdisc(place.index, QdiscHook::Ingress, redirect::INGRESS, qdisc);
+        added.context(|| format!("create {} qdisc", qdisc.kind_name()))?;
+    }
+    Ok(netlink.replace_program(place.index, place.parent, place.priority, filter)?)
+}
+
+/// Whether all frames that `link` receives are judged by the program.
+pub fn has_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<bool> {
+    let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };
+    let is_equal = |found: &ProgramFilter| found.program == program && found.redirect == Some(entry.index);
+    Ok(find_filter(netlink, link)?.as_ref().is_some_and(is_equal))
+}
+
+/// Deletes the program, then its qdisc if that has no other filters.
+pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
+    let place = find_place(netlink, link)?;
+    if place.program.is_none() {
+        return Ok(());
+    }
+    netlink.delete_filters(place.index, place.parent, place.priority)?;
+    let has_filters = |parent| Ok::<_, Error>(!netlink.dump_filters(place.index, parent)?.is_empty());
+    let is_unused = match place.parent {
+        redirect::CLSACT_INGRESS => false,
+        CLSACT_EGRESS => !has_filters(CLSACT_EGRESS)? && !has_filters(redirect::CLSACT_INGRESS)?,
+        parent => !has_filters(parent)?,
+    };
+    if is_unused {
+        netlink.delete_qdisc(place.index, QdiscHook::Ingress)?;
+    }
+    Ok(())
+}
+
+/// The place on the link, or on the device to which all packets of the link go before they would come to that place.
+fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
+    let Some(parent) = redirect::find_ingress_parent(netlink, link)? else {
+        return Ok(GuardPlace::new(link.index, redirect::INGRESS, Some(Qdisc::Ingress)));
+    };
+    let filters = netlink.dump_filters(link.index, parent)?;
+    let place = GuardPlace::new(link.index, parent, None).find_priority(netlink, &filters)?;
+    let is_before = |filter: &&TrafficFilterInfo| filter.priority < place.priority;
+    let targets = filters.iter().filter(is_before).filter_map(TrafficFilterInfo::redirect_of_all);
+    let Some(device) = targets.into_iter().find(|index| *index != 0) else { return Ok(place) };
+    if netlink.find_qdisc(device, QdiscHook::Ingress)?.is_none() {
+        return Ok(GuardPlace::new(device, CLSACT_EGRESS, Some(Qdisc::Clsact)));
+    }
+    let filters = netlink.dump_filters(device, CLSACT_EGRESS)?;
+    GuardPlace::new(device, CLSACT_EGRESS, None).find_priority(netlink, &filters)
+}
+
+impl GuardPlace {
+    fn new(index: u32, parent: TrafficHandle, missing: Option<Qdisc>) -> GuardPlace {
+        GuardPlace { index, parent, missing, priority: 1, program: None }
+    }
+
+    /// The first priority that has no filter, or a program that may be replaced.
+    fn find_priority(mut self, netlink: &Netlink, filters: &[TrafficFilterInfo]) -> Result<GuardPlace> {
+        while filters.iter().any(|filter| filter.priority == self.priority) {
+            self.program = netlink.find_program(self.index, self.parent, self.priority)?;
+            if self.program.is_some() {
+                break;
+            }
+            self.priority += 1;
+        }
+        Ok(self)
+    }
+}

@@ -1,0 +1,128 @@
+//! Guards beside redirects, with simple programs and real frames.
+
+use super::*;
+use crate::iface::redirect;
+use crate::netlink::{LinkKind, NewLink, VethPeer};
+use crate::netns::isolate_test_thread;
+
+/// `BPF_RET | BPF_K`.
+const RETURN: u16 = 6;
+
+/// A program that returns a value for all frames.
+fn always(value: u32) -> Vec<ClassicInstruction> {
+    vec![ClassicInstruction { code: RETURN, jt: 0, jf: 0, k: value }]
+}
+
+const PASS: u32 = 0;
+const DROP: u32 = 1;
+
+fn find_guard(netlink: &Netlink, link: &Link) -> Result<Option<Vec<ClassicInstruction>>> {
+    let found = find_filter(netlink, link)?.map(|filter| filter.program);
+    Ok(found.filter(|program| has_guard(netlink, link, program, SINK).unwrap()))
+}
+
+/// A link whose peer sends frames.
+fn rig() -> (Netlink, Link) {
+    isolate_test_thread();
+    let netlink = Netlink::open().unwrap();
+    let end = netlink.add_and_read_link(&veth("host0")).unwrap();
+    let peer = netlink.require_link("host0p").unwrap();
+    netlink.change_link(peer.index, LinkChange::new().set_up()).unwrap();
+    (netlink, end)
+}
+
+fn veth(name: &str) -> NewLink<'_> {
+    NewLink::new(name, LinkKind::Veth { peer: VethPeer::new(format!("{name}p")) }).set_up()
+}
+
+fn ifb(netlink: &Netlink) -> Link {
+    netlink.add_and_read_link(&NewLink::new("ifb9", LinkKind::Ifb).set_up()).unwrap()
+}
+
+fn priorities(netlink: &Netlink, link: &Link, parent: TrafficHandle) -> Vec<(String, u16)> {
+    let mut found: Vec<_> = netlink.dump_filters(link.index, parent).unwrap();
+    // The kernel also lists the classifiers, and the hash tables of u32.
+    found.retain(|filter| filter.selects || (filter.kind == "bpf" && filter.handle != 0));
+    found.into_iter().map(|filter| (filter.kind, filter.priority)).collect()
+}
+
+fn named(filters: &[(&str, u16)]) -> Vec<(String, u16)> {
+    filters.iter().map(|(kind, priority)| ((*kind).to_owned(), *priority)).collect()
+}
+
+#[test]
+fn a_guard_is_put_replaced_found_and_removed() {
+    let (netlink, end) = rig();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+    remove_guard(&netlink, &end).unwrap();
+    for value in [DROP, PASS, DROP] {
+        put_guard(&netlink, &end, &always(value), SINK).unwrap();
+        assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(value)));
+        assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1)]));
+    }
+    remove_guard(&netlink, &end).unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+    assert_eq!(netlink.find_qdisc(end.index, QdiscHook::Ingress).unwrap(), None);
+}
+
+#[test]
+fn a_redirect_after_a_guard_has_the_next_priority() {
+    let (netlink, end) = rig();
+    let device = ifb(&netlink);
+    put_guard(&netlink, &end, &always(PASS), SINK).unwrap();
+    redirect::add(&netlink, &end, &device).unwrap();
+    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1), ("u32", 2)]));
+    assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
+    assert_eq!(redirect::find_targets(&netlink, &end).unwrap(), [device.index]);
+
+    // A redirect to a link that is gone is replaced.
+    netlink.delete_link("ifb9").unwrap();
+    let device = ifb(&netlink);
+    redirect::add(&netlink, &end, &device).unwrap();
+    assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1), ("u32", 2)]));
+
+    // Each is removed without the other.
+    redirect::remove(&netlink, &end, &[device.index]).unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
+    redirect::add(&netlink, &end, &device).unwrap();
+    remove_guard(&netlink, &end).unwrap();
+    assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("u32", 2)]));
+    redirect::remove(&netlink, &end, &[device.index]).unwrap();
+    assert_eq!(netlink.find_qdisc(end.index, QdiscHook::Ingress).unwrap(), None);
+}
+
+#[test]
+fn behind_a_redirect_the_guard_is_on_the_device() {
+    let (netlink, end) = rig();
+    let device = ifb(&netlink);
+    redirect::add(&netlink, &end, &device).unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+    for value in [PASS, DROP] {
+        put_guard(&netlink, &end, &always(value), SINK).unwrap();
+        assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(value)));
+    }
+    assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("u32", 1)]));
+    assert_eq!(priorities(&netlink, &device, CLSACT_EGRESS), named(&[("bpf", 1)]));
+    remove_guard(&netlink, &end).unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+    assert_eq!(netlink.find_qdisc(device.index, QdiscHook::Ingress).unwrap(), None);
+    assert_eq!(redirect::find_targets(&netlink, &end).unwrap(), [device.index]);
+
+    // Without the device the guard is on the link again, behind the redirect that has no target.
+    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    netlink.delete_link("ifb9").unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+}
+
+#[test]
+fn a_clsact_qdisc_of_another_program_stays() {
+    let (netlink, end) = rig();
+    netlink.add_qdisc(end.index, QdiscHook::Ingress, redirect::INGRESS, &Qdisc::Clsact).unwrap();
+    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    assert_eq!(priorities(&netlink, &end, redirect::CLSACT_INGRESS), named(&[("bpf", 1)]));
+    assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
+    remove_guard(&netlink, &end).unwrap();
+    assert_eq!(find_guard(&netlink, &end).unwrap(), None);
+    assert_eq!(netlink.find_qdisc(end.index, QdiscHook::Ingress).unwrap().unwrap().qdisc, Qdisc::Clsact);
+}
