@@ -29,19 +29,26 @@ pub const REMEDY: &str = "\"cnibox repair\" restores all rules of this host; the
 /// Returns the elements to delete; may add other deletions.
 type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
+/// The rules of the chain of this name, if it is one that elements jump to.
+type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
+
 /// The required content of a table.
 #[derive(Clone, Debug)]
 pub struct TableLayout {
     pub table: NftTable<'static>,
     /// The sets and maps of the table.
     pub sets: Vec<NftSet<'static>>,
+    /// Sets that packets fill, which have no sentinel.
+    pub recorders: &'static [NftSet<'static>],
     /// The chains of the table and their fixed rules, each with a comment. A chain without fixed rules is not verified.
     pub chains: Vec<(NftChain<'static>, Vec<NftRule>)>,
     /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
     pub additions: &'static [&'static str],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
-    pub subnet: fn(&str) -> Option<Vec<NftRule>>,
+    pub subnet: Option<SubnetRules>,
+    /// Whether the table has many other chains, whose rules are not read.
+    pub has_other_chains: bool,
 }
 
 /// A feature's state of attachments, which is restored after a flush.
@@ -71,6 +78,11 @@ impl TableLayout {
     /// Whether the table deviates from its layout, needed or not.
     pub fn has_damage(self, nft: &NftSocket) -> NetlinkResult<bool> {
         Ok(TableState::read_table(nft, self, &[])?.0.damage.is_some())
+    }
+
+    /// The rules of a chain that elements jump to.
+    fn subnet_rules(&self, chain: &str) -> Option<Vec<NftRule>> {
+        self.subnet.and_then(|rules| rules(chain))
     }
 
     /// These rules without the additions.
@@ -131,7 +143,7 @@ impl TableLayout {
             jumps.entry(name).or_default().1 += 1;
         }
         for (name, (deleted, added)) in jumps {
-            let Some(rules) = (self.subnet)(name) else { continue };
+            let Some(rules) = self.subnet_rules(name) else { continue };
             let chain = self.table.named_chain(name);
             match nft.read_chain(chain)?.map(|info| info.uses as usize) {
                 Some(uses) if added == 0 && uses <= deleted + rules.len() => {
@@ -188,7 +200,8 @@ impl TableState {
     ) -> NetlinkResult<(TableState, Vec<Option<SetElement>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel_element());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let mut look = nft.read_table(layout.table, &queried)?;
+        let own: Vec<_> = layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.has_other_chains).collect();
+        let mut look = nft.read_table(layout.table, &own, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
         let (mut damage, mut outdated) = (Vec::new(), Vec::new());
         if look.objects.is_none() {
@@ -209,12 +222,13 @@ impl TableState {
         damage.extend(flushed.iter().map(|set| format!("{set} was flushed")));
         let filled: HashSet<&str> = look.rules.iter().map(|rule| rule.chain.as_str()).collect();
         let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
-        let known = layout.sets.len() + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
+        let sets = layout.sets.len() + layout.recorders.len();
+        let known = sets + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
         let mut empty = Vec::new();
         // The table has other objects, too: only a list of all chains shows the empty chains.
-        if look.objects.is_some_and(|count| count as usize > known) {
+        if layout.subnet.is_some() && look.objects.is_some_and(|count| count as usize > known) {
             empty.extend(nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name));
-            empty.retain(|name| !filled.contains(name.as_str()) && (layout.subnet)(name).is_some());
+            empty.retain(|name| !filled.contains(name.as_str()) && layout.subnet_rules(name).is_some());
         }
         let without_rule = |name| format!("chain {} has no rule", layout.table.named_chain(name));
         damage.extend(empty.iter().map(|name| without_rule(name)));
@@ -236,9 +250,9 @@ impl TableState {
     /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
     /// have added rules to a chain without fixed rules.
     fn add_missing_objects(&self, batch: &mut NftBatch) {
-        let TableLayout { table, sets, chains, subnet, .. } = &self.layout;
+        let TableLayout { table, sets, recorders, chains, .. } = &self.layout;
         batch.ensure_object(*table);
-        for set in sets {
+        for set in sets.iter().chain(*recorders) {
             batch.ensure_object(*set);
         }
         for (chain, _) in chains {
@@ -254,7 +268,7 @@ impl TableState {
             batch.ensure_element(&set.sentinel_element());
         }
         for name in &self.empty {
-            for rule in subnet(name).unwrap_or_default() {
+            for rule in self.layout.subnet_rules(name).unwrap_or_default() {
                 batch.append_rule(table.named_chain(name), &rule);
             }
         }

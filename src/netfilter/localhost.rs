@@ -49,7 +49,15 @@ fn table_layout() -> TableLayout {
     let to = outside().daddr_in(LOOPBACK.into()).drop().with_comment(TO);
     let from = outside().saddr_in(LOOPBACK.into()).drop().with_comment(FROM);
     let chains = vec![(PREROUTING, vec![to, from])];
-    TableLayout { table: TABLE, sets: Vec::new(), chains, additions: &[], subnet: |_| None }
+    TableLayout {
+        table: TABLE,
+        sets: Vec::new(),
+        chains,
+        additions: &[],
+        recorders: &[],
+        subnet: None,
+        has_other_chains: false,
+    }
 }
 
 fn iptables_rules() -> [iptables::IptablesRule; 2] {

@@ -72,7 +72,15 @@ fn table_layout() -> TableLayout {
     let source = [PacketField::Iifname, PacketField::EtherSaddr];
     let rule = NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED);
     let chains = vec![(PREROUTING, vec![rule.drop().with_comment("another source")])];
-    TableLayout { table: TABLE, sets: SETS.to_vec(), chains, additions: &[], subnet: |_| None }
+    TableLayout {
+        table: TABLE,
+        sets: SETS.to_vec(),
+        chains,
+        additions: &[],
+        recorders: &[],
+        subnet: None,
+        has_other_chains: false,
+    }
 }
 
 /// The first missing object that attachments of this host depend on.

@@ -201,7 +201,9 @@ fn packet_layout() -> TableLayout {
         sets: vec![PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
         chains: vec![(ADMIN, Vec::new()), (ISOLATION, isolation), (FORWARD, forward)],
         additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
-        subnet: |_| None,
+        recorders: &[],
+        subnet: None,
+        has_other_chains: false,
     }
 }
 
@@ -213,7 +215,15 @@ fn frame_layout() -> TableLayout {
         drop(PacketField::Oifname).with_comment("to isolated ports"),
     ];
     let chains = vec![(FRAMES_FORWARD, forward)];
-    TableLayout { table: FRAMES, sets: vec![PORTS], chains, additions: &[], subnet: |_| None }
+    TableLayout {
+        table: FRAMES,
+        sets: vec![PORTS],
+        chains,
+        additions: &[],
+        recorders: &[],
+        subnet: None,
+        has_other_chains: false,
+    }
 }
 
 /// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.

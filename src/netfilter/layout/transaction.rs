@@ -44,7 +44,7 @@ pub struct LayoutTransaction<'n> {
     views: Vec<TableState>,
     /// The changes so far; a feature may add any change.
     pub batch: NftBatch,
-    /// The chains of [`TableLayout::subnet`] that the batch creates.
+    /// The chains that the batch creates for elements that jump to them.
     new_chains: HashSet<(NftTable<'static>, String)>,
     /// If there is damage: the keys that flushed sets have again, or will have after the commit.
     occupied: Option<HashSet<(NftSet<'static>, ElementKey)>>,
@@ -147,7 +147,7 @@ impl LayoutTransaction<'_> {
             && let Some(view) = self.state_of_table(table)
             && !view.rules.iter().any(|rule| rule.chain == name)
             && !view.empty.iter().any(|empty| empty == name)
-            && let Some(rules) = (view.layout.subnet)(name)
+            && let Some(rules) = view.layout.subnet_rules(name)
             && self.new_chains.insert((table, name.to_owned()))
         {
             self.batch.add_object(table.named_chain(name));
@@ -222,6 +222,11 @@ impl LayoutTransaction<'_> {
         living
     }
 
+    /// Whether nothing in this transaction has created the chain yet: the caller does.
+    pub fn begin_chain(&mut self, table: NftTable<'static>, chain: &str) -> bool {
+        self.new_chains.insert((table, chain.to_owned()))
+    }
+
     /// Whether elements of the set may be missing.
     pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
         self.views
@@ -237,6 +242,11 @@ impl LayoutTransaction<'_> {
             self.put_element(element);
             self.restored += 1;
         }
+    }
+
+    /// Counts an object that the batch restores.
+    pub fn count_restored(&mut self) {
+        self.restored += 1;
     }
 
     /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
@@ -331,7 +341,7 @@ fn remove_deleted_attachments(
                 for element in nft.find_elements_by_comment(&sets, &[], &is_gone)? {
                     batch.delete_element(&element);
                 }
-                let mut rules = nft.read_table(table, &[])?.rules;
+                let mut rules = nft.read_table(table, &[], &[])?.rules;
                 rules.retain(|rule| is_gone(rule.comment.as_deref()));
                 batch.delete_rules(table, &rules);
             }

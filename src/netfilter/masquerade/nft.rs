@@ -94,7 +94,15 @@ pub(super) fn table_layout() -> TableLayout {
         by_source(PacketField::Ip6Saddr, PODS[1]).with_comment("by IPv6 source"),
     ];
     let chains = vec![(POSTROUTING, postrouting)];
-    TableLayout { table: TABLE, sets: PODS.to_vec(), chains, additions: &[], subnet: subnet_rules }
+    TableLayout {
+        table: TABLE,
+        sets: PODS.to_vec(),
+        chains,
+        additions: &[],
+        recorders: &[],
+        subnet: Some(subnet_rules),
+        has_other_chains: false,
+    }
 }
 
 /// The destinations that are never masqueraded.

@@ -104,7 +104,9 @@ pub(super) fn table_layout() -> TableLayout {
             (POSTROUTING, masquerade),
         ],
         additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
-        subnet: client_chain_rules,
+        recorders: &[],
+        subnet: Some(client_chain_rules),
+        has_other_chains: false,
     }
 }
 
