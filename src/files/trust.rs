@@ -44,6 +44,28 @@ pub fn resolve_data_dir(path: &Path) -> Result<PathBuf> {
     Ok(found)
 }
 
+/// The path, without symbolic links, of the file `name` in a directory of policies below [`PLACES`] or `/etc/cni`; only
+/// root can write or replace the file. Fails with code 7 otherwise.
+pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
+    let path = directory.join(name);
+    let refuse = |why: String| {
+        Error::config(format!("policyDir \"{}\": {why}", directory.display())).with_details(
+            "policies decide what containers can reach: name a directory of root below /etc/cni, /run/cni or /var/lib/cni",
+        )
+    };
+    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+    let places = PLACES.iter().chain(&["/etc/cni"]);
+    if !places.into_iter().any(|place| path.starts_with(place)) || !path.components().all(is_plain) {
+        return Err(refuse("not below /etc/cni, /run/cni or /var/lib/cni".to_owned()));
+    }
+    let found = resolve_links(&path).map_err(refuse)?;
+    let is_open = |path: &Path| path.symlink_metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0);
+    if let Some(open) = found.ancestors().take(2).find(|path| is_open(path)) {
+        return Err(refuse(format!("{} can be written by others", open.display())));
+    }
+    Ok(found)
+}
+
 /// As [`resolve_data_dir`], for a directory that is created with `mode` if it is missing.
 pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
     let found = resolve_data_dir(path)?;

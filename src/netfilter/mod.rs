@@ -13,9 +13,11 @@
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
 //! | `filter/` | the rules of the firewall plugin |
+//! | `egress/` | what containers may reach |
 //! | `watch.rs` | waits for a change of rules |
 
 pub mod backend;
+pub mod egress;
 pub mod filter;
 pub mod handover;
 pub mod iptables;
@@ -37,8 +39,15 @@ use self::filter::firewalld;
 use crate::error::{Error, Result};
 
 /// All features. Each is registered here, and only here.
-const FEATURES: &[FilterFeature] =
-    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE, firewalld::FEATURE];
+const FEATURES: &[FilterFeature] = &[
+    masquerade::FEATURE,
+    spoof::FEATURE,
+    egress::FEATURE,
+    filter::FEATURE,
+    ports::FEATURE,
+    localhost::FEATURE,
+    firewalld::FEATURE,
+];
 
 impl PacketFilter {
     /// The packet filter with all features. Opens nothing yet.

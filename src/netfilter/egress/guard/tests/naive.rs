@@ -1,0 +1,148 @@
+//! The rules of the guard, in their order, without regard to speed.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::super::GuardPolicy;
+use super::frames::numbered_ip;
+use crate::netfilter::egress::compile::{AllowedRange, ServiceRange};
+
+/// Whether the frame passes.
+pub(super) fn passes(policy: &GuardPolicy<'_>, frame: &[u8]) -> bool {
+    judge(policy, frame).unwrap_or(false)
+}
+
+/// The number in the bytes; `None` if the frame is too short.
+fn number(frame: &[u8], at: usize, size: usize) -> Option<u128> {
+    Some(frame.get(at..at + size)?.iter().fold(0, |value, byte| value << 8 | u128::from(*byte)))
+}
+
+fn judge(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
+    let ethertype = number(frame, 12, 2)?;
+    if frame.get(6..12)? != policy.mac.0 {
+        return Some(false);
+    }
+    match ethertype {
+        0x0806 => judge_arp(policy, frame),
+        0x0800 => judge_v4(policy, frame),
+        0x86dd => judge_v6(policy, frame),
+        _ => Some(false),
+    }
+}
+
+fn find(ranges: &[AllowedRange], addr: u128) -> Option<&AllowedRange> {
+    ranges.iter().find(|range| (range.first..=range.last).contains(&addr))
+}
+
+fn is_in(services: &[ServiceRange], service: u128) -> bool {
+    services.iter().any(|range| (u128::from(range.first)..=range.last.into()).contains(&service))
+}
+
+fn is_router(policy: &GuardPolicy<'_>, is_v4: bool, addr: u128) -> bool {
+    policy.routers.iter().any(|router| router.is_ipv4() == is_v4 && numbered_ip(*router) == addr)
+}
+
+fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
+    let target = number(frame, 38, 4)?;
+    if number(frame, 14, 6)? != 0x0001_0800_0604 || frame.get(22..28)? != policy.mac.0 {
+        return Some(false);
+    }
+    let may_ask = is_router(policy, true, target) || find(&policy.allowed.v4, target).is_some();
+    Some(match number(frame, 20, 2)? {
+        1 => may_ask,
+        2 => true,
+        _ => false,
+    })
+}
+
+fn judge_v4(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
+    let to = number(frame, 30, 4)?;
+    let (version, words) = (frame[14] >> 4, usize::from(frame[14] & 15));
+    if version != 4 || words < 5 {
+        return Some(false);
+    }
+    let range = find(&policy.allowed.v4, to);
+    if number(frame, 20, 2)? & 0x1fff != 0 {
+        return Some(range.is_some());
+    }
+    judge_transport(policy, range, frame[23], &frame[14..], words * 4)
+}
+
+/// Judges by protocol and ports, which are behind the IP header of `header` bytes.
+fn judge_transport(
+    policy: &GuardPolicy<'_>,
+    range: Option<&AllowedRange>,
+    protocol: u8,
+    packet: &[u8],
+    header: usize,
+) -> Option<bool> {
+    let (from, to) = match protocol {
+        6 | 17 | 33 | 132 | 136 => (number(packet, header, 2)?, number(packet, header + 2, 2)?),
+        _ => (0, 0),
+    };
+    let protocol = u128::from(protocol) << 16;
+    if is_in(policy.served, protocol | from) && (protocol != 6 << 16 || number(packet, header + 13, 1)? & 0x12 != 2) {
+        return Some(true);
+    }
+    Some(range.is_some_and(|range| is_in(&range.services, protocol | to)))
+}
+
+fn judge_v6(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
+    let to = number(frame, 38, 16)?;
+    if frame[14] >> 4 != 6 {
+        return Some(false);
+    }
+    let range = find(&policy.allowed.v6, to);
+    let link = match frame[20] {
+        44 => return Some(range.is_some()),
+        0 => is_listener_report(frame, to)?,
+        58 => judge_icmpv6(policy, frame, to)?,
+        _ => Judgement::ByDestination,
+    };
+    match link {
+        Judgement::Passes => Some(true),
+        Judgement::Dropped => Some(false),
+        Judgement::ByDestination => judge_transport(policy, range, frame[20], &frame[14..], 40),
+    }
+}
+
+enum Judgement {
+    Passes,
+    Dropped,
+    ByDestination,
+}
+
+fn is_multicast(to: u128) -> bool {
+    to >> 112 == 0xff02
+}
+
+fn is_listener_report(frame: &[u8], to: u128) -> Option<Judgement> {
+    if number(frame, 54, 2)? != 58 << 8 {
+        return Some(Judgement::ByDestination);
+    }
+    let reports = matches!(number(frame, 62, 1)?, 131 | 132 | 143);
+    Some(if reports && is_multicast(to) { Judgement::Passes } else { Judgement::ByDestination })
+}
+
+fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judgement> {
+    let (kind, is_near) = (number(frame, 54, 1)?, frame[21] == 255);
+    let is_neighbour = |addr: u128| {
+        let is_local = Ipv6Addr::from(addr).segments()[0] & 0xffc0 == 0xfe80;
+        is_local || is_router(policy, false, addr) || find(&policy.allowed.v6, addr).is_some()
+    };
+    Some(match (kind, is_multicast(to)) {
+        (131 | 132 | 143, true) => Judgement::Passes,
+        (135, true) if is_near => {
+            let target = number(frame, 62, 16)?;
+            let may_ask = number(frame, 22, 16)? == 0 || is_neighbour(target);
+            if may_ask { Judgement::Passes } else { Judgement::Dropped }
+        }
+        (133 | 136, true) if is_near => Judgement::Passes,
+        (135 | 136, false) if is_near && is_neighbour(to) => Judgement::Passes,
+        _ => Judgement::ByDestination,
+    })
+}
+
+#[test]
+fn numbers_of_addresses_are_big_endian() {
+    assert_eq!(numbered_ip(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))), 0x0a00_0001);
+}

@@ -1,0 +1,342 @@
+//! Egress policies: what a container may reach, and nothing else.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `policy.rs` | the syntax of policies |
+//! | `source.rs` | the places of policies |
+//! | `compile.rs` | ranges of addresses and services that policies allow |
+//! | `table.rs` | the tables of `nf_tables` |
+//! | `objects.rs` | the chains and sets of a policy, which containers with equal policies share |
+//! | `report.rs` | what was refused |
+//! | `guard.rs` | the second guard: a program that a flush of `nf_tables` does not remove |
+
+pub mod compile;
+pub mod guard;
+mod objects;
+pub mod policy;
+pub mod report;
+pub mod source;
+mod table;
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::slice;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+
+use self::compile::{AllowedTraffic, ServiceRange};
+use self::guard::GuardPolicy;
+use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
+use self::policy::{CompiledPolicy, EgressPolicy};
+use self::table::{FRAME_SETS, FRAMES, GUARD_REFUSED, PACKET_SETS, PACKETS};
+use super::backend::{FilterFeature, PacketFilter};
+use super::layout::{self, LayoutTransaction, RestorableState};
+use super::names::{AttachmentId, stale_matcher};
+use super::shared::is_left_in_place;
+use super::{RepairMode, join_errors};
+use crate::attachment::{RecordStore, StoredRecord};
+use crate::error::{Error, ErrorContext, Result};
+use crate::log;
+use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, SetElement};
+use crate::netlink::traffic::program::ClassicInstruction;
+use crate::netlink::{MacAddress, NetlinkResult};
+
+/// The parts of this feature in the records of attachments.
+pub const KEPT: RecordStore = RecordStore("egress");
+
+/// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
+/// vanishes.
+pub(super) const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState { kept: KEPT, layouts: table::table_layouts, restore: restore_ports },
+    repair: restore_recorders,
+    remove: |filter, owner, _| delete_port(filter, owner),
+    hand_over: &[],
+};
+
+const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
+const MULTICAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4);
+const MULTICAST6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+
+/// A container with a policy: its part of the record.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RestrictedPort {
+    /// The host's end of the veth pair.
+    pub end: String,
+    /// The address of the container's end.
+    pub mac: MacAddress,
+    /// The interfaces by which packets of the container enter the host's stack: the host's end, or its bridge and the
+    /// VLANs of the bridge.
+    pub arrives_at: Vec<String>,
+    /// Whether the host's end is a port of a bridge.
+    pub is_bridged: bool,
+    /// The address of the bridge, if it is the container's only router: other frames can only be for neighbours.
+    pub bridge_mac: Option<MacAddress>,
+    /// The networks of the container's addresses.
+    pub on_link: Vec<IpNet>,
+    /// The routers of the container.
+    pub routers: Vec<IpAddr>,
+    /// The addresses of the host at the time of ADD.
+    pub host: Vec<IpAddr>,
+    /// The services of published ports, as in [`EgressPolicy::serve`].
+    pub published: Vec<String>,
+    /// All of these policies must allow a packet.
+    pub policies: Vec<EgressPolicy>,
+}
+
+impl RestrictedPort {
+    /// The traffic that all policies allow.
+    pub fn compile(&self) -> Result<CompiledPolicy> {
+        let all = self.policies.iter().map(|policy| policy.compile(&self.on_link));
+        let all: Vec<CompiledPolicy> = all.collect::<Result<_>>()?;
+        let mut compiled = all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
+        let published: Vec<ServiceRange> =
+            self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
+        compiled.served.extend(published);
+        Ok(compiled)
+    }
+
+    /// The program of the second guard.
+    pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
+        let own: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
+        let allowed = &compiled.routed.without(&own).union(&compiled.host.restrict_to(&own));
+        let near = &allowed.restrict_to(&self.near_networks());
+        let (mac, served, routers) = (self.mac, compiled.served.as_slice(), self.routers.as_slice());
+        guard::compile_program(&GuardPolicy { mac, allowed, served, routers, near, bridge: self.bridge_mac })
+    }
+
+    /// The networks whose addresses are reached without a router: also broadcast and multicast.
+    fn near_networks(&self) -> Vec<IpNet> {
+        let groups = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
+        self.on_link.iter().copied().chain(groups).collect()
+    }
+
+    fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
+        let mut objects = vec![PolicyObjects::of_packets(compiled)];
+        if self.is_bridged {
+            let traffic = match self.bridge_mac {
+                Some(_) => &compiled.routed.restrict_to(&self.near_networks()),
+                None => &compiled.routed,
+            };
+            // Another router than the host is found through the bridge.
+            let routers = self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
+            let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
+            let found = traffic.union(&AllowedTraffic::to_networks(&routers));
+            objects.push(PolicyObjects::of_frames(traffic, &found));
+        }
+        objects
+    }
+}
+
+/// The error of a MAC address that two containers have.
+fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
+    let other = comment.unwrap_or("another program");
+    Error::config(format!("the MAC address {} of port \"{}\" is also that of {other}", port.mac, port.end))
+        .with_details("a policy is bound to the address: give each container an address of its own")
+}
+
+/// Puts the policies of the container in force, in place of earlier ones, by one transaction.
+pub fn add_port(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    port: &RestrictedPort,
+    compiled: &CompiledPolicy,
+) -> Result<()> {
+    let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
+    let objects = port.objects(compiled);
+    let elements = table::port_elements(owner, port, &policy_chains(&objects));
+    KEPT.add_part(owner, port);
+    let mut layouts = table::table_layouts();
+    layouts.retain(|layout| port.is_bridged || layout.table != FRAMES);
+    layouts.push(table::guard_layout());
+    let counter = table::guard_element(owner, port.mac);
+    let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
+    let (mut taken, mut former) = (None, HashSet::new());
+    let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
+        let mut known = elements.iter().zip(&found).filter_map(|(element, found)| Some((element, found.as_ref()?)));
+        taken = known.find(|(element, found)| is_left_in_place(found, element)).map(|(_, found)| found.comment.clone());
+        if taken.is_some() {
+            return Ok(());
+        }
+        former = found.iter().flatten().filter_map(SetElement::target_chain).map(str::to_owned).collect();
+        for policy in &objects {
+            create_if_missing(change, policy)?;
+        }
+        for (element, found) in elements.iter().zip(&found) {
+            change.replace_element(found.as_ref(), element);
+        }
+        // A container with the same address behind another bridge may have the counter.
+        change.claim_element(found.last().and_then(Option::as_ref), &counter);
+        Ok(())
+    };
+    filter.own_tables()?.change_tables(&layouts, &all, fill).context(failed)?;
+    if let Some(comment) = taken {
+        return Err(taken_error(port, comment.as_deref()));
+    }
+    former.retain(|chain| objects.iter().all(|policy| policy.chain != *chain));
+    if former.is_empty() { Ok(()) } else { delete_former_policies(filter.nft_socket()?, &former).context(failed) }
+}
+
+/// Counts and records what the second guard refuses. That table enforces nothing, and needs the links of the guard.
+fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddress) -> NetlinkResult<()> {
+    let counter = table::guard_element(owner, mac);
+    filter.own_tables()?.change_tables(&[table::guard_layout()], slice::from_ref(&counter), &mut |change, found| {
+        change.claim_element(found.first().and_then(Option::as_ref), &counter);
+        Ok(())
+    })
+}
+
+/// Restores the table of [`record_refusals`] for all attachments with a record.
+fn restore_recorders(filter: &PacketFilter, repair: RepairMode) -> Result<Option<String>> {
+    let parts = KEPT.restorable_parts::<RestrictedPort>();
+    let damaged = !parts.is_empty() && table::guard_layout().has_damage(filter.nft_socket()?)?;
+    if damaged && repair == RepairMode::Restore {
+        for part in &parts {
+            record_refusals(filter, part.attachment_id(), part.content.mac)?;
+        }
+    }
+    Ok(damaged.then(|| format!("table {} is gone or damaged", table::GUARD)))
+}
+
+/// Deletes those of the policies that no container has any longer.
+fn delete_former_policies(nft: &NftSocket, chains: &HashSet<String>) -> NetlinkResult<()> {
+    nft.update_tables(&mut |nft| {
+        let mut batch = NftBatch::new();
+        for table in [PACKETS, FRAMES] {
+            for chain in chains {
+                delete_unused(nft, &mut batch, table.named_chain(chain), 0)?;
+            }
+        }
+        Ok(batch)
+    })
+}
+
+/// Restores the policies and elements of all records that are missing.
+fn restore_ports(change: &mut LayoutTransaction<'_>) {
+    if !all_sets().iter().any(|set| change.is_flushed(*set)) {
+        return;
+    }
+    for kept in change.restorable_records::<RestrictedPort>(KEPT) {
+        let Ok(compiled) = kept.content.compile() else { continue };
+        let objects = kept.content.objects(&compiled);
+        for policy in &objects {
+            match create_if_missing(change, policy) {
+                Ok(true) => change.count_restored(),
+                Ok(false) => {}
+                Err(error) => log::warn(error),
+            }
+        }
+        for element in table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects)) {
+            change.restore_element(&element);
+        }
+    }
+}
+
+/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
+/// is created.
+fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
+    let is_created = !policy.exist(change.nft)? && change.begin_chain(policy.table, &policy.chain);
+    if is_created {
+        change.batch.append_batch(policy.creation(change.nft)?);
+    }
+    Ok(is_created)
+}
+
+/// The sets with elements of containers.
+fn all_sets() -> Vec<NftSet<'static>> {
+    PACKET_SETS.all().into_iter().chain(FRAME_SETS.all()).chain([table::BOUND, GUARD_REFUSED]).collect()
+}
+
+/// The first missing object that attachments of this host depend on.
+pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
+    let nft = filter.nft_socket()?;
+    for layout in table::table_layouts() {
+        let is_frames = layout.table == FRAMES;
+        let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || !is_frames;
+        let is_needed = || KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used);
+        let damage = layout.first_deviation(nft, &is_needed)?;
+        if damage.is_some() {
+            return Ok(damage);
+        }
+    }
+    Ok(None)
+}
+
+/// Verifies everything that [`add_port`] created.
+pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
+    layout::require_undamaged(first_missing_object(filter)?)?;
+    let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
+    let missing = |what: String| {
+        Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))
+            .with_details(KEPT.restore_remedy(owner, None)))
+    };
+    for policy in &objects {
+        if !policy.exist(nft)? {
+            return missing(format!("chain {} {}", policy.table, policy.chain));
+        }
+    }
+    let elements = table::port_elements(owner, port, &policy_chains(&objects));
+    let found = nft.read_elements(&elements)?;
+    match elements.iter().zip(&found).find(|(element, found)| found.as_ref() != Some(*element)) {
+        Some((element, _)) => missing(format!("element {element} of {}", element.set)),
+        None => Ok(()),
+    }
+}
+
+/// Removes the policies of the attachment. The second guard stays until the port vanishes.
+pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()> {
+    // Without a record all elements are searched.
+    let known = KEPT.read_content::<RestrictedPort>(owner).map(|port| {
+        let chains = policy_chains(&[]);
+        let elements = table::port_elements(owner, &port, &chains).into_iter();
+        elements.chain([table::guard_element(owner, port.mac)]).collect::<Vec<_>>()
+    });
+    let removed = KEPT.remove_part(owner);
+    let is_own = owner.comment_matcher();
+    let known = known.unwrap_or_default();
+    let deleted = filter.query_nft(&|nft| delete_elements(nft, &known, &is_own, false));
+    join_errors([removed, deleted])
+}
+
+/// Removes the policies of the network's attachments that are not among `valid`, and policies that no container has.
+pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
+    let removed = KEPT.remove_stale_parts(network, valid);
+    let is_stale = stale_matcher(network, valid);
+    let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, true));
+    join_errors([removed, deleted])
+}
+
+/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has any
+/// longer, those of the elements or with `all` any. Recorded flows expire.
+fn delete_elements(
+    nft: &NftSocket,
+    known: &[SetElement],
+    which: &dyn Fn(Option<&str>) -> bool,
+    all: bool,
+) -> NetlinkResult<()> {
+    nft.update_tables(&mut |nft| {
+        let mut batch = NftBatch::new();
+        let found = nft.find_elements_by_comment(&all_sets(), known, which)?;
+        let mut policies: BTreeMap<_, usize> = BTreeMap::new();
+        for element in &found {
+            batch.delete_element(element);
+            if let Some(chain) = element.target_chain() {
+                *policies.entry((element.set.table == FRAMES, chain.to_owned())).or_default() += 1;
+            }
+        }
+        if all {
+            for (is_frames, table) in [(false, PACKETS), (true, FRAMES)] {
+                for name in list_policies(nft, table)? {
+                    policies.entry((is_frames, name)).or_default();
+                }
+            }
+        }
+        for ((is_frames, chain), deleted) in policies {
+            let table = if is_frames { FRAMES } else { PACKETS };
+            delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;
+        }
+        Ok(batch)
+    })
+}

@@ -1,0 +1,302 @@
+//! The chains and sets of one policy in the tables of `nf_tables`, named by a hash of their content.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::compile::{AllowedRange, AllowedTraffic, ServiceRange};
+use super::policy::CompiledPolicy;
+use super::table::{FRAMES, PACKETS, PolicyChains};
+use crate::attachment::sha512_hex;
+use crate::netlink::NetlinkResult;
+use crate::netlink::nftables::{
+    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
+    TransportProtocol, ValueType,
+};
+
+/// The prefixes of the names of chains.
+const POLICY: &str = "policy_";
+const HOST: &str = "host_";
+
+/// The ends of the names of sets.
+const SET_NAMES: [&str; 6] = ["all4", "all6", "some4", "some6", "arp", "nd"];
+
+/// A policy in one table.
+#[derive(Clone, Debug)]
+pub(super) struct PolicyObjects {
+    pub(super) table: NftTable<'static>,
+    /// The name of the chain that elements refer to.
+    pub(super) chain: String,
+    /// The sets, with their content.
+    sets: Vec<PolicySet>,
+    /// The chains with their rules; a chain comes before those that refer to it.
+    chains: Vec<(String, Vec<NftRule>)>,
+}
+
+#[derive(Clone, Debug)]
+struct PolicySet {
+    name: String,
+    key: &'static [ValueType],
+    intervals: Vec<KeyInterval>,
+}
+
+impl PolicySet {
+    fn nft_set(&self, table: NftTable<'static>) -> NftSet<'_> {
+        table.named_set(&self.name, self.key).with_intervals()
+    }
+}
+
+impl PolicyObjects {
+    /// The policy of packets that enter the host's stack.
+    pub(super) fn of_packets(policy: &CompiledPolicy) -> PolicyObjects {
+        let id = sha512_hex(&[&policy.routed.id(), &policy.host.id()], 16);
+        let mut objects =
+            PolicyObjects { table: PACKETS, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() };
+        let mut rules = vec![NftRule::new().jump_to("link").with_comment("replies and the link")];
+        if policy.host != policy.routed {
+            let host = format!("{HOST}{id}");
+            let to_host = objects.add_traffic(&host, &policy.host);
+            rules.push(NftRule::new().daddr_is_local().go_to(&host).with_comment("the host itself"));
+            objects.chains.push((host, to_host));
+        }
+        rules.extend(objects.add_traffic(&objects.chain.clone(), &policy.routed));
+        objects.chains.push((objects.chain.clone(), rules));
+        objects
+    }
+
+    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and neighbour
+    /// discovery.
+    pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
+        let id = sha512_hex(&[&traffic.id(), &found.id()], 16);
+        let mut objects =
+            PolicyObjects { table: FRAMES, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() };
+        let (mut rules, prefix) = (Vec::new(), objects.chain.clone());
+        rules.extend(objects.add_set(
+            &prefix,
+            "arp",
+            &[ValueType::Ipv4Addr],
+            addresses(&found.v4, true, |_| true),
+            |set| vec![NftRule::new().in_set(&[PacketField::ArpTarget], set)],
+        ));
+        rules.extend(objects.add_set(
+            &prefix,
+            "nd",
+            &[ValueType::Ipv6Addr],
+            addresses(&found.v6, false, |_| true),
+            |set| {
+                let message =
+                    |kind| NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_is(PacketField::Icmpv6Type, kind);
+                vec![
+                    message(135).in_set(&[PacketField::Icmpv6Target], set),
+                    message(136).in_set(&[PacketField::Ip6Daddr], set),
+                ]
+            },
+        ));
+        rules.extend(objects.add_traffic(&prefix, traffic));
+        objects.chains.push((objects.chain.clone(), rules));
+        objects
+    }
+
+    /// Adds the sets of allowed traffic. Returns the rules that accept it, and refuse the rest.
+    fn add_traffic(&mut self, prefix: &str, traffic: &AllowedTraffic) -> Vec<NftRule> {
+        let mut rules = Vec::new();
+        for (is_ipv4, ranges) in [(true, &traffic.v4), (false, &traffic.v6)] {
+            let (kind, field) = address_type(is_ipv4);
+            let [all, some] = if is_ipv4 { ["all4", "some4"] } else { ["all6", "some6"] };
+            let is_complete = |range: &AllowedRange| range.services == [ServiceRange::ALL];
+            rules.extend(self.add_set(prefix, all, kind, addresses(ranges, is_ipv4, is_complete), |set| {
+                vec![NftRule::new().in_set(&[field], set)]
+            }));
+            let key = if is_ipv4 { &SOME4 } else { &SOME6 };
+            rules.extend(self.add_set(prefix, some, key, services(ranges, is_ipv4), |set| {
+                vec![NftRule::new().in_set(&[field, PacketField::L4proto, PacketField::Dport], set)]
+            }));
+        }
+        rules.push(NftRule::new().go_to("refused").with_comment("refused"));
+        rules
+    }
+
+    /// Adds a set unless it is empty. Returns the rules of `rules`, which accept what is in the set.
+    fn add_set(
+        &mut self,
+        prefix: &str,
+        name: &str,
+        key: &'static [ValueType],
+        intervals: Vec<KeyInterval>,
+        rules: impl FnOnce(NftSet<'_>) -> Vec<NftRule>,
+    ) -> Vec<NftRule> {
+        if intervals.is_empty() {
+            return Vec::new();
+        }
+        let set = PolicySet { name: format!("{prefix}_{name}"), key, intervals };
+        let rules = rules(set.nft_set(self.table));
+        self.sets.push(set);
+        rules.into_iter().map(|rule| rule.accept().with_comment(name)).collect()
+    }
+
+    /// Whether the table has these chains and sets with this content.
+    pub(super) fn exist(&self, nft: &NftSocket) -> NetlinkResult<bool> {
+        for (name, rules) in &self.chains {
+            let found = nft.dump_rules(self.table.named_chain(name))?;
+            if !found.iter().map(|rule| &rule.comment).eq(rules.iter().map(|rule| &rule.comment)) {
+                return Ok(false);
+            }
+        }
+        for set in &self.sets {
+            if !nft.has_intervals(set.nft_set(self.table), &set.intervals)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The changes that create the chains and sets, or replace their content.
+    pub(super) fn creation(&self, nft: &NftSocket) -> NetlinkResult<NftBatch> {
+        // A deletion makes the closing of the socket slow: nothing is flushed that does not exist.
+        let exists = nft.has_object(self.table.named_chain(&self.chain))?;
+        let mut batch = NftBatch::new();
+        for set in &self.sets {
+            let nft_set = set.nft_set(self.table);
+            batch.ensure_object(nft_set);
+            if exists {
+                batch.flush_set(nft_set);
+            }
+            batch.add_intervals(nft_set, &set.intervals);
+        }
+        for (name, rules) in &self.chains {
+            let chain = self.table.named_chain(name);
+            batch.ensure_object(chain);
+            if exists {
+                batch.flush_chain(chain);
+            }
+            for rule in rules {
+                batch.append_rule(chain, rule);
+            }
+        }
+        Ok(batch)
+    }
+}
+
+/// The names of the chains of a policy.
+pub(super) fn policy_chains(objects: &[PolicyObjects]) -> PolicyChains {
+    let name = |table| objects.iter().find(|o| o.table == table).map(|o| o.chain.clone()).unwrap_or_default();
+    PolicyChains { packets: name(PACKETS), frames: name(FRAMES) }
+}
+
+/// Adds the deletion of a policy, if nothing but `deleted` elements refers to its chain.
+pub(super) fn delete_unused(
+    nft: &NftSocket,
+    batch: &mut NftBatch,
+    chain: NftChain<'_>,
+    deleted: usize,
+) -> NetlinkResult<()> {
+    let Some(id) = chain.name.strip_prefix(POLICY) else { return Ok(()) };
+    let Some(info) = nft.read_chain(chain)? else { return Ok(()) };
+    if info.uses as usize > deleted + nft.dump_rules(chain)?.len() {
+        return Ok(());
+    }
+    batch.delete_object(chain);
+    let host = format!("{HOST}{id}");
+    if nft.has_object(chain.table.named_chain(&host))? {
+        batch.delete_object(chain.table.named_chain(&host));
+    }
+    for prefix in [chain.name, &host] {
+        for name in SET_NAMES {
+            let name = format!("{prefix}_{name}");
+            // The key of a set is not needed for its deletion.
+            let set = chain.table.named_set(&name, &[ValueType::Ipv4Addr]);
+            if nft.has_object(set)? {
+                batch.delete_object(set);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names of the chains of policies in a table.
+pub(super) fn list_policies(nft: &NftSocket, table: NftTable<'static>) -> NetlinkResult<Vec<String>> {
+    let chains = nft.dump_chains(table)?.into_iter().map(|chain| chain.name);
+    Ok(chains.filter(|name| name.starts_with(POLICY)).collect())
+}
+
+const SOME4: [ValueType; 3] = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
+const SOME6: [ValueType; 3] = [ValueType::Ipv6Addr, ValueType::InetProto, ValueType::InetService];
+
+fn address_type(is_ipv4: bool) -> (&'static [ValueType], PacketField) {
+    if is_ipv4 {
+        (&[ValueType::Ipv4Addr], PacketField::IpDaddr)
+    } else {
+        (&[ValueType::Ipv6Addr], PacketField::Ip6Daddr)
+    }
+}
+
+fn address(number: u128, is_ipv4: bool) -> NftValue {
+    let v4 = || Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX));
+    NftValue::Ip(if is_ipv4 { IpAddr::V4(v4()) } else { IpAddr::V6(Ipv6Addr::from(number)) })
+}
+
+/// The ranges of addresses that `which` selects; adjacent ones are joined.
+fn addresses(ranges: &[AllowedRange], is_ipv4: bool, which: impl Fn(&AllowedRange) -> bool) -> Vec<KeyInterval> {
+    let mut joined: Vec<(u128, u128)> = Vec::new();
+    for range in ranges.iter().filter(|range| which(range)) {
+        match joined.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(range.first) => *last = range.last,
+            _ => joined.push((range.first, range.last)),
+        }
+    }
+    let key = |number| ElementKey(vec![address(number, is_ipv4)]);
+    joined.into_iter().map(|(first, last)| KeyInterval { first: key(first), last: key(last) }).collect()
+}
+
+/// The intervals of address, protocol and port of the ranges that allow some services only.
+fn services(ranges: &[AllowedRange], is_ipv4: bool) -> Vec<KeyInterval> {
+    let mut all = Vec::new();
+    for AllowedRange { first, last, services } in ranges {
+        for service in services.iter().filter(|service| **service != ServiceRange::ALL) {
+            for (low, high) in split_by_protocol(*service) {
+                let key = |number, service: u32| {
+                    let [_, proto, ..] = service.to_be_bytes();
+                    let port = (service & 0xffff) as u16;
+                    ElementKey(vec![address(number, is_ipv4), TransportProtocol::from(proto).into(), port.into()])
+                };
+                all.push(KeyInterval { first: key(*first, low), last: key(*last, high) });
+            }
+        }
+    }
+    all
+}
+
+/// Splits a range of services so that each part has all of the protocol's ports, or one protocol.
+fn split_by_protocol(ServiceRange { first, last }: ServiceRange) -> Vec<(u32, u32)> {
+    let (low, high) = (first >> 16, last >> 16);
+    if low == high {
+        return vec![(first, last)];
+    }
+    let (begin, end) = (first & 0xffff, last & 0xffff);
+    let mut parts = Vec::new();
+    let whole_from = if begin == 0 { low } else { low + 1 };
+    let whole_to = if end == 0xffff { high } else { high.saturating_sub(1) };
+    if begin != 0 {
+        parts.push((first, low << 16 | 0xffff));
+    }
+    if whole_from <= whole_to && !(end != 0xffff && high == 0) {
+        parts.push((whole_from << 16, whole_to << 16 | 0xffff));
+    }
+    if end != 0xffff {
+        parts.push((high << 16, last));
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_ranges_are_split_into_rectangles() {
+        let split = |first, last| split_by_protocol(ServiceRange { first, last });
+        assert_eq!(split(0x06_0050, 0x06_0051), [(0x06_0050, 0x06_0051)]);
+        assert_eq!(split(0, 0xff_ffff), [(0, 0xff_ffff)]);
+        assert_eq!(split(0, 0x06_0018), [(0, 0x05_ffff), (0x06_0000, 0x06_0018)]);
+        assert_eq!(split(0x06_001a, 0xff_ffff), [(0x06_001a, 0x06_ffff), (0x07_0000, 0xff_ffff)]);
+        assert_eq!(split(0x06_0001, 0x07_0001), [(0x06_0001, 0x06_ffff), (0x07_0000, 0x07_0001)]);
+    }
+}

@@ -1,0 +1,126 @@
+//! What containers were refused: counters, and the last flows.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::compile::Service;
+use super::table::{FRAME_SETS, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
+use super::{KEPT, RestrictedPort};
+use crate::attachment::StoredRecord;
+use crate::error::Result;
+use crate::netfilter::PacketFilter;
+use crate::netlink::MacAddress;
+use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
+
+/// The maximum number of flows that are reported for a container.
+pub const FLOWS: usize = 50;
+
+/// A container with a policy, and what it was refused.
+#[derive(Debug)]
+pub struct PortReport {
+    pub stored: StoredRecord<RestrictedPort>,
+    /// The chain of the policy, which equal policies share; empty if it is not in force.
+    pub policy: String,
+    /// What the policy refused.
+    pub refused: PacketCount,
+    /// What came with another source address, or is neither IP nor ARP.
+    pub malformed: PacketCount,
+    /// The last refused flows, the latest first: destination, and service.
+    pub flows: Vec<(IpAddr, Service)>,
+}
+
+/// The containers with a policy on this host.
+pub fn list_ports(filter: &PacketFilter) -> Result<Vec<PortReport>> {
+    let mut stored: Vec<_> = KEPT.iter_parts::<RestrictedPort>().collect();
+    let key = |stored: &StoredRecord<RestrictedPort>| stored.attachment_id().instance_id();
+    stored.sort_by_cached_key(key);
+    let refusals = filter.query_nft(&|nft| Refusals::read(nft))?;
+    Ok(stored.into_iter().map(|stored| refusals.of_port(stored)).collect())
+}
+
+/// The content of the tables.
+#[derive(Default)]
+struct Refusals {
+    policies: HashMap<MacAddress, String>,
+    refused: HashMap<MacAddress, PacketCount>,
+    malformed: HashMap<String, PacketCount>,
+    /// For each container the remaining time and the flow.
+    flows: HashMap<MacAddress, Vec<(u64, IpAddr, Service)>>,
+}
+
+impl Refusals {
+    fn read(nft: &NftSocket) -> crate::netlink::NetlinkResult<Refusals> {
+        let mut all = Refusals::default();
+        for element in nft.dump_elements(PACKET_SETS.ports)? {
+            if let (Some(mac), Some(chain)) = (mac_of(&element.key.0), element.target_chain()) {
+                all.policies.insert(mac, chain.to_owned());
+            }
+        }
+        for set in [PACKET_SETS.refused, FRAME_SETS.refused, GUARD_REFUSED] {
+            for (SetElement { key, .. }, count) in nft.dump_counters(set)? {
+                if let Some(mac) = mac_of(&key.0) {
+                    add(all.refused.entry(mac).or_default(), count);
+                }
+            }
+        }
+        for sets in [PACKET_SETS, FRAME_SETS] {
+            for (SetElement { key, .. }, count) in nft.dump_counters(sets.guarded)? {
+                if let Some(NftValue::IfName(name)) = key.0.into_iter().next() {
+                    add(all.malformed.entry(name).or_default(), count);
+                }
+            }
+        }
+        for set in [PACKET_FLOWS, GUARD_FLOWS].into_iter().flat_map(|sets| [sets.flows4, sets.flows6]) {
+            all.read_flows(nft, set)?;
+        }
+        Ok(all)
+    }
+
+    fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> crate::netlink::NetlinkResult<()> {
+        for (key, left) in nft.dump_recorded(set)? {
+            if let [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] =
+                key.0.as_slice()
+            {
+                let service = u32::from(proto.protocol_number()) << 16 | u32::from(*port);
+                self.flows.entry(*mac).or_default().push((left, *ip, service));
+            }
+        }
+        Ok(())
+    }
+
+    fn of_port(&self, stored: StoredRecord<RestrictedPort>) -> PortReport {
+        let RestrictedPort { mac, end, .. } = &stored.content;
+        let mut flows = self.flows.get(mac).cloned().unwrap_or_default();
+        flows.sort_unstable_by(|a, b| b.cmp(a));
+        let flows = flows.into_iter().take(FLOWS).map(|(_, ip, service)| (ip, service)).collect();
+        PortReport {
+            policy: self.policies.get(mac).cloned().unwrap_or_default(),
+            refused: self.refused.get(mac).copied().unwrap_or_default(),
+            malformed: self.malformed.get(end).copied().unwrap_or_default(),
+            flows,
+            stored,
+        }
+    }
+}
+
+fn mac_of(key: &[NftValue]) -> Option<MacAddress> {
+    if let [.., NftValue::Mac(mac)] = key { Some(*mac) } else { None }
+}
+
+fn add(total: &mut PacketCount, count: PacketCount) {
+    total.packets += count.packets;
+    total.bytes += count.bytes;
+}
+
+/// A service as policies write it, such as `tcp/443` or `icmp`.
+pub fn service_name(service: Service) -> String {
+    let port = service & 0xffff;
+    match service >> 16 {
+        1 => "icmp".to_owned(),
+        6 => format!("tcp/{port}"),
+        17 => format!("udp/{port}"),
+        58 => "icmpv6".to_owned(),
+        132 => format!("sctp/{port}"),
+        protocol => protocol.to_string(),
+    }
+}

@@ -1,0 +1,307 @@
+//! The tables of `nf_tables` for egress policies.
+//!
+//! ```text
+//! table inet cnibox_egress {
+//!     set guarded { ifname, counter }         the host's ends of the containers with a policy
+//!     map ports { ifname . ether_addr : verdict }     "cni0" . 02:..:01 : goto policy_5f1d..
+//!     set refused { ifname . ether_addr, counter }    counts what each container was refused
+//!     set flows4, flows6, talkers             the refused flows, added by their packets
+//!     chain prerouting {                      after the translation of destinations
+//!         type filter hook prerouting priority dstnat + 10
+//!         iifname . ether saddr vmap @ports
+//!         iifname @guarded drop               another address
+//!     }
+//!     chain link { .. }                       replies; what IPv6 needs on a link
+//!     chain refused { .. drop }
+//!     chain policy_5f1d.. {                   one for equal policies
+//!         jump link
+//!         fib daddr type local goto host_5f1d..
+//!         ip daddr @5f1d.._all4 accept
+//!         ip daddr . meta l4proto . th dport @5f1d.._some4 accept
+//!         goto refused
+//!     }
+//! }
+//! table bridge cnibox_egress {                frames of containers at a bridge
+//!     set guarded, bound; map ports; set refused
+//!     chain prerouting {                      priority raw
+//!         iifname . ether saddr != @bound iifname @guarded drop
+//!         meta protocol != ip, ip6, arp iifname @guarded drop
+//!         ether type vlan iifname @guarded drop
+//!     }
+//!     chain forward {                         frames to other ports, also to neighbours
+//!         iifname . ether saddr vmap @ports
+//!     }
+//! }
+//! table netdev cnibox_egress {                what the second guard refuses
+//!     set refused; set flows4, flows6, talkers
+//!     chain refused { type filter hook ingress device "cnibox-dropped" priority 0 .. }
+//! }
+//! ```
+//!
+//! Behind a bridge a container is known by the bridge and by the source address of its frames, which `bound` ties to
+//! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain, whether they are for the host or are
+//! forwarded, with the destination that they really go to. A flow that was accepted is judged again with each packet.
+
+use crate::attachment::AttachmentId;
+use crate::netfilter::layout::TableLayout;
+use crate::netlink::MacAddress;
+use crate::netlink::nftables::{
+    CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, RAW,
+    SetElement, TableFamily, ValueType,
+};
+
+use super::RestrictedPort;
+
+pub(super) const PACKETS: NftTable<'_> =
+    NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
+pub(super) const FRAMES: NftTable<'_> =
+    NftTable::new(TableFamily::Bridge, "cnibox_egress").with_comment("cnibox: what containers may reach");
+
+pub(super) const GUARD: NftTable<'_> =
+    NftTable::new(TableFamily::Netdev, "cnibox_egress").with_comment("cnibox: what the second guard refused");
+
+/// The link that gets the frames that the second guard refuses, and drops them.
+const SINK_PORT: &str = "cnibox-dropped";
+
+/// After the chains that translate destinations.
+const AFTER_DSTNAT: i32 = DSTNAT + 10;
+/// The priority `filter` of nft in the bridge family: `NF_BR_PRI_FILTER_BRIDGED`.
+const BRIDGE_FILTER: i32 = -200;
+
+/// The sets with elements of containers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PortSets {
+    pub(super) guarded: NftSet<'static>,
+    pub(super) ports: NftSet<'static>,
+    pub(super) refused: NftSet<'static>,
+}
+
+impl PortSets {
+    const fn of_table(table: NftTable<'static>) -> PortSets {
+        PortSets {
+            guarded: table.named_set("guarded", &[ValueType::IfName]).with_counters(),
+            ports: table.verdict_map("ports", &PORT),
+            refused: table.named_set("refused", &PORT).with_counters(),
+        }
+    }
+
+    pub(super) const fn all(self) -> [NftSet<'static>; 3] {
+        [self.guarded, self.ports, self.refused]
+    }
+}
+
+/// The key of a container: the interface by which its packets arrive, and their source address.
+const PORT: [ValueType; 2] = [ValueType::IfName, ValueType::EtherAddr];
+const PORT_FIELDS: [PacketField; 2] = [PacketField::Iifname, PacketField::EtherSaddr];
+
+pub(super) const PACKET_SETS: PortSets = PortSets::of_table(PACKETS);
+pub(super) const FRAME_SETS: PortSets = PortSets::of_table(FRAMES);
+/// The ports of bridges, and the only source address of each.
+pub(super) const BOUND: NftSet<'_> = FRAMES.named_set("bound", &PORT);
+
+/// How long a refused flow is kept after its last packet, in seconds.
+const FLOW_TIMEOUT: u32 = 600;
+/// The flows of a container that are recorded at once, and further ones per minute.
+const BURST: u32 = 50;
+const PER_MINUTE: u64 = 5;
+/// The maximum number of recorded flows of all containers.
+const MOST_FLOWS: u32 = 65536;
+
+/// The sets by which packets record what was refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FlowSets {
+    /// Container, protocol, port, destination.
+    pub(super) flows4: NftSet<'static>,
+    pub(super) flows6: NftSet<'static>,
+    /// The containers whose flows were recorded, each with its limit.
+    talkers: NftSet<'static>,
+}
+
+const FLOW4: [ValueType; 4] = [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv4Addr];
+const FLOW6: [ValueType; 4] = [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv6Addr];
+
+impl FlowSets {
+    const fn of_table(table: NftTable<'static>) -> FlowSets {
+        FlowSets {
+            flows4: table.named_set("flows4", &FLOW4).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
+            flows6: table.named_set("flows6", &FLOW6).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
+            talkers: table.named_set("talkers", &[ValueType::EtherAddr]).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
+        }
+    }
+
+    pub(super) const fn all(self) -> [NftSet<'static>; 3] {
+        [self.flows4, self.flows6, self.talkers]
+    }
+
+    /// The rules that record a packet.
+    fn rules(self) -> [NftRule; 2] {
+        let record = |ethertype, daddr, flows, comment| {
+            let key = [PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr];
+            let rule = NftRule::new().ethertype_is(ethertype);
+            rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST)
+                .update_set(&key, flows)
+                .with_comment(comment)
+        };
+        [
+            record(ETH_P_IP, PacketField::IpDaddr, self.flows4, "record IPv4"),
+            record(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6, "record IPv6"),
+        ]
+    }
+}
+
+pub(super) const PACKET_FLOWS: FlowSets = FlowSets::of_table(PACKETS);
+pub(super) const GUARD_FLOWS: FlowSets = FlowSets::of_table(GUARD);
+const PACKET_RECORDERS: [NftSet<'_>; 3] = PACKET_FLOWS.all();
+const GUARD_RECORDERS: [NftSet<'_>; 3] = GUARD_FLOWS.all();
+/// What the second guard refused, by container.
+pub(super) const GUARD_REFUSED: NftSet<'_> = GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
+
+const LINK: &str = "link";
+const REFUSED: &str = "refused";
+
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ARP: u16 = 0x0806;
+const ETH_P_IPV6: u16 = 0x86dd;
+const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
+
+/// The elements of a container in both tables.
+pub(super) fn port_elements(owner: AttachmentId<'_>, port: &RestrictedPort, chains: &PolicyChains) -> Vec<SetElement> {
+    let (end, mac) = (port.end.as_str(), port.mac);
+    let mut all = vec![PACKET_SETS.guarded.element_with_key(end)];
+    let judged = |sets: PortSets, at: &str, chain: &str| {
+        let selects = sets.ports.element_with_key((at, mac)).with_verdict(PacketVerdict::go_to(chain));
+        [selects, sets.refused.element_with_key((at, mac))]
+    };
+    all.extend(port.arrives_at.iter().flat_map(|at| judged(PACKET_SETS, at, &chains.packets)));
+    if port.is_bridged {
+        all.extend([FRAME_SETS.guarded.element_with_key(end), BOUND.element_with_key((end, mac))]);
+        all.extend(judged(FRAME_SETS, end, &chains.frames));
+    }
+    all.into_iter().map(|element| element.with_comment(owner.object_label())).collect()
+}
+
+/// The counter of what the second guard refuses a container.
+pub(super) fn guard_element(owner: AttachmentId<'_>, mac: MacAddress) -> SetElement {
+    GUARD_REFUSED.element_with_key(mac).with_comment(owner.object_label())
+}
+
+/// The names of the chains of a container's policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PolicyChains {
+    pub(super) packets: String,
+    pub(super) frames: String,
+}
+
+pub(super) fn table_layouts() -> Vec<TableLayout> {
+    vec![packet_layout(), frame_layout()]
+}
+
+fn chain(table: NftTable<'static>, name: &'static str) -> NftChain<'static> {
+    table.named_chain(name)
+}
+
+fn select_policy(ports: NftSet<'_>) -> NftRule {
+    NftRule::new().verdict_by_map(&PORT_FIELDS, ports).with_comment("policy of the container")
+}
+
+/// Drops what comes from a port with a policy, if `rule` matches.
+fn drop_guarded(rule: NftRule, guarded: NftSet<'_>, comment: &str) -> NftRule {
+    rule.in_set(&[PacketField::Iifname], guarded).drop().with_comment(comment)
+}
+
+/// Counts a refused packet.
+fn count_refusal(refused: NftSet<'_>) -> NftRule {
+    NftRule::new().in_set(&PORT_FIELDS, refused).with_comment("count")
+}
+
+const FOREIGN: &str = "from another address";
+
+fn packet_layout() -> TableLayout {
+    let prerouting = chain(PACKETS, "prerouting").at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT);
+    let [record4, record6] = PACKET_FLOWS.rules();
+    let refused =
+        vec![count_refusal(PACKET_SETS.refused), record4, record6, NftRule::new().drop().with_comment("drop")];
+    TableLayout {
+        table: PACKETS,
+        sets: PACKET_SETS.all().to_vec(),
+        recorders: &PACKET_RECORDERS,
+        chains: vec![
+            (chain(PACKETS, LINK), link_rules()),
+            (chain(PACKETS, REFUSED), refused),
+            (
+                prerouting,
+                vec![select_policy(PACKET_SETS.ports), drop_guarded(NftRule::new(), PACKET_SETS.guarded, FOREIGN)],
+            ),
+        ],
+        additions: &[],
+        subnet: None,
+        has_other_chains: true,
+    }
+}
+
+/// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
+/// forwards.
+fn link_rules() -> Vec<NftRule> {
+    let discovery = |first, last| {
+        NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(PacketField::Icmpv6Type, first, last)
+    };
+    let net = |text: &str| text.parse().unwrap_or_default();
+    let (multicast, unicast) = (net("ff02::/16"), net("fe80::/10"));
+    let groups = |first, last| NftRule::new().daddr_in(multicast).byte_in_range(PacketField::Icmpv6Type, first, last);
+    let replies = NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
+    [
+        (replies, "replies"),
+        (discovery(133, 133).daddr_in(multicast), "router solicitation"),
+        (discovery(135, 136).daddr_in(multicast), "neighbour discovery"),
+        (discovery(135, 136).daddr_in(unicast), "neighbour discovery on the link"),
+        (discovery(135, 136).daddr_is_local(), "neighbour discovery of the host"),
+        (groups(131, 132), "multicast groups"),
+        (groups(143, 143), "multicast groups, version 2"),
+    ]
+    .into_iter()
+    .map(|(rule, comment)| rule.accept().with_comment(comment))
+    .collect()
+}
+
+fn frame_layout() -> TableLayout {
+    let prerouting = chain(FRAMES, "prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
+    let forward = chain(FRAMES, "forward").at_filter_hook(NetfilterHook::Forward, BRIDGE_FILTER);
+    let others = [ETH_P_IP, ETH_P_IPV6, ETH_P_ARP].into_iter().fold(NftRule::new(), NftRule::ethertype_is_not);
+    let others = drop_guarded(others, FRAME_SETS.guarded, "other protocols");
+    let tagged = |tag, comment| drop_guarded(NftRule::new().frame_type_is(tag), FRAME_SETS.guarded, comment);
+    let foreign = drop_guarded(NftRule::new().not_in_set(&PORT_FIELDS, BOUND), FRAME_SETS.guarded, FOREIGN);
+    let refused = vec![count_refusal(FRAME_SETS.refused), NftRule::new().drop().with_comment("drop")];
+    TableLayout {
+        table: FRAMES,
+        sets: FRAME_SETS.all().into_iter().chain([BOUND]).collect(),
+        recorders: &[],
+        chains: vec![
+            (chain(FRAMES, REFUSED), refused),
+            (
+                prerouting,
+                vec![foreign, others, tagged(ETH_P_8021Q, "VLANs"), tagged(ETH_P_8021AD, "VLANs of providers")],
+            ),
+            (forward, vec![select_policy(FRAME_SETS.ports)]),
+        ],
+        additions: &[],
+        subnet: None,
+        has_other_chains: true,
+    }
+}
+
+/// Counts and records what the second guard refuses, before the link drops it.
+pub(super) fn guard_layout() -> TableLayout {
+    let refused = chain(GUARD, REFUSED).at_ingress_of(SINK_PORT);
+    let count = NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).with_comment("count");
+    let [record4, record6] = GUARD_FLOWS.rules();
+    TableLayout {
+        table: GUARD,
+        sets: vec![GUARD_REFUSED],
+        recorders: &GUARD_RECORDERS,
+        chains: vec![(refused, vec![count, record4, record6, NftRule::new().drop().with_comment("drop")])],
+        additions: &[],
+        subnet: None,
+        has_other_chains: true,
+    }
+}
