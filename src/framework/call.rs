@@ -126,7 +126,7 @@ pub struct BuiltinPlugin {
     pub keys: fn() -> DecodedKeys,
     /// [`Plugin::examine`](super::Plugin::examine); the verb of the call is ignored.
     pub examine: fn(&PluginCall<'_>, &mut ConfigRemarks) -> Result<()>,
-    pub service: Option<PluginService>,
+    pub services: &'static [PluginService],
 }
 
 pub type PluginFunction = fn(&PluginCall<'_>) -> Result<Option<CniResult>>;
@@ -140,7 +140,7 @@ pub struct ConfigRemarks {
     pub subnets: Vec<IpNet>,
 }
 
-/// A service of a plugin, started as the plugin with an argument: `dhcp daemon`.
+/// A service or tool of a plugin, started as the plugin with an argument: `dhcp daemon`.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginService {
     pub name: &'static str,

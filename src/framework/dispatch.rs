@@ -20,11 +20,11 @@ use crate::repairs::RepairFindings;
 impl Applet {
     /// The applet of a plugin.
     pub const fn for_plugin<P: Plugin>(kind: AppletKind) -> Applet {
-        Applet::for_plugin_with_service::<P>(kind, None)
+        Applet::for_plugin_with_services::<P>(kind, &[])
     }
 
-    /// The applet of a plugin that may have a service.
-    pub const fn for_plugin_with_service<P: Plugin>(kind: AppletKind, service: Option<PluginService>) -> Applet {
+    /// The applet of a plugin with services.
+    pub const fn for_plugin_with_services<P: Plugin>(kind: AppletKind, services: &'static [PluginService]) -> Applet {
         let plugin = BuiltinPlugin {
             kind,
             versions: P::VERSIONS,
@@ -32,7 +32,7 @@ impl Applet {
             repair: repair_call::<P>,
             keys: P::keys,
             examine: examine_call::<P>,
-            service,
+            services,
         };
         Applet { name: P::NAME, kind, about: P::ABOUT, main: AppletMain::Plugin(plugin) }
     }

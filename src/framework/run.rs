@@ -30,7 +30,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
         AppletMain::Tool(tool) => return tool(args, table),
         AppletMain::Plugin(plugin) => plugin,
     };
-    if let Some(service) = plugin.service.filter(|service| args.first().is_some_and(|arg| arg == service.name)) {
+    if let Some(service) = plugin.services.iter().find(|service| args.first().is_some_and(|arg| arg == service.name)) {
         args.remove(0);
         return (service.main)(args);
     }
@@ -117,6 +117,8 @@ fn help_text(applet: &Applet, plugin: BuiltinPlugin) -> String {
     let mut keys = key_paths("", &(plugin.keys)());
     // Keys that the runtime adds.
     keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
+    let words: Vec<_> = plugin.services.iter().map(|service| format!("{name} {} --help", service.name)).collect();
+    let tools = if words.is_empty() { String::new() } else { format!("Tools: {}\n", words.join(", ")) };
     let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
     format!(
         "{name}: {about}
@@ -127,7 +129,7 @@ configuration on standard input.
 Configuration keys (described in man cnibox-{name}):
   {keys}
 
-To call plugins by hand: cnibox cnitool --help. To check a configuration: cnibox lint.
+{tools}To call plugins by hand: cnibox cnitool --help. To check a configuration: cnibox lint.
 "
     )
 }

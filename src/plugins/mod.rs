@@ -4,6 +4,7 @@ pub mod bandwidth;
 pub mod bond;
 pub mod bridge;
 pub mod dummy;
+pub mod egress;
 pub mod firewall;
 pub mod flannel;
 pub mod host_device;

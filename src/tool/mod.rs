@@ -3,6 +3,7 @@
 pub mod cnitool;
 mod directories;
 pub mod doctor;
+pub mod egress;
 mod finding;
 pub mod gc;
 mod in_process;

@@ -4,7 +4,8 @@
 use std::process::ExitCode;
 
 use super::{
-    ToolCommand, WRONG_USAGE, cnitool, doctor, gc, install, ipam, lint, pause, print_text, repair, sysdump, trace,
+    ToolCommand, WRONG_USAGE, cnitool, doctor, egress, gc, install, ipam, lint, pause, print_text, repair, sysdump,
+    trace,
 };
 use crate::cni::SpecVersion;
 use crate::error::{Error, ErrorCode, Result};
@@ -151,7 +152,7 @@ a network by hand, see: cnibox cnitool --help
 
 /// All tools with options: the commands, and the applets that are not plugins.
 fn all_tools() -> impl Iterator<Item = &'static ToolCommand> {
-    let applets = [&cnitool::TOOL, &ipam::TOOL, &repair::TOOL];
+    let applets = [&cnitool::TOOL, &egress::TOOL, &ipam::TOOL, &repair::TOOL];
     COMMANDS.iter().map(|(tool, _)| *tool).chain(applets)
 }
 

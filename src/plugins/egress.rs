@@ -1,0 +1,319 @@
+//! egress: what the container may reach, in force when ADD returns.
+//!
+//! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the host: it returns
+//! `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`. The same object may come by the
+//! capability `egressPolicy`, by `args.cni.egressPolicy`, and as the file of `policyDir` that `EGRESS_POLICY` of
+//! `CNI_ARGS` names. A packet must be allowed by each policy that is given; without any, nothing is allowed. The capability
+//! `portMappings` tells which services the container publishes.
+//!
+//! State on the host while the container lives: elements of the tables `inet` and `bridge cnibox_egress`, and the chain
+//! and sets of its policy, which containers with equal policies share; a filter on the host's end of the pair, which
+//! stays after DEL until the pair is deleted. Permanently: the tables.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::cni::CniResult;
+use crate::cni::json::Json;
+use crate::cni::json::keys::DecodedKeys;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::{
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, require_prev_result,
+};
+use crate::iface::guard::SINK;
+use crate::iface::{ContainerNetns, guard, peer};
+use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
+use crate::netfilter::egress::source::{named_policy, require_keys};
+use crate::netfilter::egress::{self, RestrictedPort};
+use crate::netfilter::{AttachmentId, RuleBackend, layout};
+use crate::netlink::{Link, Netlink};
+use crate::netns::Netns;
+use crate::repairs::RepairFindings;
+
+/// The maximum number of addresses of the host, besides routers, that the filter of a port knows.
+const MOST_HOST_ADDRESSES: usize = 64;
+
+#[derive(Debug)]
+pub struct Egress;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EgressConfig {
+    policy: Option<String>,
+    allow: Option<Vec<PolicyEntry>>,
+    deny: Option<Vec<PolicyEntry>>,
+    profile: Option<String>,
+    serve: Option<Vec<String>>,
+    /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root can write there.
+    policy_dir: PathBuf,
+    runtime_config: EgressRuntimeConfig,
+    args: EgressArgs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct EgressRuntimeConfig {
+    egress_policy: Option<EgressPolicy>,
+    port_mappings: Vec<PublishedPort>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PublishedPort {
+    container_port: u16,
+    /// `tcp`, `udp` or `sctp`. Default: `tcp`.
+    protocol: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct EgressArgs {
+    cni: CniArgs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CniArgs {
+    egress_policy: Option<EgressPolicy>,
+}
+
+impl EgressConfig {
+    /// The policy of the configuration's own keys; `None` without any.
+    fn own_policy(&self) -> Option<EgressPolicy> {
+        let EgressConfig { policy, allow, deny, profile, serve, .. } = self;
+        let is_absent = policy.is_none() && allow.is_none() && deny.is_none() && profile.is_none() && serve.is_none();
+        (!is_absent).then(|| EgressPolicy {
+            policy: policy.clone().unwrap_or_default(),
+            allow: allow.clone().unwrap_or_default(),
+            deny: deny.clone().unwrap_or_default(),
+            profile: profile.clone().unwrap_or_default(),
+            serve: serve.clone().unwrap_or_default(),
+        })
+    }
+
+    /// The policies of all sources; with none of them the empty policy, which allows nothing.
+    fn policies(&self, cx: &CallContext<'_>) -> Result<Vec<EgressPolicy>> {
+        require_known_keys(&cx.net.json)?;
+        let named = named_policy(cx.raw_args(), &self.policy_dir)?;
+        let given = [self.runtime_config.egress_policy.clone(), self.args.cni.egress_policy.clone(), named];
+        let mut policies: Vec<EgressPolicy> =
+            self.own_policy().into_iter().chain(given.into_iter().flatten()).collect();
+        if policies.is_empty() {
+            policies.push(EgressPolicy::default());
+        }
+        Ok(policies)
+    }
+
+    /// The published services, as in [`EgressPolicy::serve`].
+    fn published(&self) -> Vec<String> {
+        let service = |port: &PublishedPort| {
+            let proto = if port.protocol.is_empty() { "tcp" } else { &port.protocol };
+            format!("{}/{}", proto.to_ascii_lowercase(), port.container_port)
+        };
+        self.runtime_config.port_mappings.iter().map(service).collect()
+    }
+}
+
+/// Fails if a policy in the configuration has an unknown key: `port` in place of `ports` would allow all ports.
+fn require_known_keys(config: &Json) -> Result<()> {
+    let member = |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
+    let of_policy = DecodedKeys::of_type::<EgressPolicy>();
+    let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>();
+    for (path, keys) in [
+        (&["allow"][..], &of_entries),
+        (&["deny"], &of_entries),
+        (&["runtimeConfig", "egressPolicy"], &of_policy),
+        (&["args", "cni", "egressPolicy"], &of_policy),
+    ] {
+        member(path).map_or(Ok(()), |json| require_keys(json, keys, &path.join(".")))?;
+    }
+    Ok(())
+}
+
+impl Plugin for Egress {
+    const NAME: &'static str = "egress";
+    const ABOUT: &'static str = "limits what the container can reach";
+    const OUTLIVES_ITS_CONTAINER: bool = true;
+    const REPAIRS: bool = true;
+    type Conf = EgressConfig;
+
+    fn examine(cx: &CallContext<'_>, conf: &EgressConfig, remarks: &mut ConfigRemarks) -> Result<()> {
+        require_known_keys(&cx.net.json)?;
+        if let Some(policy) = conf.own_policy() {
+            policy.compile(&[])?;
+        } else if !cx.net.wants_capability("egressPolicy") && conf.policy_dir.as_os_str().is_empty() {
+            let warning = Error::config("the container can reach nothing: the configuration has no policy");
+            remarks.warnings.push(warning.with_details("add \"allow\", \"profile\" or \"policy\""));
+        }
+        if !cx.net.wants_capability("portMappings") && conf.serve.is_none() {
+            let warning = Error::config("replies of the container to clients are dropped");
+            let remedy =
+                "add \"capabilities\": {\"portMappings\": true} for published ports, or \"serve\": [\"tcp/80\"]";
+            remarks.warnings.push(warning.with_details(remedy));
+        }
+        Ok(())
+    }
+
+    fn add(cx: &CallContext<'_>, conf: &EgressConfig, req: &AddRequest) -> Result<CniResult> {
+        let prev = require_prev_result(req.prev.as_ref(), "must be called as a chained plugin")?;
+        let policies = conf.policies(cx)?;
+        RuleBackend::Nftables.require_usable(cx.packet_filter())?;
+        let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let (end, port) = find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
+        let compiled = port.compile()?;
+        let program = port.guard_program(&compiled)?;
+        let mut undo = Rollback::new();
+        // A failure leaves a former policy of the attachment in force.
+        let former = egress::KEPT.read_content::<RestrictedPort>(owner).filter(|former| former.end == end.name);
+        let former_filter = guard::find_filter(host, &end)?;
+        cx.record_attachment(Self::NAME, req, prev, &mut undo);
+        undo.add_step("restore the policy", move || match &former {
+            Some(former) => egress::add_port(filter, owner, former, &former.compile()?),
+            None => egress::delete_port(filter, owner),
+        });
+        let guarded = end.clone();
+        undo.add_step(format!("restore the filter of \"{}\"", end.name), move || {
+            guard::restore_filter(host, &guarded, former_filter.as_ref())
+        });
+        // Before the rules: it holds whatever happens to them.
+        guard::put_guard(host, &end, &program, SINK)?;
+        egress::add_port(filter, owner, &port, &compiled)?;
+        undo.commit();
+        Ok(prev.clone())
+    }
+
+    fn check(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest) -> Result<()> {
+        let (end, port) = recorded_port(cx, req)?;
+        let host = cx.host_netlink()?;
+        if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
+            return Err(Error::internal(format!("the filter of \"{}\" is missing or was changed", end.name))
+                .with_details("\"cnibox repair\" restores it"));
+        }
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        egress::check_port(cx.packet_filter(), owner, &port)
+    }
+
+    fn repair(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
+        let (end, port) = recorded_port(cx, req)?;
+        let (host, wanted) = (cx.host_netlink()?, port.guard_program(&port.compile()?)?);
+        if !guard::has_guard(host, &end, &wanted, SINK)? {
+            let what = format!("the filter of \"{}\"", end.name);
+            repairs.restore_missing(what, || guard::put_guard(host, &end, &wanted, SINK));
+        }
+        Ok(())
+    }
+
+    /// The filter stays: until the interface plugin deletes the pair, the container may still run.
+    fn del(cx: &CallContext<'_>, _: &EgressConfig, req: &DelRequest) -> Result<()> {
+        egress::delete_port(cx.packet_filter(), AttachmentId::new(&cx.net.name, &req.id, &req.ifname))
+    }
+
+    fn gc(cx: &CallContext<'_>, _: &EgressConfig, req: &GcRequest) -> Result<()> {
+        let (network, valid) = (cx.net.name.as_str(), AttachmentId::from_attachments(&cx.net.name, &req.valid));
+        egress::remove_stale_ports(cx.packet_filter(), network, &valid)
+    }
+
+    fn status(cx: &CallContext<'_>, conf: &EgressConfig) -> Result<()> {
+        Self::require_sound(cx, conf)?;
+        RuleBackend::Nftables.require_usable(cx.packet_filter())?;
+        layout::require_undamaged(egress::first_missing_object(cx.packet_filter())?)?;
+        SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
+        try_guard().or_unavailable()
+    }
+}
+
+/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end.
+fn try_guard() -> Result<()> {
+    let netns = Netns::create_unnamed()?;
+    let inside = Netlink::open_in(&netns)?;
+    guard::put_guard(
+        &inside,
+        &inside.require_link("lo")?,
+        &RestrictedPort::default().guard_program(&CompiledPolicy::default())?,
+        SINK,
+    )
+}
+
+/// The host's end of the attachment's pair, and the policy for it.
+fn find_port(
+    host: &Netlink,
+    netns: &Netns,
+    ifname: &str,
+    prev: &CniResult,
+    policies: Vec<EgressPolicy>,
+    published: Vec<String>,
+) -> Result<(Link, RestrictedPort)> {
+    let inside = ContainerNetns::open_in(netns)?;
+    let link = inside.require_link(ifname)?;
+    let refuse =
+        |why: String| Error::config(why).with_details("a policy needs a veth pair, as bridge and ptp create it");
+    let end = peer::find_host_end(host, &inside, &link)?
+        .ok_or_else(|| refuse(format!("interface \"{ifname}\" has no other end on the host")))?;
+    let mac = link.mac.ok_or_else(|| refuse(format!("interface \"{ifname}\" has no MAC address")))?;
+    let listed = prev.interfaces.iter().find(|entry| entry.name == ifname && !entry.sandbox.is_empty());
+    if let Some(listed) = listed.filter(|entry| !entry.mac.is_empty() && entry.mac.parse() != Ok(mac)) {
+        return Err(refuse(format!("interface \"{ifname}\" has the MAC address {mac}, not {}", listed.mac)));
+    }
+    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    let arrives_at = match &master {
+        Some(bridge) if bridge.kind.as_deref() == Some("bridge") => vlans_above(host, bridge)?,
+        Some(other) if other.kind.as_deref() != Some("vrf") => {
+            return Err(refuse(format!("\"{}\" is a port of \"{}\", which is not a bridge", end.name, other.name)));
+        }
+        _ => vec![end.name.clone()],
+    };
+    let is_bridged = arrives_at[0] != end.name;
+    let gateways = prev.ips.iter().filter_map(|ip| ip.gateway).chain(prev.routes.iter().filter_map(|route| route.gw));
+    let mut routers: Vec<_> = gateways.collect();
+    routers.sort_unstable();
+    routers.dedup();
+    let own: Vec<IpAddr> = host.dump_all_addresses()?.iter().map(|addr| addr.net.addr()).collect();
+    let is_routed_here = routers.iter().all(|router| own.contains(router));
+    let mut known: Vec<IpAddr> = routers.iter().filter(|router| own.contains(router)).copied().collect();
+    known.extend(own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES));
+    let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
+    on_link.sort_unstable();
+    on_link.dedup();
+    let port = RestrictedPort {
+        end: end.name.clone(),
+        mac,
+        arrives_at,
+        is_bridged,
+        bridge_mac: master.filter(|_| is_bridged && is_routed_here).and_then(|bridge| bridge.mac),
+        on_link,
+        routers,
+        host: known,
+        published,
+        policies,
+    };
+    Ok((end, port))
+}
+
+/// The names of a bridge and of the VLANs of the bridge.
+fn vlans_above(host: &Netlink, bridge: &Link) -> Result<Vec<String>> {
+    let mut names = vec![bridge.name.clone()];
+    if bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering) {
+        let is_above = |link: &Link| link.link == Some(bridge.index) && link.link_netnsid.is_none();
+        names.extend(host.dump_links()?.into_iter().filter(is_above).map(|link| link.name));
+    }
+    Ok(names)
+}
+
+/// The host's end of an attachment, and the policy in its record.
+fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, RestrictedPort)> {
+    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+    let port: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(|| {
+        Error::internal("the attachment has no record of its policy").with_details("attach the container again")
+    })?;
+    let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
+    let link = inside.require_link(owner.ifname)?;
+    let end = peer::find_host_end(cx.host_netlink()?, &inside, &link)?.filter(|end| end.name == port.end);
+    let end = end.ok_or_else(|| {
+        Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", owner.ifname, port.end))
+            .with_details("attach the container again")
+    })?;
+    Ok((end, port))
+}

@@ -1,0 +1,197 @@
+//! `cnibox egress`: lists the containers with an egress policy and what they were refused, and replaces policies.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::{JSON, NETWORK, ToolCommand, format_columns, print_text};
+use crate::cni::json::encode_pretty;
+use crate::error::{Error, ErrorContext, Result};
+use crate::framework::PluginService;
+use crate::iface::guard::{self, SINK};
+use crate::netfilter::PacketFilter;
+use crate::netfilter::egress::report::{PortReport, list_ports, service_name};
+use crate::netfilter::egress::{self, RestrictedPort, source};
+use crate::netlink::Netlink;
+use crate::options::{CommandLine, CommandOption, long_option, usage_error};
+
+pub(super) const TOOL: ToolCommand = ToolCommand {
+    command: "cnibox egress",
+    usage: "\
+egress: lists what containers with a policy were refused, and replaces policies
+
+Usage:
+  cnibox egress ls [--network NAME] [--container ID] [--json | --metrics]
+  cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
+
+ls prints each container with a policy, the number of packets and bytes that the policy refused, and the last 50 refused
+flows: destination, protocol and port. A flow is kept for ten minutes after its last packet; at most 50 flows of a
+container are recorded at once, and 5 more per minute.
+
+set replaces all policies of a running container by the one in FILE, by one transaction. Open connections are judged by
+the new policy. It lasts until the next ADD of the attachment.
+",
+    options: &[
+        NETWORK,
+        long_option("--container", "ID", "this container only"),
+        long_option("--interface", "NAME", "the interface in the container, if it has several with a policy"),
+        CommandOption {
+            about: "print an array of objects with network, container, interface, port, counters and flows",
+            ..JSON
+        },
+        long_option("--metrics", "", "print counters in the text format of Prometheus"),
+    ],
+    notes: "
+Exit status: 0 done; 1 failed, see stderr; 2 wrong usage.
+
+Example:
+  cnibox egress ls
+  cnibox egress set --container 4f1c FILE.json
+",
+};
+
+/// The words after `cnibox egress`.
+pub const TOOLS: &[PluginService] =
+    &[PluginService { name: "ls", main: list_main }, PluginService { name: "set", main: set_main }];
+
+const METRICS: &str = "--metrics";
+
+fn list_main(args: Vec<String>) -> ExitCode {
+    TOOL.run_command(args, require_list_options, |line| print_ports(&line))
+}
+
+fn set_main(args: Vec<String>) -> ExitCode {
+    TOOL.run_command(args, require_set_options, |line| replace_policy(&line))
+}
+
+fn require_list_options(line: CommandLine) -> Result<CommandLine> {
+    if let Some(extra) = line.words.first() {
+        return Err(usage_error(format!("unexpected argument \"{extra}\"")));
+    }
+    if line.has_option(JSON.flag) && line.has_option(METRICS) {
+        return Err(usage_error("--json excludes --metrics"));
+    }
+    Ok(line)
+}
+
+fn require_set_options(line: CommandLine) -> Result<CommandLine> {
+    let odd = line.given_flags().find(|flag| [JSON.flag, METRICS].contains(flag));
+    match (line.words.as_slice(), odd) {
+        ([_], None) if line.has_option("--container") => Ok(line),
+        ([_], None) => Err(usage_error("set needs --container")),
+        (_, Some(flag)) => Err(usage_error(format!("{flag} is not an option of set"))),
+        _ => Err(usage_error("set needs one file")),
+    }
+}
+
+/// The reports of the containers that the options select.
+fn selected_ports(line: &CommandLine, filter: &PacketFilter) -> Result<Vec<PortReport>> {
+    let mut ports = list_ports(filter)?;
+    ports.retain(|port| {
+        let owner = port.stored.attachment_id();
+        [("--network", owner.network), ("--container", owner.id), ("--interface", owner.ifname)]
+            .iter()
+            .all(|(flag, value)| line.last_value(flag).is_none_or(|wanted| wanted == *value))
+    });
+    Ok(ports)
+}
+
+/// A line of `ls`, and an object of its JSON.
+#[derive(Serialize)]
+struct ListedPort {
+    container: String,
+    flows: Vec<String>,
+    interface: String,
+    malformed_packets: u64,
+    network: String,
+    policy: String,
+    port: String,
+    refused_bytes: u64,
+    refused_packets: u64,
+}
+
+impl ListedPort {
+    fn from_report(report: &PortReport) -> ListedPort {
+        let owner = report.stored.attachment_id();
+        let flow = |(ip, service): &(std::net::IpAddr, u32)| format!("{ip} {}", service_name(*service));
+        ListedPort {
+            container: owner.id.to_owned(),
+            flows: report.flows.iter().map(flow).collect(),
+            interface: owner.ifname.to_owned(),
+            malformed_packets: report.malformed.packets,
+            network: owner.network.to_owned(),
+            policy: report.policy.clone(),
+            port: report.stored.content.end.clone(),
+            refused_bytes: report.refused.bytes,
+            refused_packets: report.refused.packets,
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let ListedPort { container, interface, network, policy, .. } = self;
+        let [container, interface, network] =
+            [container, interface, network].map(|text| text.replace(['"', '\\'], "_"));
+        let labels = format!(
+            "{{network=\"{network}\",container=\"{container}\",interface=\"{interface}\",policy=\"{policy}\"}}"
+        );
+        let line = |name, value| format!("cnibox_egress_{name}_total{labels} {value}\n");
+        let ListedPort { refused_packets, refused_bytes, malformed_packets, .. } = self;
+        [
+            line("refused_packets", refused_packets),
+            line("refused_bytes", refused_bytes),
+            line("malformed_packets", malformed_packets),
+        ]
+        .concat()
+    }
+}
+
+fn print_ports(line: &CommandLine) -> Result<ExitCode> {
+    let ports = selected_ports(line, &PacketFilter::new())?;
+    let ports: Vec<ListedPort> = ports.iter().map(ListedPort::from_report).collect();
+    if line.has_option(JSON.flag) {
+        return print_text(&(encode_pretty(&ports)? + "\n"));
+    }
+    if line.has_option(METRICS) {
+        return print_text(&ports.iter().map(ListedPort::metrics).collect::<String>());
+    }
+    let mut lines = vec![["NETWORK", "CONTAINER", "INTERFACE", "PORT", "REFUSED", "BYTES", "FLOW"].map(str::to_owned)];
+    for port in &ports {
+        let refused = port.refused_packets + port.malformed_packets;
+        let first = port.flows.first().cloned().unwrap_or_default();
+        let cells = [&port.network, &port.container, &port.interface, &port.port].map(Clone::clone);
+        let [network, container, interface, end] = cells;
+        lines.push([network, container, interface, end, refused.to_string(), port.refused_bytes.to_string(), first]);
+        let more = port.flows.iter().skip(1);
+        lines.extend(
+            more.map(|flow| std::array::from_fn(|column| if column == 6 { flow.clone() } else { String::new() })),
+        );
+    }
+    print_text(&format_columns(lines))
+}
+
+/// Puts a policy in force in place of a container's policies.
+fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
+    let filter = PacketFilter::new();
+    let mut ports = selected_ports(line, &filter)?;
+    let id = line.last_value("--container").unwrap_or_default();
+    let Some(report) = ports.pop() else {
+        return Err(Error::config(format!("container \"{id}\" has no egress policy"))
+            .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress"));
+    };
+    if !ports.is_empty() {
+        return Err(Error::config(format!("container \"{id}\" has several interfaces with a policy"))
+            .with_details("add --interface, or --network"));
+    }
+    let policy = source::read_policy(Path::new(&line.words[0]))?;
+    let port = RestrictedPort { policies: vec![policy], ..report.stored.content.clone() };
+    let compiled = port.compile()?;
+    let program = port.guard_program(&compiled)?;
+    let host = Netlink::open()?;
+    let end = host.require_link(&port.end)?;
+    let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
+    guard::find_filter(&host, &end)?.ok_or_else(missing)?;
+    egress::add_port(&filter, report.stored.attachment_id(), &port, &compiled)?;
+    guard::put_guard(&host, &end, &program, SINK).context(|| "replace the filter")?;
+    Ok(ExitCode::SUCCESS)
+}
