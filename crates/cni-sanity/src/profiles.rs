@@ -47,7 +47,7 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-pub const KINDS: [Kind; 22] = [
+pub const KINDS: [Kind; 23] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
     kind("macvlan", Profile::Interface, Needs::Nothing, true),
@@ -67,6 +67,7 @@ pub const KINDS: [Kind; 22] = [
     kind("sbr", Profile::Chained, Needs::Nothing, false),
     kind("route-override", Profile::Chained, Needs::Nothing, false),
     kind("tc-redirect-tap", Profile::Chained, Needs::Nothing, false),
+    kind("egress", Profile::Chained, Needs::Nothing, false),
     kind("vrf", Profile::Chained, Needs::Vrf, false),
     // Without their daemons only the protocol can be tested.
     kind("dhcp", Profile::Foreign, Needs::Nothing, false),
@@ -126,6 +127,9 @@ pub fn configuration(kind: &Kind, version: &str, directory: &Path) -> Value {
             json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
         }
         "route-override" => json!({"addroutes": [{"dst": "10.203.7.0/24"}, {"dst": "fd97:203::/48"}]}),
+        "egress" => {
+            json!({"allow": [{"to": ["10.89.0.0/16", "fd89::/64"], "ports": ["tcp/443"]}]})
+        }
         "vrf" => json!({"vrfname": "blue"}),
         "dhcp" => json!({"ipam": {"type": "dhcp"}}),
         _ => json!({}),

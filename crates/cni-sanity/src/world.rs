@@ -244,9 +244,19 @@ pub fn is_redirected(name: &str) -> Result<bool> {
 
 /// Deletes the qdiscs of this kind.
 pub fn delete_qdiscs(kind: &str) -> Result<()> {
+    delete_qdiscs_if(kind, |_| true)
+}
+
+/// Deletes the qdisc of this kind of a link.
+pub fn delete_qdisc(name: &str, kind: &str) -> Result<()> {
+    let index = i32::try_from(index(name)?)?;
+    delete_qdiscs_if(kind, |qdisc| qdisc.header.index == index)
+}
+
+fn delete_qdiscs_if(kind: &str, which: impl Fn(&TcMessage) -> bool) -> Result<()> {
     let kind = TcAttribute::Kind(kind.to_owned());
     delete_all(Message::GetQueueDiscipline(TcMessage::default()), |message| match message {
-        Message::NewQueueDiscipline(qdisc) if qdisc.attributes.contains(&kind) => {
+        Message::NewQueueDiscipline(qdisc) if qdisc.attributes.contains(&kind) && which(&qdisc) => {
             Some(Message::DelQueueDiscipline(qdisc))
         }
         _ => None,

@@ -253,6 +253,8 @@ pub const TABLE: &[Assertion] = table! {
     "damage.route-override.gone" Recommended "2.check.others" "CHECK fails where an added route is gone" BLIND;
     "damage.tc-redirect-tap.device" Recommended "2.check.others" "CHECK fails where the tap device is gone" BLIND;
     "damage.tc-redirect-tap.redirect" Recommended "2.check.others" "CHECK fails where the redirects are gone" BLIND;
+    "damage.egress.filter" Recommended "2.check.others" "CHECK fails where the filter of the host's end is gone" BLIND;
+    "damage.egress.flushed" Recommended "2.check.others" "CHECK fails where the rules of the policy are gone" BLIND;
     "damage.vrf.gone" Recommended "2.check.others" "CHECK fails where the VRF is gone" BLIND;
     "damage.portmap.flushed" Recommended "2.check.others" "CHECK fails where the rules of the ports are gone" BLIND;
     "damage.firewall.flushed" Recommended "2.check.others" "CHECK fails where the rules are gone" BLIND;
@@ -379,6 +381,10 @@ pub const TABLE: &[Assertion] = table! {
     "tc-redirect-tap.redirect" Recommended "own" "packets are redirected in both directions" TRAFFIC;
     "tc-redirect-tap.machine" Recommended "own" "the result has the machine's interface, with the MAC of the container's" LIE;
     "tc-redirect-tap.one-address" Recommended "own" "and one address, as firecracker-go-sdk requires" LIE;
+    "egress.allowed4" Recommended "own" "an allowed service of another host answers over IPv4" TRAFFIC;
+    "egress.refused4" Recommended "own" "another service does not" ISOLATION;
+    "egress.allowed6" Recommended "own" "an allowed service of another host answers over IPv6" TRAFFIC;
+    "egress.refused6" Recommended "own" "another service does not" ISOLATION;
     "vrf.master" Recommended "own" "the interface is in the VRF" TRAFFIC;
 
     "traffic.gateway4" Required "own" "the gateway answers over IPv4" TRAFFIC;

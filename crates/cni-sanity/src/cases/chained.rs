@@ -10,7 +10,7 @@ use super::{Answer, Attachment, Check, Result, Subject, results};
 use crate::observe;
 use crate::profiles::merge;
 use crate::traffic::{LIMIT, MOMENT, tcp, udp};
-use crate::world::{self, NODE};
+use crate::world::{self, NODE, OUTSIDE};
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if !again(subject, check)? {
@@ -30,7 +30,10 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     check.succeeds_silently(["del.succeeds", "del.silent"], subject.del(&at, Some(result)))?;
     let now = world::snapshot()?;
-    check.none("del.leaves-nothing", &now.without(&before));
+    let mut left = now.without(&before);
+    // The filter of a policy stays with the interface: until the pair is deleted the container may still run.
+    left.retain(|line| !subject.is(&["egress"]) || !line.starts_with("qdisc ingress of "));
+    check.none("del.leaves-nothing", &left);
     let mut lost = before.without(&now);
     // noqueue is the default of the kernel: a qdisc that has replaced it is a leftover.
     lost.retain(|line| !line.starts_with("qdisc noqueue"));
@@ -179,6 +182,7 @@ fn effect(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Value
             let has_both = inside.has("\"10.203.7.0\"/24 via") && inside.has("\"fd97:203::\"/48 via");
             check.of("route-override.routes", added, has_both);
         }
+        "egress" => destinations(at, check)?,
         "tc-redirect-tap" => machine(subject, at, added, result, check)?,
         "vrf" => {
             let (vrf, link) = (at.netns.link("blue")?, at.netns.link(at.ifname)?);
@@ -207,6 +211,20 @@ fn machine(subject: &Subject<'_>, at: &Attachment, added: &Answer, result: &Valu
         check.of("tc-redirect-tap.machine", added, is_read);
         let own = results::list(result, "ips").filter(|ip| ip["interface"].as_u64() == index.map(|index| index as u64));
         check.of("tc-redirect-tap.one-address", added, own.count() == 1);
+    }
+    Ok(())
+}
+
+/// The container reaches the allowed service of the other host, and no other service.
+fn destinations(at: &Attachment, check: &mut Check) -> Result<()> {
+    let (outside, ids) =
+        (world::outside(), [["egress.allowed4", "egress.refused4"], ["egress.allowed6", "egress.refused6"]]);
+    for (ip, [allowed, refused]) in OUTSIDE.into_iter().zip(ids) {
+        let reaches = |port, limit| tcp(&at.netns, SocketAddr::new(ip, port), &outside, port, limit);
+        let peer = reaches(443, LIMIT)?;
+        check.that(allowed, peer.is_some(), || format!("no connection to port 443 of {ip}"));
+        let peer = reaches(8443, MOMENT)?;
+        check.that(refused, peer.is_none(), || format!("port 8443 of {ip} answers as well"));
     }
     Ok(())
 }

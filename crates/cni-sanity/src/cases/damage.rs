@@ -44,6 +44,8 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("damage.route-override.gone", &["route-override"], |at, _| at.run(|| world::delete_routes(24))),
     ("damage.tc-redirect-tap.device", &["tc-redirect-tap"], |at, _| at.run(|| world::delete("tap0"))),
     ("damage.tc-redirect-tap.redirect", &["tc-redirect-tap"], |at, _| at.run(|| world::delete_qdiscs("ingress"))),
+    ("damage.egress.filter", &["egress"], |_, result| world::delete_qdisc(&host_end(result)?, "ingress")),
+    ("damage.egress.flushed", &["egress"], |_, _| world::flush_rules()),
     ("damage.vrf.gone", &["vrf"], |at, _| at.run(|| world::delete("blue"))),
     ("damage.portmap.flushed", &["portmap"], |_, _| world::flush_rules()),
     ("damage.firewall.flushed", &["firewall"], |_, _| world::flush_rules()),
@@ -59,7 +61,7 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     if subject.is(INTERFACES) {
         forged_del(subject, check)?;
     }
-    if subject.is(&["bridge", "ptp", "portmap", "firewall"]) {
+    if subject.is(&["bridge", "ptp", "portmap", "firewall", "egress"]) {
         flushed(subject, check)?;
     }
     Ok(())
@@ -172,6 +174,10 @@ fn flushed(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         "portmap" => {
             let to = SocketAddr::new(NODE[0], 8080);
             tcp(&world::outside(), to, &next.netns, 80, LIMIT)?.is_some()
+        }
+        "egress" => {
+            let to = SocketAddr::new(OUTSIDE[0], 443);
+            tcp(&next.netns, to, &world::outside(), 443, LIMIT)?.is_some()
         }
         _ => results::addresses(result).len() == 2,
     };

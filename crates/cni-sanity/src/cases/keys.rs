@@ -165,6 +165,17 @@ pub const TABLE: &[Key] = keys! {
     "keys.route-override.back" "DEL puts the deleted routes back" r#"{"flushgateway": true}"# => |seen| seen.del().and_then(|()| seen.has_default_route("10.88.0.1"));
     "keys.tc-redirect-tap.name" "TC_REDIRECT_TAP_NAME is the name of the device" r"{}" "TC_REDIRECT_TAP_NAME=vm0" => |seen| Ok(seen.inside_link("vm0")?.kind == "tun");
     "keys.tc-redirect-tap.owner" "TC_REDIRECT_TAP_UID and TC_REDIRECT_TAP_GID are its owners" r"{}" "TC_REDIRECT_TAP_NAME=vm0;TC_REDIRECT_TAP_UID=7;TC_REDIRECT_TAP_GID=8" => |seen| Ok([7_u32, 8].iter().all(|id| seen.inside_link("vm0").is_ok_and(|link| link.detail.contains(&format!("{:?}", id.to_ne_bytes())))));
+    "keys.egress.policy" "policy allow allows what no entry names" r#"{"policy": "allow", "allow": null}"# => |seen| seen.connects(8443, LIMIT);
+    "keys.egress.deny" "deny of an address has precedence over the network around it" r#"{"deny": [{"to": ["10.89.0.1"]}]}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.ports" "an entry without ports is about all services" r#"{"allow": [{"to": ["10.89.0.1"]}]}"# => |seen| seen.connects(8443, LIMIT);
+    "keys.egress.profile" "the profile sandbox denies private addresses" r#"{"profile": "sandbox", "allow": null}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.nothing" "without a policy nothing is allowed" r#"{"allow": null}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.of-runtime" "egressPolicy in runtimeConfig must allow as well" r#"{"capabilities": {"egressPolicy": true}, "runtimeConfig": {"egressPolicy": {"allow": [{"to": ["10.89.0.1"], "ports": ["tcp/8443"]}]}}}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.of-args" "and that in args.cni" r#"{"args": {"cni": {"egressPolicy": {"allow": [{"to": ["10.89.0.1"], "ports": ["tcp/8443"]}]}}}}"# => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.of-cni-args" "and the file that EGRESS_POLICY in CNI_ARGS names" r#"{"policyDir": "/run/cni/policies"}"# "IgnoreUnknown=1;EGRESS_POLICY=none" => |seen| seen.connects(443, MOMENT).map(|does| !does);
+    "keys.egress.serve" "serve lets the container answer clients" r#"{"serve": ["tcp/80"]}"# => |seen| seen.answers(LIMIT);
+    "keys.egress.no-serve" "which it does not otherwise" r"{}" => |seen| seen.answers(MOMENT).map(|does| !does);
+    "keys.egress.published" "nor does it need serve for its mapped ports" r#"{"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}"# => |seen| seen.answers(LIMIT);
     "keys.vrf.up" "the VRF is up" r"{}" => |seen| Ok(seen.inside_link("blue")?.up);
     "keys.vrf.table" "table is the VRF's" r#"{"vrfname": "green", "table": 77}"# => |seen| Ok(seen.inside_link("green")?.detail.contains("TableId(77)"));
     "keys.vrf.routes" "the routes of the interface are in its table" r#"{"vrfname": "green", "table": 77}"# => |seen| seen.inside("by eth0 table 77");
@@ -173,6 +184,8 @@ pub const TABLE: &[Key] = keys! {
 /// Tests each key of the plugin's type in a new container.
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     fs::write("/run/resolv.conf", "nameserver 10.1.2.3\n")?;
+    fs::create_dir_all("/run/cni/policies")?;
+    fs::write("/run/cni/policies/none.json", "{}")?;
     let asks = |key: &&Key| subject.asks(key.assertion.id) || subject.asks("keys.del");
     for key in TABLE.iter().filter(|key| key.assertion.kind() == subject.kind.name).filter(asks) {
         let subject = &subject.with(serde_json::from_str(key.members)?);
@@ -287,6 +300,18 @@ impl Seen<'_> {
 
     fn is_closed(&self) -> Result<bool> {
         Ok(self.maps(&world::outside(), NODE[0], MOMENT)?.is_none())
+    }
+
+    /// Whether the container reaches this TCP port of the other host.
+    fn connects(&self, port: u16, limit: Duration) -> Result<bool> {
+        let to = SocketAddr::new(OUTSIDE[0], port);
+        Ok(tcp(&self.at.netns, to, &world::outside(), port, limit)?.is_some())
+    }
+
+    /// Whether the node reaches TCP port 80 of the container.
+    fn answers(&self, limit: Duration) -> Result<bool> {
+        let (ip, _) = results::addresses(self.result).into_iter().find(|(ip, _)| ip.is_ipv4()).ok_or("no address")?;
+        Ok(tcp(&world::node(), SocketAddr::new(ip, 80), &self.at.netns, 80, limit)?.is_some())
     }
 
     /// Whether the other host, which has no route to the container, answers an echo request.

@@ -118,6 +118,14 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.route-override.taken" "a second default route is refused" r#"{"addroutes": [{"dst": "0.0.0.0/0", "gw": "10.88.0.9"}]}"#;
     "values.route-override.flush-text" "flushroutes that is text is refused" r#"{"flushroutes": "yes"}"#;
     "values.tc-redirect-tap.uid" "a TC_REDIRECT_TAP_UID that is no number is refused" r"{}" "TC_REDIRECT_TAP_UID=root";
+    "values.egress.policy" "a policy that is no verdict is refused" r#"{"policy": "some"}"#;
+    "values.egress.profile" "a profile that is none is refused" r#"{"profile": "none"}"#;
+    "values.egress.to" "a network that is none is refused" r#"{"allow": [{"to": ["10.0.0/8"]}]}"#;
+    "values.egress.ports" "a service that is none is refused" r#"{"allow": [{"to": ["10.0.0.0/8"], "ports": ["tcp/http"]}]}"#;
+    "values.egress.key" "an unknown key of an entry is refused" r#"{"allow": [{"to": ["10.0.0.0/8"], "port": ["tcp/443"]}]}"#;
+    "values.egress.serve" "a served service that is none is refused" r#"{"serve": ["tcp/http"]}"#;
+    "values.egress.no-directory" "EGRESS_POLICY without policyDir is refused" r"{}" "EGRESS_POLICY=web";
+    "values.egress.no-file" "EGRESS_POLICY without such a file is refused" r#"{"policyDir": "/run/cni/policies"}"# "EGRESS_POLICY=web";
     "values.vrf.no-name" "a configuration without vrfname is refused" r#"{"vrfname": ""}"#;
     "values.vrf.name-too-long" "a vrfname of more than 15 bytes is refused" r#"{"vrfname": "a-name-that-is-too-long"}"#;
     "values.dhcp.no-daemon" "ADD without a daemon is refused" r"{}";
