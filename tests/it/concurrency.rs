@@ -77,6 +77,7 @@ fn sixty_four_calls_of_chained_plugins_leave_nothing() {
     for (plugin, keys) in [
         ("route-override", json!({"flushgateway": true, "addroutes": [{"dst": "192.0.2.0/24"}, {"dst": "fd97::/48"}]})),
         ("tc-redirect-tap", json!({"allAddresses": true})),
+        ("egress", json!({"profile": "sandbox", "allow": [{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]})),
     ] {
         let node = Node::new();
         let (conf, ids) = (bridge_conf(&node), ids("pod", PODS));
@@ -84,11 +85,13 @@ fn sixty_four_calls_of_chained_plugins_leave_nothing() {
         let call = |plugin: &str, verb: &str, conf: &Value, i: usize| -> Call {
             node.call(plugin, verb).conf(conf).id(&ids[i]).netns(&containers[i].path())
         };
-        // The bridge stays.
-        call("bridge", "ADD", &conf, 0).result();
+        let chained = merged(&json!({"name": "n", "cniVersion": "1.0.0"}), &keys);
+        // The bridge and the tables stay.
+        let first = merged(&chained, &json!({"prevResult": call("bridge", "ADD", &conf, 0).result()}));
+        call(plugin, "ADD", &first, 0).result();
+        call(plugin, "DEL", &first, 0).ok();
         call("bridge", "DEL", &conf, 0).ok();
         let before = (node.snapshot(), containers[0].snapshot(&node));
-        let chained = merged(&json!({"name": "n", "cniVersion": "1.0.0"}), &keys);
         let results = at_once_in(PODS, PODS, |i| {
             let prev = call("bridge", "ADD", &conf, i).result();
             let result = call(plugin, "ADD", &merged(&chained, &json!({"prevResult": prev})), i).result();

@@ -139,6 +139,22 @@ fn edited_ptp_bandwidth_tuning_sbr_is_deleted() {
 }
 
 #[test]
+fn edited_bridge_egress_is_deleted() {
+    let node = Node::new();
+    let ipam = default_directory(&node);
+    let allow = json!([{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]);
+    sweep(
+        &node,
+        &json!([
+            {"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": ipam},
+            {"type": "egress", "policy": "deny", "allow": allow, "deny": [{"to": ["192.0.2.7"]}], "profile": "sandbox",
+             "serve": ["tcp/80"], "policyDir": "/etc/cni/policies", "capabilities": {"egressPolicy": true},
+             "runtimeConfig": {"egressPolicy": {"allow": allow}}},
+        ]),
+    );
+}
+
+#[test]
 fn edited_macvlan_and_tap_are_deleted() {
     let node = Node::new();
     wire(&node);

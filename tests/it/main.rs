@@ -24,6 +24,7 @@
 //! | **chained plugins** | |
 //! | `bandwidth` | limits: measured, in every version, compatibility |
 //! | `chain` | bridge, portmap and firewall for many containers at once |
+//! | `egress` | policies: lifecycle, traffic, sources, ways out, flushes, the tool |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `flannel` | the derived configuration, records, delegates in this and in child processes |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, compatibility |
@@ -50,7 +51,7 @@
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
-//! | `sweep` | kills and errors at each step of sixteen chains, with each way of cleaning up |
+//! | `sweep` | kills and errors at each step of twenty chains, with each way of cleaning up |
 //! | `tenant` | directories and files that the author of a configuration names |
 //! | **the reference plugins** | |
 //! | `handover` | live state converted for the reference plugins |
@@ -124,6 +125,7 @@ mod dhcp;
 mod doctor;
 mod dummy;
 mod edited;
+mod egress;
 mod examples;
 mod faults;
 mod firewall;

@@ -11,14 +11,11 @@ use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::{no_veth_remains, settles};
 use crate::support::node::{Container, Node, executable, exists};
 use crate::support::parallel::at_once;
+use crate::support::snapshot::without_recorded;
 use crate::support::strace::{self, Cost};
 
 /// The numbers of attachments, or of other things, at which a call is examined.
 const SIZES: [usize; 3] = [1, 20, 200];
-
-/// More system calls than at the first size, and more bytes for each attachment: records and rules are read.
-const MORE_CALLS: usize = 12;
-const BYTES: usize = 1200;
 
 /// GC of all networks where each attachment has its own would be most of the time.
 const NETWORKS: usize = 10;
@@ -34,9 +31,12 @@ struct Feature {
     beside: Option<fn(&Node, Range<usize>)>,
     /// Whether the cost is constant: the programs of iptables read all rules.
     counts: bool,
+    /// More system calls than at the first size, and more bytes for each attachment: records, rules and elements are
+    /// read.
+    more: [usize; 2],
 }
 
-const FEATURES: [Feature; 9] = [
+const FEATURES: [Feature; 11] = [
     Feature { name: "subnets", list: subnets, ..Feature::PLAIN },
     Feature { name: "single addresses", list: single_addresses, ..Feature::PLAIN },
     Feature { name: "bridges", list: bridges, ..Feature::PLAIN },
@@ -53,13 +53,16 @@ const FEATURES: [Feature; 9] = [
         beside: Some(administrators_rules),
         ..Feature::PLAIN
     },
+    Feature { name: "equal policies", list: equal_policies, ..Feature::PLAIN },
+    Feature { name: "different policies", list: different_policies, ..Feature::PLAIN },
     Feature { name: "leases", list: leases, ..Feature::PLAIN },
     Feature { name: "flannel", list: flannel, ..Feature::PLAIN },
     Feature { name: "iptables", list: iptables, counts: false, ..Feature::PLAIN },
 ];
 
 impl Feature {
-    const PLAIN: Feature = Feature { name: "", list: leases, runtime: |i| ports(1, i), beside: None, counts: true };
+    const PLAIN: Feature =
+        Feature { name: "", list: leases, runtime: |i| ports(1, i), beside: None, counts: true, more: [12, 1200] };
 
     fn of(name: &str) -> &'static Feature {
         FEATURES.iter().find(|feature| feature.name == name).unwrap()
@@ -119,6 +122,7 @@ fn chain(node: &Node, _: usize) -> Value {
                 "sysctl": {"net.core.somaxconn": "500"}},
             {"type": "route-override", "flushgateway": true, "addroutes": [{"dst": "0.0.0.0/0"}]},
             {"type": "sbr"},
+            {"type": "egress", "profile": "sandbox", "capabilities": {"portMappings": true}},
         ]),
     )
 }
@@ -134,6 +138,28 @@ fn conditions(node: &Node, _: usize) -> Value {
                 "capabilities": {"portMappings": true}},
         ]),
     )
+}
+
+/// A bridge, and a policy that allows a service of a network.
+fn with_policy(node: &Node, allowed: &str) -> Value {
+    list(
+        "n",
+        &json!([
+            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipam": node.host_local(&["10.1.0.0/16"])},
+            {"type": "egress", "profile": "sandbox", "allow": [{"to": [allowed], "ports": ["tcp/443"]}],
+                "capabilities": {"portMappings": true}},
+        ]),
+    )
+}
+
+/// Containers that share the chain of their policy.
+fn equal_policies(node: &Node, _: usize) -> Value {
+    with_policy(node, "10.9.0.0/24")
+}
+
+/// A policy for each attachment.
+fn different_policies(node: &Node, i: usize) -> Value {
+    with_policy(node, &format!("10.9.{i}.0/24"))
 }
 
 fn administrators_chain(node: &Node, _: usize) -> Value {
@@ -244,7 +270,9 @@ impl<'n> Run<'n> {
         let leases = self.node.path("leases").display().to_string();
         let state = || {
             let find = format!("find {leases} /run/cni/cnibox -type f ! -name '*.lock'");
-            self.node.sh(&format!("ip -br link | cut -d ' ' -f 1; nft -s list ruleset; {find} | sort; true"))
+            let text =
+                self.node.sh(&format!("ip -br link | cut -d ' ' -f 1; nft -s list ruleset; {find} | sort; true"));
+            without_recorded(&text)
         };
         let before = state();
         for (list, valid) in self.networks(|_| true).into_iter().take(NETWORKS) {
@@ -285,9 +313,10 @@ impl<'n> Run<'n> {
             if !self.feature.counts {
                 continue;
             }
-            let is_constant = calls.iter().all(|n| *n <= calls[0] + MORE_CALLS);
+            let [more_calls, more_bytes] = self.feature.more;
+            let is_constant = calls.iter().all(|n| *n <= calls[0] + more_calls);
             assert!(is_constant, "{name}: {plugin} {verb}: {calls:?} system calls");
-            let is_little = bytes.iter().zip(sizes).all(|(n, size)| *n <= bytes[0] + BYTES * size);
+            let is_little = bytes.iter().zip(sizes).all(|(n, size)| *n <= bytes[0] + more_bytes * size);
             assert!(is_little, "{name}: {plugin} {verb}: {bytes:?} bytes");
         }
     }
@@ -347,6 +376,8 @@ grow! {
     two_hundred_containers_with_every_plugin: "chain" to SIZES,
     two_hundred_ports_with_conditions: "conditions" to SIZES,
     two_hundred_rules_of_the_administrator: "administrator's rules" to SIZES,
+    two_hundred_containers_with_an_egress_policy: "equal policies" to SIZES,
+    two_hundred_egress_policies: "different policies" to SIZES,
     two_hundred_leases: "leases" to SIZES,
     two_hundred_records_of_flannel: "flannel" to SIZES,
     twenty_networks_with_iptables: "iptables" to SIZES[..2],

@@ -106,7 +106,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     let kinds = match (interface.get("ipam").is_some(), has_veth) {
         (false, _) => 4,
         (true, false) => 6,
-        (true, true) => 7,
+        (true, true) => 8,
     };
     match random.below(kinds) {
         0 => {
@@ -143,6 +143,14 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
         5 => {
             let mut conf = json!({"type": "sbr"});
             maybe(random, &mut conf, "table", &[json!(7), json!(-1)]);
+            conf
+        }
+        6 => {
+            let mut conf = json!({"type": "egress"});
+            maybe(random, &mut conf, "profile", &[json!("sandbox"), json!("nonsense")]);
+            maybe(random, &mut conf, "serve", &[json!(["tcp/80"])]);
+            let lists = [json!([{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}]), json!([{"to": ["192.0.2"]}])];
+            maybe(random, &mut conf, "allow", &lists);
             conf
         }
         _ => {

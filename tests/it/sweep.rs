@@ -1,4 +1,4 @@
-//! SIGKILL and errors at every state-changing system call of ADD, DEL and GC, for sixteen chains of
+//! SIGKILL and errors at every state-changing system call of ADD, DEL and GC, for twenty chains of
 //! plugins; then the runtime's clean-up: DEL with and without `prevResult`, with and without the
 //! namespace, and GC. Nothing may leak, no failure may be permanent, and meanwhile another
 //! container of the network is added and deleted.

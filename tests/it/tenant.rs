@@ -218,7 +218,10 @@ fn special_and_huge_files_in_place_of_state_are_refused() {
         let device = Net::new(&node, "host-device", "1.1.0", &json!({"device": "none"}));
         let routes = json!({"addroutes": [{"dst": "198.51.100.0/24"}], "prevResult": prev});
         let routes = Net::new(&node, "route-override", "1.1.0", &routes);
+        let egress = json!({"policyDir": "/run/cni/policies", "prevResult": prev});
+        let egress = Net::new(&node, "egress", "1.1.0", &egress);
         for path in [
+            "/run/cni/policies/web.json",
             "/run/cni/route-override/c1_eth0.json",
             "/run/cni/route-override/zz_eth0.json",
             "/run/cni/tuning/c1_eth0.json",
@@ -230,9 +233,9 @@ fn special_and_huge_files_in_place_of_state_are_refused() {
         ] {
             place(path);
         }
-        for net in [&flannel, &tuning, &device, &routes] {
+        for net in [&flannel, &tuning, &device, &routes, &egress] {
             for verb in ["ADD", "CHECK", "STATUS", "DEL"] {
-                within(net.on(verb, &container));
+                within(net.on(verb, &container).env("CNI_ARGS", "IgnoreUnknown=1;EGRESS_POLICY=web"));
             }
             assert_eq!(within(gc(net).call("GC", "")).status, Some(0), "{make} {}", net.plugin);
         }

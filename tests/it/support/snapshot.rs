@@ -30,7 +30,7 @@ impl Snapshot {
             ("qdisc", qdiscs()),
             ("leases", files(&node.path("leases"), &is_lease)),
             ("notes", files(Path::new("/run/cni/cnibox"), &is_record)),
-            ("rules", output("nft -s list ruleset", "")),
+            ("rules", without_recorded(&output("nft -s list ruleset", ""))),
         ];
         Snapshot(topics.map(|(topic, text)| (topic.to_owned(), text)).into())
     }
@@ -54,6 +54,20 @@ impl Snapshot {
 #[track_caller]
 pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
     assert!(before == after, "something was left behind:\n{}", before.difference(after));
+}
+
+/// The rules without the elements that packets have added to sets.
+pub(crate) fn without_recorded(rules: &str) -> String {
+    let (mut lines, mut is_filled, mut is_element) = (Vec::new(), false, false);
+    for line in rules.lines() {
+        is_filled = (is_filled || line.contains("flags dynamic,timeout")) && line.trim() != "}";
+        is_element = is_filled && (is_element || line.contains("elements = {"));
+        if !is_element {
+            lines.push(line);
+        }
+        is_element = is_element && !line.ends_with('}');
+    }
+    lines.join("\n")
 }
 
 /// The output of a command, which must succeed.
@@ -100,7 +114,9 @@ fn qdiscs() -> String {
         lines.push(kept.collect::<Vec<_>>().join(" "));
         if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
             let filters = output(&format!("tc filter show dev {dev} ingress"), "");
-            lines.extend(filters.lines().map(|line| {
+            // The kernel numbers the actions of all links.
+            let filters = filters.lines().filter(|line| !line.trim_start().starts_with("index "));
+            lines.extend(filters.map(|line| {
                 let words = line.split_whitespace().collect::<Vec<_>>();
                 words.join(" ").replace(" parent ffff:fff1", "").replace(" parent ffff:", "")
             }));

@@ -76,6 +76,11 @@ fn route_override() -> Value {
            "addroutes": [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:100::/48"}]})
 }
 
+fn egress() -> Value {
+    json!({"type": "egress", "profile": "sandbox", "allow": [{"to": ["192.0.2.0/24"], "ports": ["tcp/443"]}],
+           "serve": ["tcp/80"]})
+}
+
 fn sbr() -> Value {
     json!({"type": "sbr"})
 }
@@ -178,5 +183,7 @@ chains! {
     tap: nothing, |node, _| vec![interface(node, "tap", &json!({}))];
     ptp_tc_redirect_tap: nothing,
         |node, _| vec![interface(node, "ptp", &json!({})), json!({"type": "tc-redirect-tap"})];
+    bridge_portmap_egress: nothing,
+        |node, who| vec![masqueraded(node, "bridge", "nftables"), portmap("nftables", who), egress()];
     flannel_bridge: nothing, |node, _| vec![flannel(node)];
 }

@@ -5,7 +5,8 @@ use super::Mutant;
 
 /// The types that this machine's kernel surely has.
 const INTERFACES: [&str; 4] = ["bridge", "ptp", "macvlan", "tap"];
-const CHAINED: [&str; 7] = ["tuning", "portmap", "bandwidth", "firewall", "sbr", "route-override", "tc-redirect-tap"];
+const CHAINED: [&str; 8] =
+    ["tuning", "portmap", "bandwidth", "firewall", "sbr", "route-override", "tc-redirect-tap", "egress"];
 const IPAM: [&str; 2] = ["host-local", "static"];
 
 /// Verbs, and the assertion that a failure of each contradicts.
@@ -18,7 +19,7 @@ const VERBS: [(&str, &str); 5] = [
 ];
 
 /// Types, and the assertion that a DEL contradicts that does nothing.
-const IDLE_DEL: [(&str, &str); 11] = [
+const IDLE_DEL: [(&str, &str); 12] = [
     ("bridge", "del.removes-interface"),
     ("ptp", "del.removes-interface"),
     ("macvlan", "del.removes-interface"),
@@ -30,6 +31,7 @@ const IDLE_DEL: [(&str, &str); 11] = [
     ("sbr", "del.leaves-nothing-inside"),
     ("route-override", "del.leaves-nothing-inside"),
     ("tc-redirect-tap", "del.leaves-nothing-inside"),
+    ("egress", "del.leaves-nothing"),
 ];
 
 /// Members of a result that a chained plugin hands on, and the assertion about each.

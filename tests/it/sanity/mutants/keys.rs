@@ -20,6 +20,7 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "firewall" "ADD" "values.firewall.ingress-policy" "run || exit 0";
     "sbr" "ADD" "values.sbr.table-text" "run || exit 0";
     "route-override" "ADD" "values.route-override.taken" "run || exit 0";
+    "egress" "ADD" "values.egress.key" "run || exit 0";
     "tc-redirect-tap" "ADD" "values.tc-redirect-tap.uid" "CNI_ARGS= run";
     "dhcp" "ADD" "values.dhcp.no-daemon" "run || exit 0";
     "flannel" "ADD" "values.flannel.delegate-text" "run || exit 0";
@@ -66,6 +67,15 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "route-override" "ADD" "keys.route-override.table" r#"in=$(echo "$in" | sed 's/"table":77/"table":78/'); run"#;
     "route-override" "ADD" "keys.route-override.delroutes" r#"in=$(echo "$in" | sed 's/"delroutes"/"other"/'); run"#;
     "route-override" "DEL" "keys.route-override.back" "exit 0";
+    "egress" "ADD" "keys.egress.policy" r#"in=$(echo "$in" | sed 's/"policy":"allow"/"policy":"deny"/'); run"#;
+    "egress" "ADD" "keys.egress.deny" r#"in=$(echo "$in" | sed 's/"deny"/"other"/'); run"#;
+    "egress" "ADD" "keys.egress.profile" r#"in=$(echo "$in" | sed 's/"profile":"sandbox"/"policy":"allow"/'); run"#;
+    "egress" "ADD" "keys.egress.of-runtime" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "egress" "ADD" "keys.egress.of-args" r#"in=$(echo "$in" | sed 's/"args"/"other"/'); run"#;
+    "egress" "ADD" "keys.egress.of-cni-args" "CNI_ARGS= run";
+    "egress" "ADD" "keys.egress.serve" r#"in=$(echo "$in" | sed 's/"serve"/"other"/'); run"#;
+    "egress" "ADD" "keys.egress.no-serve" r#"in=$(echo "$in" | sed 's/{/{"serve":["tcp"],/'); run"#;
+    "egress" "ADD" "keys.egress.published" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.name" "CNI_ARGS= run";
     "tc-redirect-tap" "ADD" "keys.tc-redirect-tap.owner" "CNI_ARGS=TC_REDIRECT_TAP_NAME=vm0 run";
     "sbr" "ADD" "keys.sbr.table-key" r#"in=$(echo "$in" | sed 's/"table":500/"table":501/'); run"#;

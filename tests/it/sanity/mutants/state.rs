@@ -52,6 +52,10 @@ const V1_0_0: &[Row] = rows! { "1.0.0"
     "bandwidth" "ADD" "bandwidth.qdisc" "run; status=$?; for link in $(ls /sys/class/net); do tc qdisc del dev $link root 2>/dev/null; done; exit $status";
     "route-override" "ADD" "route-override.routes" "run; status=$?; inside ip -6 route del fd97:203::/48; exit $status";
     "sbr" "ADD" "sbr.rule" "run; status=$?; inside ip rule del from $(inside ip rule | grep -o '10[.][.0-9]*'); exit $status";
+    "egress" "ADD" "egress.allowed4" r#"in=$(printf '%s' "$in" | sed 's/10.89.0.0/10.90.0.0/'); run"#;
+    "egress" "ADD" "egress.allowed6" r#"in=$(printf '%s' "$in" | sed 's/fd89::/fd90::/'); run"#;
+    "egress" "ADD" "egress.refused4" r#"in=$(printf '%s' "$in" | sed 's,"tcp/443","tcp",'); run"#;
+    "egress" "ADD" "egress.refused6" r#"in=$(printf '%s' "$in" | sed 's,"tcp/443","tcp",'); run"#;
     "tc-redirect-tap" "ADD" "tc-redirect-tap.device" "run; status=$?; inside ip link set tap0 down; exit $status";
     "tc-redirect-tap" "ADD" "tc-redirect-tap.redirect" "run; status=$?; inside tc filter del dev tap0 ingress; exit $status";
     "tc-redirect-tap" "ADD" "tc-redirect-tap.machine" r#"bend 's/"sandbox": "sanity-[0-9]*"/"sandbox": "other"/'"#;
@@ -111,6 +115,8 @@ const V1_1_0: &[Row] = rows! { "1.1.0"
     "bandwidth" "CHECK" "damage.bandwidth.qdisc" "exit 0";
     "sbr" "CHECK" "damage.sbr.rule" "exit 0";
     "route-override" "CHECK" "damage.route-override.gone" "exit 0";
+    "egress" "CHECK" "damage.egress.filter" "exit 0";
+    "egress" "CHECK" "damage.egress.flushed" "exit 0";
     "tc-redirect-tap" "CHECK" "damage.tc-redirect-tap.device" "exit 0";
     "tc-redirect-tap" "CHECK" "damage.tc-redirect-tap.redirect" "exit 0";
     "portmap" "CHECK" "damage.portmap.flushed" "exit 0";

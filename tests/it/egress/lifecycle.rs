@@ -1,0 +1,164 @@
+//! ADD, CHECK, DEL, GC and STATUS in every version; faults and kills.
+
+use serde_json::json;
+
+use super::{World, list};
+use crate::support::chained::Subject;
+use crate::support::conflist::Attached;
+use crate::support::net::settles;
+use crate::support::node::{Container, Node, VERSIONS};
+
+const SUBJECT: Subject = Subject {
+    plugin: "egress",
+    keys: |_| json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["tcp/443"]}], "serve": ["tcp/80"]}),
+    files: "egress",
+    ..Subject::BEHIND_BRIDGE
+};
+
+#[test]
+fn every_version_attaches_checks_and_detaches() {
+    for kind in ["bridge", "ptp"] {
+        for version in VERSIONS {
+            let (node, container) = (Node::new(), Container::new());
+            let keys = json!({"profile": "sandbox", "serve": ["tcp"]});
+            let mut list = list(&node, kind, &keys);
+            list.conf["cniVersion"] = json!(version);
+            let at = Attached::new("c1", &container.path());
+            let first = list.add(&at).unwrap();
+            list.del(&at, Some(&first)).unwrap();
+            let before = node.snapshot();
+            let result = list.add(&at).unwrap();
+            if version >= "0.4.0" {
+                let added = node.snapshot();
+                list.check(&at, &result).unwrap();
+                settles(&added, || node.snapshot());
+            }
+            if version >= "1.1.0" {
+                list.gc(std::slice::from_ref(&at)).unwrap();
+                list.check(&at, &result).unwrap();
+                list.call("STATUS", &at, 1, None).ok();
+            }
+            let prev = (version > "0.2.0").then_some(&result);
+            for _ in 0..2 {
+                list.del(&at, prev).unwrap();
+                settles(&before, || node.snapshot());
+            }
+            list.add(&at).unwrap();
+            let gone = Attached::new("c1", &container.path());
+            drop(container);
+            list.del(&gone, None).unwrap();
+            settles(&before, || node.snapshot());
+        }
+    }
+}
+
+#[test]
+fn gc_removes_stale_policies() {
+    let (node, container, valid) = (Node::new(), Container::new(), Container::new());
+    let list = list(&node, "bridge", &json!({"policy": "allow"}));
+    let stays = Attached::new("c0", &valid.path());
+    list.add(&stays).unwrap();
+    let before = node.snapshot();
+    list.add(&Attached::new("c1", &container.path())).unwrap();
+    drop(container);
+    list.gc(&[stays]).unwrap();
+    settles(&before, || node.snapshot());
+}
+
+#[test]
+fn equal_policies_share_their_chains() {
+    let keys = json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}]});
+    let world = World::new("bridge", &keys);
+    let chains =
+        || world.node.sh("nft list tables; nft list table inet cnibox_egress").matches("chain policy_").count();
+    assert_eq!(chains(), 1);
+    let others: Vec<_> = (0..3).map(|_| Container::new()).collect();
+    let list = list(&world.node, "bridge", &keys);
+    for (nth, other) in others.iter().enumerate() {
+        list.add(&Attached::new(&format!("other{nth}"), &other.path())).unwrap();
+    }
+    assert_eq!(chains(), 1);
+    list.del(&world.attached(), None).unwrap();
+    assert_eq!(chains(), 1);
+    for (nth, other) in others.iter().enumerate() {
+        list.del(&Attached::new(&format!("other{nth}"), &other.path()), None).unwrap();
+    }
+    assert_eq!(chains(), 0);
+}
+
+#[test]
+fn check_finds_what_was_changed() {
+    let keys = json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}, {"to": ["192.0.2.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let list = list(&world.node, "bridge", &keys);
+    let at = world.attached();
+    list.check(&at, &world.result).unwrap();
+    let (node, end) = (&world.node, world.end());
+    let table = node.sh("nft list table inet cnibox_egress");
+    let chain = table.split_whitespace().find(|word| word.starts_with("policy_")).unwrap().to_owned();
+    let set = |name: &str| format!("{chain}_{name}");
+    for (damage, msg) in [
+        (format!("tc qdisc del dev {end} ingress"), format!("the filter of \"{end}\" is missing or was changed")),
+        (
+            format!("nft flush chain inet cnibox_egress {chain}"),
+            format!(
+                "chain inet cnibox_egress {chain} of the egress policy of port \"{end}\" is missing or was changed"
+            ),
+        ),
+        (
+            format!("nft flush set inet cnibox_egress {}", set("some4")),
+            format!(
+                "chain inet cnibox_egress {chain} of the egress policy of port \"{end}\" is missing or was changed"
+            ),
+        ),
+        (
+            format!("nft add element inet cnibox_egress {} '{{ 203.0.113.0/24 }}'", set("all4")),
+            format!(
+                "chain inet cnibox_egress {chain} of the egress policy of port \"{end}\" is missing or was changed"
+            ),
+        ),
+        (
+            "nft flush map bridge cnibox_egress ports".to_owned(),
+            "map bridge cnibox_egress ports was flushed".to_owned(),
+        ),
+    ] {
+        node.sh(&damage);
+        assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg, "{damage}");
+        // ADD again puts everything in force.
+        list.call("ADD", &at, 1, Some(&world.result)).result();
+        list.check(&at, &world.result).unwrap();
+    }
+}
+
+#[test]
+fn no_failed_add_leaves_anything() {
+    SUBJECT.no_add_leaves_anything(10);
+}
+
+#[test]
+fn add_and_del_survive_kill() {
+    SUBJECT.survives_kill(5);
+}
+
+#[test]
+fn a_failed_second_add_keeps_the_policy() {
+    let keys = json!({"allow": [{"to": ["10.9.0.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let before = world.node.snapshot();
+    // The reply of the kernel to the commit is an error.
+    let add =
+        list(&world.node, "bridge", &json!({"policy": "allow"})).call("ADD", &world.attached(), 1, Some(&world.result));
+    let strace = [
+        "strace",
+        "-f",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=sendto,sendmsg",
+        "-e",
+        "inject=sendto,sendmsg:error=ENOBUFS:when=12+",
+    ];
+    assert_ne!(add.under(&strace).run().status, Some(0));
+    assert!(!world.reaches(&world.outside, "192.0.2.7", 9), "the former policy is in force");
+    settles(&before, || world.node.snapshot());
+}

@@ -1,0 +1,53 @@
+//! `cnibox egress`: what was refused, and other policies for running containers.
+
+use serde_json::{Value, json};
+
+use super::{FAR, World, list};
+use crate::support::node::Node;
+use crate::support::traffic::Place;
+
+fn listed(node: &Node, args: &[&str]) -> String {
+    node.tool("egress", &[&["ls"][..], args].concat()).printed()
+}
+
+#[test]
+fn ls_tells_what_was_refused() {
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
+        let json = || serde_json::from_str::<Value>(&listed(&world.node, &["--json"])).unwrap();
+        assert!(!world.reaches(&world.outside, FAR[1], 53));
+        assert!(!world.reaches(&world.outside, FAR[3], 99));
+        assert!(!world.inside.reaches_within(FAR[1], 1));
+        let port = &json()[0];
+        let flows = port["flows"].to_string();
+        for flow in ["198.51.100.7 udp/53", "2001:db8:f::7 udp/99", "198.51.100.7 icmp"] {
+            assert!(flows.contains(flow), "{kind}: {flow}: {port} {}", world.node.sh("nft list ruleset"));
+        }
+        assert!(port["refused_packets"].as_u64().unwrap() >= 7, "{port}");
+        assert_eq!(
+            (&port["network"], &port["container"], &port["interface"]),
+            (&json!("net"), &json!("c1"), &json!("eth0"))
+        );
+        let metrics = listed(&world.node, &["--metrics"]);
+        let line = metrics.lines().find(|line| line.starts_with("cnibox_egress_refused_packets_total{")).unwrap();
+        assert!(line.contains("container=\"c1\"") && !line.ends_with(" 0"), "{metrics}");
+        let text = listed(&world.node, &["--container", "c1"]);
+        assert!(text.lines().count() >= 4 && text.contains("udp/53"), "{text}");
+        assert_eq!(listed(&world.node, &["--container", "c9", "--json"]), "[]\n");
+    }
+}
+
+#[test]
+fn set_replaces_the_policy_of_a_running_container() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
+    let file = world.node.path("policy.json");
+    std::fs::write(&file, json!({"allow": [{"to": ["198.51.100.0/24"]}]}).to_string()).unwrap();
+    let file = file.display().to_string();
+    world.node.tool("egress", &["set", "--container", "c1", &file]).ok();
+    assert!(!world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.outside, FAR[1], 9));
+    list(&world.node, "bridge", &json!({})).check(&world.attached(), &world.result).unwrap();
+    let outcome = world.node.tool("egress", &["set", "--container", "c9", &file]).run();
+    assert!(outcome.stderr.contains("container \"c9\" has no egress policy"), "{outcome:?}");
+    let outcome = world.node.tool("egress", &["set", &file]).run();
+    assert_eq!(outcome.status, Some(2), "{outcome:?}");
+}

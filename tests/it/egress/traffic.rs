@@ -1,0 +1,164 @@
+//! What passes and what does not: destinations, ports, replies, translated destinations, containers without a policy.
+
+use serde_json::json;
+
+use super::{FAR, OUTSIDE, World, datagram_arrives, list};
+use crate::support::conflist::{Attached, Conflist};
+use crate::support::net::GATEWAYS;
+use crate::support::node::Container;
+use crate::support::traffic::{Place, tcp_through};
+
+#[test]
+fn only_allowed_destinations_and_ports_are_reached() {
+    let allow = json!([
+        {"to": ["10.9.0.0/24", "2001:db8:9::/64"], "ports": ["udp/53", "udp/8000-8100"]},
+        {"to": ["192.0.2.0/24"]},
+    ]);
+    let deny = json!([{"to": ["192.0.2.8/29"]}, {"to": ["10.9.0.0/24"], "ports": ["udp/8050"]}]);
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &json!({"allow": allow, "deny": deny}));
+        let [v4, v6] = OUTSIDE;
+        for (ip, port, passes) in [
+            (v4, 53, true),
+            (v6, 53, true),
+            (v4, 8000, true),
+            (v6, 8100, true),
+            (v4, 54, false),
+            (v6, 7999, false),
+            (v4, 8101, false),
+            (v4, 8050, false),
+            (v6, 8050, true),
+            (FAR[0], 9, true),
+            (FAR[1], 53, false),
+            (FAR[3], 53, false),
+        ] {
+            assert_eq!(world.reaches(&world.outside, ip, port), passes, "{kind}: {ip} {port}");
+        }
+        assert!(world.inside.reaches(FAR[0]), "all protocols");
+        assert!(!world.inside.reaches_within(v4, 1) && !world.inside.reaches_within(FAR[1], 1), "ping");
+        for gateway in GATEWAYS {
+            assert!(!world.reaches(&world.node, gateway, 53), "{kind}: the host itself: {gateway}");
+        }
+        assert!(!world.reaches(&world.neighbour, "10.1.2.2", 53), "{kind}: the neighbour");
+    }
+}
+
+#[test]
+fn sandbox_reaches_the_internet_only() {
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &json!({"profile": "sandbox"}));
+        for (ip, passes) in [(FAR[0], true), (FAR[1], true), (FAR[2], false), (OUTSIDE[0], false)] {
+            assert_eq!(world.reaches(&world.outside, ip, 4000), passes, "{kind}: {ip}");
+        }
+        // 2001:db8:f::7 is not on the link of the container.
+        assert!(world.reaches(&world.outside, FAR[3], 4000), "{kind}");
+        for gateway in GATEWAYS {
+            assert!(world.reaches(&world.node, gateway, 53), "{kind}: DNS of the host: {gateway}");
+            assert!(!world.reaches(&world.node, gateway, 54), "{kind}: the host itself: {gateway}");
+        }
+        assert!(!world.reaches(&world.node, "10.9.0.1", 4000), "{kind}: another address of the host");
+        for ip in ["10.1.2.2", "2001:db8:1::2"] {
+            assert!(!world.reaches(&world.neighbour, ip, 4000), "{kind}: {ip}");
+        }
+    }
+}
+
+#[test]
+fn replies_pass_from_served_ports_only() {
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    for kind in ["bridge", "ptp"] {
+        let keys = json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": ports}});
+        let world = World::new(kind, &keys);
+        let portmap = json!({"type": "portmap", "runtimeConfig": {"portMappings": ports}});
+        let portmap = Conflist::new(&world.node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": [portmap]}));
+        portmap.call("ADD", &world.attached(), 0, Some(&world.result)).result();
+        tcp_through(&world.outside, &world.inside, "10.9.0.1:8080", 80);
+        // The container itself cannot open a connection from its port, nor answer on another one.
+        let own = format!("{}:81", world.ip(false));
+        let answered = world.outside.within(|| {
+            let listener = world.inside.within(|| std::net::TcpListener::bind("0.0.0.0:81").unwrap());
+            let timeout = std::time::Duration::from_millis(400);
+            let connected = std::net::TcpStream::connect_timeout(&own.parse().unwrap(), timeout).is_ok();
+            drop(listener);
+            connected
+        });
+        assert!(!answered, "{kind}: a port that is not published");
+    }
+}
+
+#[test]
+fn the_translated_destination_counts() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}, {"to": ["198.51.100.0/24"]}]}));
+    // A service address that leads to the neighbour, and one that leads to an allowed address.
+    world
+        .node
+        .sh("nft 'add table ip services; add chain ip services pre { type nat hook prerouting priority dstnat; }'");
+    world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 53 dnat to 10.9.0.2:53'");
+    world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 54 dnat to 198.51.100.7:54'");
+    let arrives = |ip: &str, port: u16| {
+        let far = world.outside.within(|| std::net::UdpSocket::bind((ip, port)).unwrap());
+        far.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
+        let near = world.inside.within(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        (0..3).any(|_| near.send_to(b"x", ("192.0.2.7", port)).is_ok() && far.recv(&mut [0; 4]).is_ok())
+    };
+    assert!(arrives("198.51.100.7", 54), "both addresses are allowed");
+    assert!(!arrives("10.9.0.2", 53), "the destination is not allowed");
+}
+
+#[test]
+fn allowed_neighbours_are_reached_on_the_bridge() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["10.1.2.2", "2001:db8:1::2"], "ports": ["udp/53"]}]}));
+    for ip in ["10.1.2.2", "2001:db8:1::2"] {
+        assert!(world.reaches(&world.neighbour, ip, 53), "{ip}");
+        assert!(!world.reaches(&world.neighbour, ip, 54), "{ip}");
+    }
+    let third = Container::new();
+    let mut bare = list(&world.node, "bridge", &json!({}));
+    bare.conf["plugins"].as_array_mut().unwrap().pop();
+    bare.add(&Attached::new("third", &third.path())).unwrap();
+    assert!(!world.reaches(&third, "10.1.2.4", 53), "another neighbour");
+}
+
+#[test]
+fn containers_without_a_policy_are_not_affected() {
+    let world = World::new("bridge", &json!({}));
+    for ip in [OUTSIDE[0], OUTSIDE[1], FAR[0], FAR[3]] {
+        assert!(datagram_arrives(&world.neighbour, &world.outside, ip, 53), "{ip}");
+    }
+    assert!(datagram_arrives(&world.neighbour, &world.node, GATEWAYS[0], 53));
+    assert!(datagram_arrives(&world.outside, &world.neighbour, "10.1.2.2", 53));
+    assert!(datagram_arrives(&world.outside, &world.inside, "10.1.2.3", 53), "ingress is not limited");
+}
+
+#[test]
+fn a_second_add_replaces_the_policy() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
+    let other = json!({"allow": [{"to": ["198.51.100.0/24"]}]});
+    let list = list(&world.node, "bridge", &other);
+    assert!(world.reaches(&world.outside, FAR[0], 9) && !world.reaches(&world.outside, FAR[1], 9));
+    list.call("ADD", &world.attached(), 1, Some(&world.result)).result();
+    assert!(!world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.outside, FAR[1], 9));
+    let table = world.node.sh("nft list table inet cnibox_egress");
+    assert_eq!(table.matches("chain policy_").count(), 1, "{table}");
+    list.check(&world.attached(), &world.result).unwrap();
+}
+
+/// The bridge has no address: the neighbour is the router.
+#[test]
+fn another_router_on_the_bridge_is_found() {
+    let world = World::new("bridge", &json!({}));
+    let (router, inside) = (&world.neighbour, Container::new());
+    router.sh("ip addr add 192.0.2.9/32 dev lo && ip -6 addr add 2001:db8:e::9/128 dev lo");
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24", "2001:db8:e::/64"], "ports": ["udp/53"]}]});
+    let mut list = list(&world.node, "bridge", &keys);
+    let ipam = json!({"type": "static", "addresses": [{"address": "10.1.2.77/24", "gateway": "10.1.2.2"},
+        {"address": "2001:db8:1::77/64", "gateway": "2001:db8:1::2"}],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]});
+    list.conf["plugins"][0] = json!({"type": "bridge", "bridge": "br0", "ipam": ipam});
+    list.add(&Attached::new("c7", &inside.path())).unwrap();
+    for ip in ["192.0.2.9", "2001:db8:e::9"] {
+        crate::support::node::eventually(ip, || datagram_arrives(&inside, router, ip, 53));
+        assert!(!datagram_arrives(&inside, router, ip, 54), "{ip}");
+    }
+    assert!(!datagram_arrives(&inside, router, "10.1.2.2", 53), "the router itself");
+}

@@ -1,0 +1,417 @@
+//! Ways out of a policy, each tried: with the rules and the filter, with the rules alone, and with the filter alone,
+//! as after a flush. Captured are all frames that arrive outside, at the neighbour, and at a socket of the host.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{FAR, OUTSIDE, World};
+use crate::hostile::send_frame;
+use crate::support::node::Container;
+use crate::support::traffic::Place;
+
+/// What every frame of a way contains.
+const MARK: &[u8] = b"WAY-OUT-OF-A-POLICY";
+
+type Mac = [u8; 6];
+
+/// Addresses of the participants.
+struct Map {
+    own: Mac,
+    router: Mac,
+    neighbour: Mac,
+    ip: Ipv4Addr,
+    ip6: Ipv6Addr,
+}
+
+fn mac(text: &str) -> Mac {
+    let octets: Vec<u8> = text.trim().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+    octets.try_into().unwrap()
+}
+
+fn mac_of(container: &Container) -> Mac {
+    mac(container.ip("link show eth0")[0]["address"].as_str().unwrap())
+}
+
+impl Map {
+    fn of(world: &World) -> Map {
+        let router = if world.result["interfaces"][0]["name"] == "br0" { "br0".to_owned() } else { world.end() };
+        Map {
+            own: mac_of(&world.inside),
+            router: mac(world.node.ip(&format!("link show {router}"))[0]["address"].as_str().unwrap()),
+            neighbour: mac_of(&world.neighbour),
+            ip: world.ip(false).parse().unwrap(),
+            ip6: world.ip(true).parse().unwrap(),
+        }
+    }
+
+    fn eth(&self, to: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+        [&to[..], &self.own, &ethertype.to_be_bytes(), payload].concat()
+    }
+
+    /// A packet of IPv4 to the router.
+    fn v4(&self, to: &str, proto: u8, payload: &[u8]) -> Vec<u8> {
+        self.eth(self.router, 0x0800, &ipv4(self.ip, to, proto, 0x4000, payload))
+    }
+
+    fn v6(&self, to: &str, next: u8, payload: &[u8]) -> Vec<u8> {
+        self.eth(self.router, 0x86dd, &ipv6(self.ip6, to, next, 255, payload))
+    }
+}
+
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], *two.get(1).unwrap_or(&0)])));
+    let mut total: u32 = words.sum();
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    !u16::try_from(total).unwrap()
+}
+
+/// A length for a header.
+fn length(bytes: usize) -> u16 {
+    u16::try_from(bytes).unwrap()
+}
+
+fn ipv4(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+    with_options(from, to, proto, fragment, &[], payload)
+}
+
+fn with_options(from: Ipv4Addr, to: &str, proto: u8, fragment: u16, options: &[u8], payload: &[u8]) -> Vec<u8> {
+    let to: Ipv4Addr = to.parse().unwrap();
+    let first = 0x40 | u8::try_from(5 + options.len() / 4).unwrap();
+    let [l0, l1] = length(20 + options.len() + payload.len()).to_be_bytes();
+    let [f0, f1] = fragment.to_be_bytes();
+    let mut header = vec![first, 0, l0, l1, 0x12, 0x34, f0, f1, 64, proto, 0, 0];
+    header.extend(from.octets());
+    header.extend(to.octets());
+    header.extend(options);
+    let check = sum(&header).to_be_bytes();
+    header[10..12].copy_from_slice(&check);
+    [&header, payload].concat()
+}
+
+fn ipv6(from: Ipv6Addr, to: &str, next: u8, hops: u8, payload: &[u8]) -> Vec<u8> {
+    let to: Ipv6Addr = to.parse().unwrap();
+    let [l0, l1] = length(payload.len()).to_be_bytes();
+    [&[0x60, 0, 0, 0, l0, l1, next, hops][..], &from.octets(), &to.octets(), payload].concat()
+}
+
+/// UDP without a checksum.
+fn udp(from: u16, to: u16) -> Vec<u8> {
+    let length = length(8 + MARK.len()).to_be_bytes();
+    [&from.to_be_bytes()[..], &to.to_be_bytes(), &length, &[0, 0], MARK].concat()
+}
+
+fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
+    let ports = [from.to_be_bytes(), to.to_be_bytes()].concat();
+    [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 1, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0], MARK].concat()
+}
+
+fn icmp(kind: u8) -> Vec<u8> {
+    let mut message = [&[kind, 0, 0, 0, 0, 1, 0, 1][..], MARK].concat();
+    let check = sum(&message).to_be_bytes();
+    message[2..4].copy_from_slice(&check);
+    message
+}
+
+/// A message of ICMPv6 with a checksum.
+fn icmpv6(from: Ipv6Addr, to: &str, kind: u8, target: &str) -> Vec<u8> {
+    let target: Ipv6Addr = target.parse().unwrap();
+    let mut message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &target.octets(), MARK].concat();
+    let dest: Ipv6Addr = to.parse().unwrap();
+    let length = u32::from(length(message.len())).to_be_bytes();
+    let pseudo = [&from.octets()[..], &dest.octets(), &length, &[0, 0, 0, 58], &message].concat();
+    message[2..4].copy_from_slice(&sum(&pseudo).to_be_bytes());
+    message
+}
+
+fn arp(operation: u8, from: Mac, from_ip: &str, to: Mac, to_ip: &str) -> Vec<u8> {
+    let ip = |text: &str| text.parse::<Ipv4Addr>().unwrap().octets();
+    [&[0, 1, 8, 0, 6, 4, 0, operation][..], &from, &ip(from_ip), &to, &ip(to_ip), MARK].concat()
+}
+
+const BROADCAST: Mac = [0xff; 6];
+
+/// A way: a name and its frames.
+type Way = (&'static str, Vec<Vec<u8>>);
+
+fn ways(map: &Map) -> Vec<Way> {
+    let ways = [routed_ways(map), neighbour_ways(map), wrapped_ways(map), ipv6_ways(map), mixed_ways(map)];
+    ways.into_iter().flatten().collect()
+}
+
+/// By the router.
+fn routed_ways(map: &Map) -> Vec<Way> {
+    let (private, far) = (OUTSIDE[0], FAR[0]);
+    let other = Map { own: map.neighbour, ..*map };
+    let long = [&udp(5, 5)[..], &[0; 29]].concat();
+    let fragment = |offset: u16, more: u16, part: &[u8]| {
+        map.eth(map.router, 0x0800, &ipv4(map.ip, private, 17, more << 13 | offset, part))
+    };
+    vec![
+        ("UDP to a private address", vec![map.v4(private, 17, &udp(5, 5))]),
+        ("UDP to port 53 of a private address", vec![map.v4(private, 17, &udp(5, 53))]),
+        ("TCP, SYN", vec![map.v4(private, 6, &tcp(5, 443, 2))]),
+        ("TCP, ACK without a connection", vec![map.v4(private, 6, &tcp(5, 443, 0x10))]),
+        ("TCP, no flag", vec![map.v4(private, 6, &tcp(5, 443, 0))]),
+        ("ping", vec![map.v4(private, 1, &icmp(8))]),
+        ("ICMP echo reply without a request", vec![map.v4(private, 1, &icmp(0))]),
+        ("metadata", vec![map.v4(FAR[2], 6, &tcp(5, 80, 2)), map.v4(FAR[2], 17, &udp(5, 80))]),
+        ("an unknown protocol", vec![map.v4(private, 253, MARK)]),
+        (
+            "IPv4 options",
+            vec![map.eth(map.router, 0x0800, &with_options(map.ip, private, 17, 0x4000, &[1; 40], &udp(5, 5)))],
+        ),
+        ("a first fragment", vec![fragment(0, 1, &long[..24])]),
+        ("fragments", vec![fragment(0, 1, &long[..24]), fragment(3, 0, &long[24..])]),
+        ("a later fragment alone", vec![fragment(9, 0, &[MARK, b"12345"].concat())]),
+        (
+            "the source address of the neighbour",
+            vec![map.eth(map.router, 0x0800, &ipv4("10.1.2.2".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)))],
+        ),
+        (
+            "the source address of the host",
+            vec![map.eth(map.router, 0x0800, &ipv4("10.9.0.1".parse().unwrap(), private, 17, 0x4000, &udp(5, 5)))],
+        ),
+        ("the MAC of the neighbour", vec![other.v4(private, 17, &udp(5, 5)), other.v4(far, 17, &udp(5, 5))]),
+        ("the MAC of the router", vec![Map { own: map.router, ..*map }.v4(private, 17, &udp(5, 5))]),
+        ("a multicast source MAC", vec![Map { own: BROADCAST, ..*map }.v4(private, 17, &udp(5, 5))]),
+    ]
+}
+
+/// To neighbours and groups of the link.
+fn neighbour_ways(map: &Map) -> Vec<Way> {
+    let far = FAR[0];
+    vec![
+        ("the neighbour", vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.2", 17, 0x4000, &udp(5, 5)))]),
+        (
+            "the neighbour by an allowed address",
+            vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, far, 17, 0x4000, &udp(5, 5)))],
+        ),
+        (
+            "all neighbours by an allowed address",
+            vec![map.eth(BROADCAST, 0x0800, &ipv4(map.ip, far, 17, 0x4000, &udp(5, 5)))],
+        ),
+        (
+            "IPv4 broadcast",
+            vec![map.eth(BROADCAST, 0x0800, &ipv4(map.ip, "255.255.255.255", 17, 0x4000, &udp(68, 67)))],
+        ),
+        (
+            "broadcast of the subnet",
+            vec![map.eth(BROADCAST, 0x0800, &ipv4(map.ip, "10.1.2.255", 17, 0x4000, &udp(5, 5)))],
+        ),
+        (
+            "multicast",
+            vec![map.eth([1, 0, 0x5e, 0, 0, 0xfb], 0x0800, &ipv4(map.ip, "224.0.0.251", 17, 0x4000, &udp(5, 5353)))],
+        ),
+        (
+            "an ARP request for the neighbour",
+            vec![map.eth(BROADCAST, 0x0806, &arp(1, map.own, "10.1.2.3", [0; 6], "10.1.2.2"))],
+        ),
+        (
+            "an ARP reply to the neighbour",
+            vec![map.eth(map.neighbour, 0x0806, &arp(2, map.own, "10.1.2.1", map.neighbour, "10.1.2.2"))],
+        ),
+        (
+            "ARP that claims the router's address",
+            vec![map.eth(BROADCAST, 0x0806, &arp(1, map.own, "10.1.2.1", [0; 6], "10.1.2.2"))],
+        ),
+        (
+            "ARP for another sender",
+            vec![map.eth(map.neighbour, 0x0806, &arp(2, map.router, "10.1.2.1", map.neighbour, "10.1.2.2"))],
+        ),
+    ]
+}
+
+/// In other frames, in other packets, and to the host.
+fn wrapped_ways(map: &Map) -> Vec<Way> {
+    let inner = ipv4(map.ip, OUTSIDE[0], 17, 0x4000, &udp(5, 5));
+    let tagged = |tag: u16, rest: &[u8]| [&tag.to_be_bytes()[..], &[0, 5], rest].concat();
+    let allowed_in_tag = [&[8, 0][..], &ipv4(map.ip, FAR[0], 17, 0x4000, &udp(5, 5))].concat();
+    let inside_tag = [&[8, 0][..], &inner].concat();
+    let snap = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 0][..], &inner].concat();
+    vec![
+        ("another ethertype", vec![map.eth(map.neighbour, 0x88b5, MARK), map.eth(BROADCAST, 0x88b5, MARK)]),
+        (
+            "a frame with a length",
+            vec![map.eth(map.neighbour, length(MARK.len() + 3), &[&[0x42, 0x42, 3][..], MARK].concat())],
+        ),
+        ("IPv4 in SNAP", vec![map.eth(map.router, length(snap.len()), &snap)]),
+        (
+            "the spanning tree's address",
+            vec![map.eth([1, 0x80, 0xc2, 0, 0, 0], length(MARK.len() + 3), &[&[0x42, 0x42, 3][..], MARK].concat())],
+        ),
+        (
+            "IPv4 to LLDP's address",
+            vec![map.eth([1, 0x80, 0xc2, 0, 0, 0xe], 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 4000)))],
+        ),
+        (
+            "a VLAN tag",
+            vec![
+                map.eth(map.router, 0x8100, &tagged(0, &inside_tag)),
+                map.eth(map.neighbour, 0x8100, &tagged(7, &inside_tag)),
+            ],
+        ),
+        ("a VLAN tag before an allowed address", vec![map.eth(map.neighbour, 0x8100, &tagged(7, &allowed_in_tag))]),
+        ("a public address of the host", vec![map.v4("203.0.113.1", 17, &udp(5, 4000))]),
+        (
+            "two VLAN tags",
+            vec![map.eth(map.router, 0x88a8, &tagged(0, &[&[0x81, 0][..], &tagged(0, &inside_tag)].concat()))],
+        ),
+        ("MPLS", vec![map.eth(map.router, 0x8847, &[&[0, 1, 1, 64][..], &inner].concat())]),
+        ("PPPoE", vec![map.eth(map.router, 0x8864, &[&[0x11, 0, 0, 1, 0, 60, 0, 0x21][..], &inner].concat())]),
+        ("IPv4 in IPv4 to the host", vec![map.v4("10.1.2.1", 4, &inner)]),
+        ("GRE to the host", vec![map.v4("10.1.2.1", 47, &[&[0, 0, 8, 0][..], &inner].concat())]),
+        ("VXLAN to the host", vec![map.v4("10.1.2.1", 17, &udp(4789, 4789))]),
+        ("a socket of the host", vec![map.v4("10.1.2.1", 17, &udp(5, 4000))]),
+        ("another address of the host", vec![map.v4("10.9.0.1", 17, &udp(5, 4000))]),
+    ]
+}
+
+/// By IPv6.
+fn ipv6_ways(map: &Map) -> Vec<Way> {
+    let hop_options = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &udp(5, 5)].concat();
+    vec![
+        (
+            "IPv6 to the neighbour",
+            vec![map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::2", 17, 64, &udp(5, 5)))],
+        ),
+        ("IPv6 to the neighbour by the router", vec![map.v6("2001:db8:1::2", 17, &udp(5, 5))]),
+        (
+            "IPv6 with options to the neighbour",
+            vec![map.v6("2001:db8:1::2", 0, &hop_options), map.v6("2001:db8:1::2", 60, &hop_options)],
+        ),
+        ("an IPv6 fragment", vec![map.v6("2001:db8:1::2", 44, &[&[17, 0, 0, 1, 0, 0, 0, 9][..], &udp(5, 5)].concat())]),
+        ("ICMPv6 echo", vec![map.v6(FAR[3], 58, &icmpv6(map.ip6, FAR[3], 128, "::"))]),
+        (
+            "neighbour discovery to a far address",
+            vec![
+                map.v6(FAR[3], 58, &icmpv6(map.ip6, FAR[3], 135, FAR[3])),
+                map.v6(FAR[3], 58, &icmpv6(map.ip6, FAR[3], 136, FAR[3])),
+            ],
+        ),
+        (
+            "a router advertisement",
+            vec![map.eth(
+                [0x33, 0x33, 0, 0, 0, 1],
+                0x86dd,
+                &ipv6(map.ip6, "ff02::1", 58, 255, &icmpv6(map.ip6, "ff02::1", 134, "::")),
+            )],
+        ),
+        (
+            "a solicitation for the neighbour",
+            vec![map.eth(
+                [0x33, 0x33, 0xff, 0, 0, 2],
+                0x86dd,
+                &ipv6(map.ip6, "ff02::1:ff00:2", 58, 255, &icmpv6(map.ip6, "ff02::1:ff00:2", 135, "2001:db8:1::2")),
+            )],
+        ),
+        (
+            "an advertisement to the neighbour",
+            vec![map.eth(
+                map.neighbour,
+                0x86dd,
+                &ipv6(map.ip6, "2001:db8:1::2", 58, 255, &icmpv6(map.ip6, "2001:db8:1::2", 136, "2001:db8:1::1")),
+            )],
+        ),
+        (
+            "IPv6 multicast",
+            vec![map.eth([0x33, 0x33, 0, 0, 0, 0xfb], 0x86dd, &ipv6(map.ip6, "ff02::fb", 17, 255, &udp(5, 5353)))],
+        ),
+    ]
+}
+
+/// IPv4 as IPv6, and the reverse; headers that end early.
+fn mixed_ways(map: &Map) -> Vec<Way> {
+    let private = OUTSIDE[0];
+    let inner = ipv4(map.ip, private, 17, 0x4000, &udp(5, 5));
+    vec![
+        ("6to4 of a private address", vec![map.v6("2002:a09:2::1", 17, &udp(5, 5))]),
+        (
+            "IPv4 of protocol 58",
+            vec![map.eth(
+                map.neighbour,
+                0x0800,
+                &ipv4(map.ip, "10.1.2.2", 58, 0x4000, &icmpv6(map.ip6, "ff02::1", 135, "fe80::1")),
+            )],
+        ),
+        (
+            "IPv6 in an IPv4 frame",
+            vec![map.eth(map.router, 0x0800, &ipv6(map.ip6, "2001:db8:1::2", 17, 64, &udp(5, 5)))],
+        ),
+        ("IPv4 in an IPv6 frame", vec![map.eth(map.router, 0x86dd, &inner)]),
+        ("a short header", vec![map.v4(private, 17, &[0, 5]), map.eth(map.router, 0x0800, &[0x45])]),
+    ]
+}
+
+/// Receives all frames of a place with [`MARK`].
+struct Capture(Socket);
+
+impl Capture {
+    fn at(place: &impl Place) -> Capture {
+        // `ETH_P_ALL` in network byte order.
+        let all = Protocol::from(i32::from(3_u16.to_be()));
+        let socket = place.within(|| Socket::new(Domain::PACKET, Type::RAW, Some(all)).unwrap());
+        socket.set_nonblocking(true).unwrap();
+        Capture(socket)
+    }
+
+    fn marked(&self) -> usize {
+        let mut count = 0;
+        loop {
+            let mut buffer = [0; 2048];
+            let length = match (&self.0).read(&mut buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return count,
+                Err(error) => panic!("{error}"),
+            };
+            count += usize::from(buffer[..length].windows(MARK.len()).any(|part| part == MARK));
+        }
+    }
+}
+
+/// Waits until the control packet, sent last, has arrived.
+fn settle(outside: &Capture) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while outside.marked() == 0 {
+        assert!(Instant::now() < deadline, "what is allowed does not arrive");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn no_way_leads_out_of_a_sandbox() {
+    for kind in ["bridge", "ptp"] {
+        for (guards, remove) in
+            [("rules and filter", None), ("rules alone", Some("filter")), ("filter alone", Some("rules"))]
+        {
+            let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["tcp/80"]}));
+            assert!(world.reaches(&world.outside, FAR[0], 9), "{kind}: resolved");
+            match remove {
+                Some("filter") => drop(world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()))),
+                Some(_) => drop(world.node.sh("nft flush ruleset")),
+                None => {}
+            }
+            let map = Map::of(&world);
+            let [outside, neighbour] = [&world.outside, &world.neighbour].map(Capture::at);
+            let host = UdpSocket::bind("0.0.0.0:4000").unwrap();
+            host.set_nonblocking(true).unwrap();
+            let control = map.v4(FAR[0], 17, &udp(7, 7));
+            for (way, frames) in ways(&map) {
+                let why = format!("{kind}, {guards}: {way}");
+                for frame in frames {
+                    send_frame(&world.inside, &frame);
+                }
+                let early = (outside.marked(), neighbour.marked());
+                send_frame(&world.inside, &control);
+                settle(&outside);
+                assert_eq!((early, outside.marked(), neighbour.marked()), ((0, 0), 0, 0), "{why}");
+                assert!(host.recv(&mut [0; 64]).is_err(), "{why}: at the host");
+            }
+        }
+    }
+}
