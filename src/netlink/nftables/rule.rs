@@ -154,8 +154,13 @@ impl NftRule {
 
     /// `fib daddr type local`
     pub fn daddr_is_local(self) -> NftRule {
-        let local = u32::from(RTN_LOCAL).to_ne_bytes();
-        self.load_field(PacketField::FibDaddrType, 0).push_expression(compare_expression(NFT_CMP_EQ, &local))
+        self.daddr_type_is(RTN_LOCAL)
+    }
+
+    /// `fib daddr type type`, an `RTN_*`.
+    pub fn daddr_type_is(self, kind: u8) -> NftRule {
+        let kind = u32::from(kind).to_ne_bytes();
+        self.load_field(PacketField::FibDaddrType, 0).push_expression(compare_expression(NFT_CMP_EQ, &kind))
     }
 
     /// `a . b @set`
@@ -385,6 +390,8 @@ pub enum PacketField {
     Icmpv6Type,
     /// `icmpv6 taddr`, the target address of neighbour discovery.
     Icmpv6Target,
+    /// The version and the length of the header of IPv4.
+    IpHeader,
     /// `ip6 hoplimit`
     Ip6Hoplimit,
     /// `arp daddr ip`, the target address of ARP.
@@ -417,6 +424,7 @@ impl PacketField {
             PacketField::CtDirection => ("ct", &[NFT_CT_DIRECTION], 1),
             PacketField::Icmpv6Type => ("payload", &[TRANSPORT, 0, 1], 1),
             PacketField::Icmpv6Target => ("payload", &[TRANSPORT, 8, 16], 16),
+            PacketField::IpHeader => ("payload", &[NETWORK, 0, 1], 1),
             PacketField::Ip6Hoplimit => ("payload", &[NETWORK, 7, 1], 1),
             PacketField::ArpTarget => ("payload", &[NETWORK, 24, 4], 4),
             PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
@@ -431,7 +439,7 @@ impl PacketField {
     /// The condition under which the field can be read in a table of `family`: another field and its value.
     fn dependency_in(self, family: TableFamily) -> Option<(PacketField, Vec<u8>)> {
         let (nfproto, ethertype): (u8, u16) = match self {
-            PacketField::IpSaddr | PacketField::IpDaddr => (TableFamily::Ip as u8, 0x0800),
+            PacketField::IpSaddr | PacketField::IpDaddr | PacketField::IpHeader => (TableFamily::Ip as u8, 0x0800),
             PacketField::Icmpv6Type | PacketField::Icmpv6Target => {
                 return Some((PacketField::L4proto, vec![IPPROTO_ICMPV6]));
             }

@@ -223,6 +223,11 @@ impl NftRule {
         self.match_bytes(PacketField::Protocol, true, &ethertype.to_be_bytes())
     }
 
+    /// Whether the header of IPv4 has options.
+    pub fn has_ip_options(self) -> NftRule {
+        self.match_bytes(PacketField::IpHeader, false, &[0x45])
+    }
+
     /// `ether type type`, an `ETH_P_*`: also that of a VLAN tag.
     pub fn frame_type_is(self, ethertype: u16) -> NftRule {
         self.match_bytes(PacketField::EtherType, true, &ethertype.to_be_bytes())
