@@ -26,6 +26,8 @@ struct GuardPlace {
     /// The qdisc that must be created before.
     missing: Option<Qdisc>,
     priority: u16,
+    /// Another filter that judges frames before.
+    before: Option<String>,
     /// The program that is there.
     program: Option<ProgramFilter>,
 }
@@ -133,6 +135,10 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
     if place.program.as_ref() == Some(filter) {
         return Ok(());
     }
+    if let Some(kind) = &place.before {
+        return Err(Error::internal(format!("a filter of the kind {kind} judges frames of \"{}\" first", link.name))
+            .with_details(format!("tc filter show dev {} ingress", link.name)));
+    }
     if let Some(qdisc) = &place.missing {
         let added = netlink.add_qdisc(place.index, QdiscHook::Ingress, redirect::INGRESS, qdisc);
         added.context(|| format!("create {} qdisc", qdisc.kind_name()))?;
@@ -143,8 +149,10 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
 /// Whether all frames that `link` receives are judged by the program.
 pub fn has_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<bool> {
     let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };
+    sink.require_dropping(netlink, &entry, true)?;
+    let place = find_place(netlink, link)?;
     let is_equal = |found: &ProgramFilter| found.program == program && found.redirect == Some(entry.index);
-    Ok(find_filter(netlink, link)?.as_ref().is_some_and(is_equal))
+    Ok(place.before.is_none() && place.program.as_ref().is_some_and(is_equal))
 }
 
 /// Deletes the program, then its qdisc if that has no other filters.
@@ -185,7 +193,7 @@ fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
 
 impl GuardPlace {
     fn new(index: u32, parent: TrafficHandle, missing: Option<Qdisc>) -> GuardPlace {
-        GuardPlace { index, parent, missing, priority: 1, program: None }
+        GuardPlace { index, parent, missing, priority: 1, before: None, program: None }
     }
 
     /// The first priority that has no filter, or a program that may be replaced.
@@ -195,6 +203,10 @@ impl GuardPlace {
             if self.program.is_some() {
                 break;
             }
+            let is_redirect = |filter: &&TrafficFilterInfo| filter.redirect_of_all().is_some() || !filter.selects;
+            let is_here = |filter: &&TrafficFilterInfo| filter.priority == self.priority;
+            let other = filters.iter().filter(is_here).find(|filter| !is_redirect(filter) || filter.kind != "u32");
+            self.before = self.before.or(other.map(|filter| filter.kind.clone()));
             self.priority += 1;
         }
         Ok(self)
