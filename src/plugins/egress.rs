@@ -13,6 +13,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
+
 use serde::Deserialize;
 
 use crate::cni::CniResult;
@@ -25,10 +27,10 @@ use crate::framework::{
 use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, guard, peer};
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
-use crate::netfilter::egress::source::{named_policy, require_keys};
+use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, layout};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
@@ -121,6 +123,12 @@ fn require_known_keys(config: &Json) -> Result<()> {
     let member = |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
     let of_policy = DecodedKeys::of_type::<EgressPolicy>();
     let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>();
+    let keys = ["policy", "allow", "deny", "profile", "serve"];
+    if let Some(key) = keys.into_iter().find(|key| config.get_member(key).is_some_and(has_null)) {
+        return Err(
+            Error::config(format!("a value in {key} is null")).with_details("write a value, or leave the key out")
+        );
+    }
     for (path, keys) in [
         (&["allow"][..], &of_entries),
         (&["deny"], &of_entries),
@@ -266,14 +274,20 @@ fn find_port(
         _ => vec![end.name.clone()],
     };
     let is_bridged = arrives_at[0] != end.name;
+    if let Some(bridge) = master.as_ref().filter(|_| is_bridged) {
+        require_unused_mac(host, bridge, &end, mac)?;
+    }
+    let ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
+    if ips.is_empty() {
+        return Err(Error::config(format!("interface \"{ifname}\" has no address"))
+            .with_details("a policy is bound to the addresses of the result: add \"ipam\""));
+    }
     let gateways = prev.ips.iter().filter_map(|ip| ip.gateway).chain(prev.routes.iter().filter_map(|route| route.gw));
     let mut routers: Vec<_> = gateways.collect();
     routers.sort_unstable();
     routers.dedup();
-    let own: Vec<IpAddr> = host.dump_all_addresses()?.iter().map(|addr| addr.net.addr()).collect();
-    let is_routed_here = routers.iter().all(|router| own.contains(router));
-    let mut known: Vec<IpAddr> = routers.iter().filter(|router| own.contains(router)).copied().collect();
-    known.extend(own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES));
+    let known = HostAddresses::read(host)?;
+    let is_routed_here = routers.iter().all(|router| known.own.contains(router));
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
@@ -284,12 +298,47 @@ fn find_port(
         is_bridged,
         bridge_mac: master.filter(|_| is_bridged && is_routed_here).and_then(|bridge| bridge.mac),
         on_link,
+        host: known.for_filter(&routers),
         routers,
-        host: known,
+        ips,
         published,
         policies,
     };
     Ok((end, port))
+}
+
+/// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets of that port.
+fn require_unused_mac(host: &Netlink, bridge: &Link, end: &Link, mac: MacAddress) -> Result<()> {
+    let known = host.dump_fdb(bridge.index)?;
+    let Some(other) = known.iter().find(|entry| entry.mac == mac && entry.port != end.index) else { return Ok(()) };
+    let (name, port) = (&end.name, other.port);
+    Err(Error::config(format!("the MAC address {mac} of port \"{name}\" is in use at port {port} of the bridge"))
+        .with_details("a policy is bound to the address: request another one"))
+}
+
+/// The addresses by which packets arrive at the host.
+struct HostAddresses {
+    own: Vec<IpAddr>,
+    /// The broadcast and anycast addresses of the networks.
+    groups: Vec<IpAddr>,
+}
+
+impl HostAddresses {
+    fn read(host: &Netlink) -> Result<HostAddresses> {
+        let networks: Vec<IpNet> = host.dump_all_addresses()?.iter().map(|addr| addr.net).collect();
+        let own = networks.iter().map(IpNet::addr).collect();
+        let wide =
+            networks.iter().filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
+        Ok(HostAddresses { own, groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect() })
+    }
+
+    /// Those that the filter knows: the container's routers first.
+    fn for_filter(self, routers: &[IpAddr]) -> Vec<IpAddr> {
+        let mut known: Vec<IpAddr> = routers.iter().filter(|router| self.own.contains(router)).copied().collect();
+        known.extend(self.own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES));
+        known.extend(self.groups.into_iter().take(2 * MOST_HOST_ADDRESSES));
+        known
+    }
 }
 
 /// The names of a bridge and of the VLANs of the bridge.
@@ -310,10 +359,21 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
     })?;
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
     let link = inside.require_link(owner.ifname)?;
-    let end = peer::find_host_end(cx.host_netlink()?, &inside, &link)?.filter(|end| end.name == port.end);
+    let host = cx.host_netlink()?;
+    let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
     let end = end.ok_or_else(|| {
         Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", owner.ifname, port.end))
             .with_details("attach the container again")
     })?;
+    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    let place =
+        master.filter(|master| master.kind.as_deref() != Some("vrf")).map_or(end.name.clone(), |bridge| bridge.name);
+    if port.arrives_at.first() != Some(&place) {
+        return Err(Error::internal(format!(
+            "port \"{}\" is no longer a port of \"{}\"",
+            end.name, port.arrives_at[0]
+        ))
+        .with_details("attach the container again"));
+    }
     Ok((end, port))
 }

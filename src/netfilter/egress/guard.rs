@@ -50,6 +50,7 @@ const SOURCE_MAC: u32 = 6;
 const ETHERTYPE: u32 = 12;
 const ARP_SENDER_MAC: u32 = 22;
 const ARP_TARGET: u32 = 38;
+const IPV4_SOURCE: u32 = 26;
 const IPV4_DESTINATION: u32 = 30;
 const IPV6_HOP_LIMIT: u32 = 21;
 const IPV6_SOURCE: u32 = 22;
@@ -95,6 +96,8 @@ pub struct GuardPolicy<'a> {
     pub served: &'a [ServiceRange],
     /// Gateways and addresses of the host, whose MAC addresses the container may ask for.
     pub routers: &'a [IpAddr],
+    /// The container's addresses, from which alone it may send; `None`: any.
+    pub sources: Option<&'a [IpAddr]>,
     /// The part of `allowed` on the container's own link.
     pub near: &'a AllowedTraffic,
     /// The address of the bridge, if it is the only router: frames to others are for neighbours.
@@ -246,6 +249,7 @@ impl GuardCompiler<'_> {
         let later = self.put_any_service(destination);
         let offset = self.code.put_branch(IF_BIT, 0x1fff, later, first);
         let offset = self.code.put(LOAD_HALF, 20, offset);
+        let offset = self.put_sources_v4(offset);
         // The version is 4 and the header has 5 words or more.
         let version = self.code.put_branch(IF_AT_LEAST, 0x50, self.drop, offset);
         let version = self.code.put_branch(IF_AT_LEAST, 0x45, version, self.drop);
@@ -260,9 +264,33 @@ impl GuardCompiler<'_> {
         let listener = self.put_listener_report(other);
         let by_protocol = [(HOP_BY_HOP, listener), (ICMPV6, icmp), (FRAGMENT, fragment)];
         let protocol = self.put_choice(LOAD_BYTE, 20, &by_protocol, other);
+        let protocol = self.put_sources_v6(protocol);
         let version = self.code.put_branch(IF_EQUAL, 0x60, protocol, self.drop);
         let version = self.code.put_all(&[(LOAD_BYTE, ETHERNET), (AND, 0xf0)], version);
         self.put_if_long(IPV6, version)
+    }
+
+    /// Drops packets from other addresses than the container's.
+    fn put_sources_v4(&mut self, next: Label) -> Label {
+        let Some(sources) = self.policy.sources else { return next };
+        let mut own: Vec<u128> = sources.iter().filter(|addr| addr.is_ipv4()).map(|addr| number(*addr)).collect();
+        own.sort_unstable();
+        own.dedup();
+        let search = put_search(self.code, &ADDRESS[..1], own.into_iter().map(|addr| (addr, addr, next)), self.drop);
+        self.code.put_all(&[(LOAD_WORD, IPV4_SOURCE), (STORE_CELL, ADDRESS[0])], search)
+    }
+
+    /// Drops packets from other addresses than the container's, addresses of the link, and none.
+    fn put_sources_v6(&mut self, next: Label) -> Label {
+        let Some(sources) = self.policy.sources else { return next };
+        let own = sources.iter().filter(|addr| addr.is_ipv6()).map(|addr| number(*addr));
+        let mut own: Vec<_> = own.map(|addr| (addr, addr)).chain([(0, 0), LINK_LOCAL]).collect();
+        own.sort_unstable();
+        own.dedup();
+        own.retain(|(first, last)| (*first, *last) == LINK_LOCAL || !(LINK_LOCAL.0..=LINK_LOCAL.1).contains(first));
+        let search =
+            put_search(self.code, &ADDRESS, own.into_iter().map(|(first, last)| (first, last, next)), self.drop);
+        self.put_load_v6(IPV6_SOURCE, search)
     }
 
     /// A report of a multicast listener behind the header that all of them have, of 8 bytes.
@@ -394,5 +422,13 @@ impl GuardCompiler<'_> {
     /// Chooses by the accumulator.
     fn put_choices(&mut self, choices: &[(u32, Label)], otherwise: Label) -> Label {
         choices.iter().fold(otherwise, |no, (value, yes)| self.code.put_branch(IF_EQUAL, *value, *yes, no))
+    }
+}
+
+/// The address as a number, as in [`AllowedRange`].
+fn number(addr: IpAddr) -> u128 {
+    match addr {
+        IpAddr::V4(addr) => u32::from(addr).into(),
+        IpAddr::V6(addr) => addr.into(),
     }
 }

@@ -76,6 +76,8 @@ pub struct RestrictedPort {
     pub bridge_mac: Option<MacAddress>,
     /// The networks of the container's addresses.
     pub on_link: Vec<IpNet>,
+    /// The container's addresses.
+    pub ips: Vec<IpAddr>,
     /// The routers of the container.
     pub routers: Vec<IpAddr>,
     /// The addresses of the host at the time of ADD.
@@ -104,7 +106,8 @@ impl RestrictedPort {
         let allowed = &compiled.routed.without(&own).union(&compiled.host.restrict_to(&own));
         let near = &allowed.restrict_to(&self.near_networks());
         let (mac, served, routers) = (self.mac, compiled.served.as_slice(), self.routers.as_slice());
-        guard::compile_program(&GuardPolicy { mac, allowed, served, routers, near, bridge: self.bridge_mac })
+        let sources = Some(self.ips.as_slice());
+        guard::compile_program(&GuardPolicy { mac, allowed, served, routers, sources, near, bridge: self.bridge_mac })
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
@@ -246,7 +249,13 @@ fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects)
 
 /// The sets with elements of containers.
 fn all_sets() -> Vec<NftSet<'static>> {
-    PACKET_SETS.all().into_iter().chain(FRAME_SETS.all()).chain([table::BOUND, GUARD_REFUSED]).collect()
+    PACKET_SETS
+        .all()
+        .into_iter()
+        .chain(FRAME_SETS.all())
+        .chain(table::SOURCES)
+        .chain([table::BOUND, GUARD_REFUSED])
+        .collect()
 }
 
 /// The first missing object that attachments of this host depend on.

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use nix::libc;
+
 use super::compile::{AllowedRange, AllowedTraffic, ServiceRange};
 use super::policy::CompiledPolicy;
 use super::table::{FRAMES, PACKETS, PolicyChains};
@@ -54,7 +56,13 @@ impl PolicyObjects {
         if policy.host != policy.routed {
             let host = format!("{HOST}{id}");
             let to_host = objects.add_traffic(&host, &policy.host);
-            rules.push(NftRule::new().daddr_is_local().go_to(&host).with_comment("the host itself"));
+            for (kind, comment) in [
+                (libc::RTN_LOCAL, "the host itself"),
+                (libc::RTN_BROADCAST, "broadcast of the host"),
+                (libc::RTN_ANYCAST, "anycast of the host"),
+            ] {
+                rules.push(NftRule::new().daddr_type_is(kind).go_to(&host).with_comment(comment));
+            }
             objects.chains.push((host, to_host));
         }
         rules.extend(objects.add_traffic(&objects.chain.clone(), &policy.routed));

@@ -21,10 +21,11 @@ const SCTP: u8 = 132;
 const PROTOCOLS: [(&str, u8); 5] = [("tcp", TCP), ("udp", UDP), ("sctp", SCTP), ("icmp", 1), ("icmpv6", ICMPV6)];
 
 /// The networks that the profile `sandbox` denies, besides the container's own.
-const SANDBOX: [&str; 23] = [
+const SANDBOX: [&str; 26] = [
     // link-local addresses: the metadata services of clouds and their neighbours
     "169.254.0.0/16",
     "fd00:ec2::254",
+    "168.63.129.16",
     // private, shared, loopback, protocol assignments, benchmarks, multicast, reserved, broadcast (RFC 6890)
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -43,12 +44,15 @@ const SANDBOX: [&str; 23] = [
     "fe80::/10",
     "fec0::/10",
     "ff00::/8",
-    // IPv4 addresses in IPv6 addresses: mapped, NAT64 (RFC 6052, RFC 8215), 6to4, Teredo
-    "::ffff:0.0.0.0/96",
+    // IPv4 addresses in IPv6 addresses: NAT64 (RFC 6052, RFC 8215), 6to4, Teredo
     "64:ff9b::/96",
     "64:ff9b:1::/48",
     "2002::/16",
     "2001::/32",
+    // not global unicast (RFC 4291)
+    "::/3",
+    "4000::/2",
+    "8000::/1",
 ];
 
 /// A policy as a configuration, the runtime or a file gives it.
@@ -205,10 +209,16 @@ fn all_networks() -> Vec<IpNet> {
 /// Parses a network, whose address may be any in it, or an address.
 fn parse_network(text: &str) -> Result<IpNet> {
     let network = text.parse().or_else(|_| text.parse().map(|addr: IpAddr| addr.into()));
-    network.map_err(|_| {
+    let network: IpNet = network.map_err(|_| {
         Error::config("not a network or address")
             .with_details("write a network like 10.0.0.0/8 or 2001:db8::/32, or a complete address")
-    })
+    })?;
+    match network {
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 && mapped.addr().to_ipv4_mapped().is_some() => {
+            Err(Error::config("an IPv4 address in an IPv6 address").with_details("write the IPv4 address or network"))
+        }
+        network => Ok(network),
+    }
 }
 
 /// Parses the services of the list `key`, and merges them.

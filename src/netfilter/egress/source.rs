@@ -16,10 +16,24 @@ const LARGEST_POLICY: usize = 1 << 20;
 
 /// Fails if the value has keys other than these: `port` in place of `ports` would allow all ports. `of` names the value.
 pub fn require_keys(json: &Json, keys: &DecodedKeys, of: &str) -> Result<()> {
+    if has_null(json) {
+        let remedy = "write a value, or leave the key out: without \"ports\" all services are meant, with [] none";
+        return Err(Error::config(format!("a value in {of} is null")).with_details(remedy));
+    }
     match keys.find_unknown_keys(json).first() {
         None => Ok(()),
         Some((place, known)) => Err(Error::config(format!("unknown key {place} in {of}"))
             .with_details(format!("the keys are: {}", known.join(", ")))),
+    }
+}
+
+/// Whether a value at any depth is null: elsewhere that means an absent key, in a policy it would mean everything.
+pub fn has_null(json: &Json) -> bool {
+    match json {
+        Json::Null => true,
+        Json::Array(items) => items.iter().any(has_null),
+        Json::Object(members) => members.iter().any(|(_, value)| has_null(value)),
+        _ => false,
     }
 }
 

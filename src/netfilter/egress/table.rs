@@ -11,7 +11,7 @@
 //!         iifname . ether saddr vmap @ports
 //!         iifname @guarded drop               another address
 //!     }
-//!     chain link { .. }                       replies; what IPv6 needs on a link
+//!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
 //!     chain refused { .. drop }
 //!     chain policy_5f1d.. {                   one for equal policies
 //!         jump link
@@ -99,6 +99,12 @@ pub(super) const FRAME_SETS: PortSets = PortSets::of_table(FRAMES);
 /// The ports of bridges, and the only source address of each.
 pub(super) const BOUND: NftSet<'_> = FRAMES.named_set("bound", &PORT);
 
+/// The addresses from which each container may send, IPv4 and IPv6.
+pub(super) const SOURCES: [NftSet<'_>; 2] = [
+    PACKETS.named_set("sources4", &[ValueType::EtherAddr, ValueType::Ipv4Addr]),
+    PACKETS.named_set("sources6", &[ValueType::EtherAddr, ValueType::Ipv6Addr]),
+];
+
 /// How long a refused flow is kept after its last packet, in seconds.
 const FLOW_TIMEOUT: u32 = 600;
 /// The flows of a container that are recorded at once, and further ones per minute.
@@ -169,6 +175,7 @@ const ETH_P_8021AD: u16 = 0x88a8;
 pub(super) fn port_elements(owner: AttachmentId<'_>, port: &RestrictedPort, chains: &PolicyChains) -> Vec<SetElement> {
     let (end, mac) = (port.end.as_str(), port.mac);
     let mut all = vec![PACKET_SETS.guarded.element_with_key(end)];
+    all.extend(port.ips.iter().map(|ip| SOURCES[usize::from(ip.is_ipv6())].element_with_key((mac, *ip))));
     let judged = |sets: PortSets, at: &str, chain: &str| {
         let selects = sets.ports.element_with_key((at, mac)).with_verdict(PacketVerdict::go_to(chain));
         [selects, sets.refused.element_with_key((at, mac))]
@@ -224,11 +231,11 @@ fn packet_layout() -> TableLayout {
         vec![count_refusal(PACKET_SETS.refused), record4, record6, NftRule::new().drop().with_comment("drop")];
     TableLayout {
         table: PACKETS,
-        sets: PACKET_SETS.all().to_vec(),
+        sets: PACKET_SETS.all().into_iter().chain(SOURCES).collect(),
         recorders: &PACKET_RECORDERS,
         chains: vec![
-            (chain(PACKETS, LINK), link_rules()),
             (chain(PACKETS, REFUSED), refused),
+            (chain(PACKETS, LINK), link_rules()),
             (
                 prerouting,
                 vec![select_policy(PACKET_SETS.ports), drop_guarded(NftRule::new(), PACKET_SETS.guarded, FOREIGN)],
@@ -250,18 +257,26 @@ fn link_rules() -> Vec<NftRule> {
     let (multicast, unicast) = (net("ff02::/16"), net("fe80::/10"));
     let groups = |first, last| NftRule::new().daddr_in(multicast).byte_in_range(PacketField::Icmpv6Type, first, last);
     let replies = NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
-    [
-        (replies, "replies"),
+    // A container that chose its source address could make both directions of a connection itself.
+    let foreign4 = NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0]);
+    let foreign6 = NftRule::new().saddr_not_in(unicast);
+    let foreign6 = foreign6.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1]);
+    let accepted = [
         (discovery(133, 133).daddr_in(multicast), "router solicitation"),
         (discovery(135, 136).daddr_in(multicast), "neighbour discovery"),
         (discovery(135, 136).daddr_in(unicast), "neighbour discovery on the link"),
         (discovery(135, 136).daddr_is_local(), "neighbour discovery of the host"),
         (groups(131, 132), "multicast groups"),
         (groups(143, 143), "multicast groups, version 2"),
-    ]
-    .into_iter()
-    .map(|(rule, comment)| rule.accept().with_comment(comment))
-    .collect()
+    ];
+    let refused = [
+        (NftRule::new().has_ip_options(), "IPv4 options"),
+        (foreign4, "from another IPv4 address"),
+        (foreign6, "from another IPv6 address"),
+    ];
+    let accepted = accepted.into_iter().map(|(rule, comment)| rule.accept().with_comment(comment));
+    let refused = refused.into_iter().map(|(rule, comment)| rule.go_to(REFUSED).with_comment(comment));
+    accepted.chain(refused).chain([replies.accept().with_comment("replies")]).collect()
 }
 
 fn frame_layout() -> TableLayout {
@@ -293,13 +308,15 @@ fn frame_layout() -> TableLayout {
 /// Counts and records what the second guard refuses, before the link drops it.
 pub(super) fn guard_layout() -> TableLayout {
     let refused = chain(GUARD, REFUSED).at_ingress_of(SINK_PORT);
+    // With any other address a container could fill the sets.
+    let foreign = NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop().with_comment(FOREIGN);
     let count = NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).with_comment("count");
     let [record4, record6] = GUARD_FLOWS.rules();
     TableLayout {
         table: GUARD,
         sets: vec![GUARD_REFUSED],
         recorders: &GUARD_RECORDERS,
-        chains: vec![(refused, vec![count, record4, record6, NftRule::new().drop().with_comment("drop")])],
+        chains: vec![(refused, vec![foreign, count, record4, record6, NftRule::new().drop().with_comment("drop")])],
         additions: &[],
         subnet: None,
         has_other_chains: true,

@@ -29,6 +29,7 @@ impl OwnedPolicy {
             served: &self.served,
             routers: &self.routers,
             near: &self.allowed,
+            sources: None,
             bridge: None,
         }
     }

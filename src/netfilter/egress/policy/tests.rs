@@ -230,7 +230,7 @@ const SANDBOXED: &str = r#"{"profile": "sandbox"}"#;
 
 /// The addresses outside the sandbox: networks that it denies, each as the last address before, its first, its last and
 /// the first address after; `-` where a neighbour is denied, too, or there is none.
-const BOUNDS: [[&str; 4]; 24] = [
+const BOUNDS: [[&str; 4]; 27] = [
     ["-", "0.0.0.0", "0.255.255.255", "1.0.0.0"],
     ["9.255.255.255", "10.0.0.0", "10.255.255.255", "11.0.0.0"],
     ["100.63.255.255", "100.64.0.0", "100.127.255.255", "100.128.0.0"],
@@ -244,17 +244,20 @@ const BOUNDS: [[&str; 4]; 24] = [
     ["-", "240.0.0.0", "255.255.255.255", "-"],
     ["169.253.255.255", "169.254.169.254", "169.254.169.254", "169.255.0.0"],
     ["-", "::", "::", "-"],
-    ["-", "::1", "::1", "::2"],
-    ["::fffe:ffff:ffff", "::ffff:0:0", "::ffff:ffff:ffff", "::1:0:0:0"],
-    ["64:ff9a:ffff:ffff:ffff:ffff:ffff:ffff", "64:ff9b::", "64:ff9b::ffff:ffff", "64:ff9b::1:0:0"],
-    ["64:ff9b:0:ffff:ffff:ffff:ffff:ffff", "64:ff9b:1::", "64:ff9b:1:ffff:ffff:ffff:ffff:ffff", "64:ff9b:2::"],
+    ["-", "::1", "::1", "-"],
+    ["-", "::ffff:0:0", "::ffff:ffff:ffff", "-"],
+    ["-", "64:ff9b::", "64:ff9b::ffff:ffff", "-"],
+    ["-", "64:ff9b:1::", "64:ff9b:1:ffff:ffff:ffff:ffff:ffff", "-"],
     ["2000:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2001::", "2001:0:ffff:ffff:ffff:ffff:ffff:ffff", "2001:1::"],
     ["2001:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2002::", "2002:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2003::"],
-    ["fbff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe00::"],
+    ["-", "fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
     ["-", "fd00:ec2::254", "fd00:ec2::254", "-"],
-    ["fe7f:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
+    ["-", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
     ["-", "fec0::", "feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
     ["-", "ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "-"],
+    ["-", "::ffff:0:0", "1fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2000::"],
+    ["3fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "4000::", "ffff::", "-"],
+    ["168.63.129.15", "168.63.129.16", "168.63.129.16", "168.63.129.17"],
 ];
 
 #[test]
