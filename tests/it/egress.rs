@@ -45,7 +45,7 @@ impl World {
     /// Attaches a container with a policy, and a neighbour.
     fn new(kind: &str, keys: &Value) -> World {
         let node = Node::new();
-        node.sh("ip addr add 203.0.113.1/32 dev lo");
+        node.sh("ip addr add 203.0.113.1/24 dev lo");
         let (outside, neighbour, inside) = (Container::new(), Container::new(), Container::new());
         let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
         ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);

@@ -258,6 +258,17 @@ fn wrapped_ways(map: &Map) -> Vec<Way> {
         ),
         ("a VLAN tag before an allowed address", vec![map.eth(map.neighbour, 0x8100, &tagged(7, &allowed_in_tag))]),
         ("a public address of the host", vec![map.v4("203.0.113.1", 17, &udp(5, 4000))]),
+        ("broadcast of a public network of the host", vec![map.v4("203.0.113.255", 17, &udp(5, 4000))]),
+        ("the network address of a public network of the host", vec![map.v4("203.0.113.0", 17, &udp(5, 4000))]),
+        ("Azure's metadata", vec![map.v4("168.63.129.16", 17, &udp(5, 80))]),
+        (
+            "both directions of a connection",
+            vec![
+                map.eth(map.router, 0x0800, &ipv4(OUTSIDE[0].parse().unwrap(), FAR[0], 17, 0x4000, &udp(4444, 53))),
+                map.eth(map.router, 0x0800, &ipv4(FAR[0].parse().unwrap(), OUTSIDE[0], 17, 0x4000, &udp(53, 4444))),
+                map.eth(map.router, 0x0800, &ipv4(FAR[0].parse().unwrap(), "10.1.2.2", 17, 0x4000, &udp(53, 4444))),
+            ],
+        ),
         (
             "two VLAN tags",
             vec![map.eth(map.router, 0x88a8, &tagged(0, &[&[0x81, 0][..], &tagged(0, &inside_tag)].concat()))],
@@ -389,7 +400,7 @@ fn no_way_leads_out_of_a_sandbox() {
         for (guards, remove) in
             [("rules and filter", None), ("rules alone", Some("filter")), ("filter alone", Some("rules"))]
         {
-            let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["tcp/80"]}));
+            let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]}));
             assert!(world.reaches(&world.outside, FAR[0], 9), "{kind}: resolved");
             match remove {
                 Some("filter") => drop(world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()))),
