@@ -17,7 +17,7 @@ use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, usage_error};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
-    command: "cnibox egress",
+    command: "cnibox egress ls",
     usage: "\
 egress: lists what containers with a policy were refused, and replaces policies
 
@@ -51,6 +51,9 @@ Example:
 ",
 };
 
+/// The same help for the other word.
+const SET: ToolCommand = ToolCommand { command: "cnibox egress set", ..TOOL };
+
 /// The words after `cnibox egress`.
 pub const TOOLS: &[PluginService] =
     &[PluginService { name: "ls", main: list_main }, PluginService { name: "set", main: set_main }];
@@ -62,7 +65,7 @@ fn list_main(args: Vec<String>) -> ExitCode {
 }
 
 fn set_main(args: Vec<String>) -> ExitCode {
-    TOOL.run_command(args, require_set_options, |line| replace_policy(&line))
+    SET.run_command(args, require_set_options, |line| replace_policy(&line))
 }
 
 fn require_list_options(line: CommandLine) -> Result<CommandLine> {
