@@ -190,6 +190,11 @@ fn files_named_in_the_architecture_exist() {
     assert!(lost.is_empty(), "{lost:?}");
 }
 
+/// `egress` of `cnibox egress ls`.
+fn first_word(command: &str) -> &str {
+    command.trim_start_matches("cnibox ").split(' ').next().unwrap_or_default()
+}
+
 /// The table of the tools' options has each option in the row of its tools, and no other.
 #[test]
 fn the_operator_guide_lists_every_option_of_every_tool() {
@@ -206,7 +211,7 @@ fn the_operator_guide_lists_every_option_of_every_tool() {
         .collect();
     let tools = cnibox::testing::options::flags_by_tool();
     for (command, flags) in &tools {
-        let tool = command.trim_start_matches("cnibox ");
+        let tool = first_word(command);
         for flag in flags.iter().filter(|flag| !["--help", "--version"].contains(flag)) {
             let is_row = |(options, tools): &(Vec<&str>, Vec<&str>)| options.contains(flag) && tools.contains(&tool);
             let is_old = tool == "install" && *flag == "--watch";
@@ -215,9 +220,7 @@ fn the_operator_guide_lists_every_option_of_every_tool() {
     }
     for (options, of) in &rows {
         for flag in options.iter().filter(|word| word.starts_with("--")) {
-            let has = |(command, flags): &(&str, Vec<&str>)| {
-                flags.contains(flag) && of.contains(&command.trim_start_matches("cnibox "))
-            };
+            let has = |(command, flags): &(&str, Vec<&str>)| flags.contains(flag) && of.contains(&first_word(command));
             assert!(tools.iter().any(has), "docs/operator.md: no tool of its row has {flag}");
         }
     }
