@@ -131,6 +131,22 @@ fn check_finds_what_was_changed() {
 }
 
 #[test]
+fn check_finds_a_filter_that_judges_first() {
+    let keys = json!({"allow": [{"to": ["10.9.0.0/24"], "ports": ["udp/53"]}]});
+    let world = World::new("bridge", &keys);
+    let (list, at, end) = (list(&world.node, "bridge", &keys), world.attached(), world.end());
+    world.node.sh(&format!("tc qdisc del dev {end} ingress && tc qdisc add dev {end} ingress"));
+    world.node.sh(&format!("tc filter add dev {end} parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1"));
+    let msg = format!("the filter of \"{end}\" is missing or was changed");
+    assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg);
+    let error = list.call("ADD", &at, 1, Some(&world.result)).error();
+    assert!(error.msg.contains("judges frames of"), "{error:?}");
+    world.node.sh("ip link set cnibox-drop up");
+    let error = list.call("ADD", &at, 1, Some(&world.result)).error();
+    assert!(error.msg.contains("does not lead to a port of a bridge that is down"), "{error:?}");
+}
+
+#[test]
 fn no_failed_add_leaves_anything() {
     SUBJECT.no_add_leaves_anything(10);
 }

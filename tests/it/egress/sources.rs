@@ -63,6 +63,8 @@ fn mistakes_are_refused_and_change_nothing() {
             "",
             "unknown key alow in runtimeConfig.egressPolicy",
         ),
+        (json!({"allow": [{"to": ["10.0.0.0/8"], "ports": null}]}), "", "a value in allow is null"),
+        (json!({"deny": [{"to": ["::ffff:10.0.0.5"]}]}), "", "an IPv4 address in an IPv6 address"),
         (json!({}), "EGRESS_POLICY=x", "there is no directory of policies"),
         (json!({"policyDir": "/etc/cni/none"}), "EGRESS_POLICY=../x", "not the name of a policy"),
         (json!({"policyDir": "/tmp"}), "EGRESS_POLICY=x", "not below /etc/cni"),
