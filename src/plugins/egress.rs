@@ -8,13 +8,13 @@
 //!
 //! State on the host while the container lives: elements of the tables `inet` and `bridge cnibox_egress`, and the chain
 //! and sets of its policy, which containers with equal policies share; a filter on the host's end of the pair, which
-//! stays after DEL until the pair is deleted. Permanently: the tables.
+//! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the
+//! links of the sink ([`guard`]).
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-
 use serde::Deserialize;
 
 use crate::cni::CniResult;

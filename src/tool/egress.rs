@@ -1,5 +1,6 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, and replaces policies.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,6 +12,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::framework::PluginService;
 use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
+use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::report::{PortReport, list_ports, service_name};
 use crate::netfilter::egress::{self, RestrictedPort, source};
 use crate::netlink::Netlink;
@@ -117,7 +119,7 @@ struct ListedPort {
 impl ListedPort {
     fn from_report(report: &PortReport) -> ListedPort {
         let owner = report.stored.attachment_id();
-        let flow = |(ip, service): &(std::net::IpAddr, u32)| format!("{ip} {}", service_name(*service));
+        let flow = |(ip, service): &(IpAddr, Service)| format!("{ip} {}", service_name(*service));
         ListedPort {
             container: owner.id.to_owned(),
             flows: report.flows.iter().map(flow).collect(),

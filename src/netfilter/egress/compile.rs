@@ -283,7 +283,8 @@ fn has_service(services: &[ServiceRange], service: Service) -> bool {
     services.get(at).is_some_and(|range| range.first <= service)
 }
 
-fn address_number(addr: IpAddr) -> u128 {
+/// The address as a number, as in [`AllowedRange`].
+pub(super) fn address_number(addr: IpAddr) -> u128 {
     match addr {
         IpAddr::V4(v4) => v4.to_bits().into(),
         IpAddr::V6(v6) => v6.to_bits(),

@@ -20,7 +20,7 @@ use self::assembler::{
     Label, OR_X, SET_X, SHIFT_LEFT, STORE_CELL, STORE_X_CELL,
 };
 use self::search::put_search;
-use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
+use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange, address_number};
 use crate::error::{Error, Result};
 use crate::netlink::MacAddress;
 use crate::netlink::traffic::program::ClassicInstruction;
@@ -273,7 +273,8 @@ impl GuardCompiler<'_> {
     /// Drops packets from other addresses than the container's.
     fn put_sources_v4(&mut self, next: Label) -> Label {
         let Some(sources) = self.policy.sources else { return next };
-        let mut own: Vec<u128> = sources.iter().filter(|addr| addr.is_ipv4()).map(|addr| number(*addr)).collect();
+        let mut own: Vec<u128> =
+            sources.iter().filter(|addr| addr.is_ipv4()).map(|addr| address_number(*addr)).collect();
         own.sort_unstable();
         own.dedup();
         let search = put_search(self.code, &ADDRESS[..1], own.into_iter().map(|addr| (addr, addr, next)), self.drop);
@@ -283,7 +284,7 @@ impl GuardCompiler<'_> {
     /// Drops packets from other addresses than the container's, addresses of the link, and none.
     fn put_sources_v6(&mut self, next: Label) -> Label {
         let Some(sources) = self.policy.sources else { return next };
-        let own = sources.iter().filter(|addr| addr.is_ipv6()).map(|addr| number(*addr));
+        let own = sources.iter().filter(|addr| addr.is_ipv6()).map(|addr| address_number(*addr));
         let mut own: Vec<_> = own.map(|addr| (addr, addr)).chain([(0, 0), LINK_LOCAL]).collect();
         own.sort_unstable();
         own.dedup();
@@ -422,13 +423,5 @@ impl GuardCompiler<'_> {
     /// Chooses by the accumulator.
     fn put_choices(&mut self, choices: &[(u32, Label)], otherwise: Label) -> Label {
         choices.iter().fold(otherwise, |no, (value, yes)| self.code.put_branch(IF_EQUAL, *value, *yes, no))
-    }
-}
-
-/// The address as a number, as in [`AllowedRange`].
-fn number(addr: IpAddr) -> u128 {
-    match addr {
-        IpAddr::V4(addr) => u32::from(addr).into(),
-        IpAddr::V6(addr) => addr.into(),
     }
 }

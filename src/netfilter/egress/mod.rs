@@ -57,6 +57,8 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
 const MULTICAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4);
 const MULTICAST6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+/// The groups that no router forwards (RFC 4291, section 2.7).
+const LINK_LOCAL_MULTICAST: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16);
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// A container with a policy: its part of the record.
@@ -328,23 +330,21 @@ fn delete_elements(
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
         let found = nft.find_elements_by_comment(&all_sets(), known, which)?;
-        let mut policies: BTreeMap<_, usize> = BTreeMap::new();
         for element in &found {
             batch.delete_element(element);
-            if let Some(chain) = element.target_chain() {
-                *policies.entry((element.set.table == FRAMES, chain.to_owned())).or_default() += 1;
-            }
         }
-        if all {
-            for (is_frames, table) in [(false, PACKETS), (true, FRAMES)] {
-                for name in list_policies(nft, table)? {
-                    policies.entry((is_frames, name)).or_default();
-                }
+        for table in [PACKETS, FRAMES] {
+            let mut policies: BTreeMap<String, usize> = BTreeMap::new();
+            let elements = found.iter().filter(|element| element.set.table == table);
+            for chain in elements.filter_map(|element| element.target_chain()) {
+                *policies.entry(chain.to_owned()).or_default() += 1;
             }
-        }
-        for ((is_frames, chain), deleted) in policies {
-            let table = if is_frames { FRAMES } else { PACKETS };
-            delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;
+            if all {
+                list_policies(nft, table)?.into_iter().for_each(|name| _ = policies.entry(name).or_default());
+            }
+            for (chain, deleted) in policies {
+                delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;
+            }
         }
         Ok(batch)
     })

@@ -47,11 +47,14 @@ impl PolicySet {
 }
 
 impl PolicyObjects {
+    fn new(table: NftTable<'static>, id: &str) -> PolicyObjects {
+        PolicyObjects { table, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() }
+    }
+
     /// The policy of packets that enter the host's stack.
     pub(super) fn of_packets(policy: &CompiledPolicy) -> PolicyObjects {
         let id = sha512_hex(&[&policy.routed.id(), &policy.host.id()], 16);
-        let mut objects =
-            PolicyObjects { table: PACKETS, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() };
+        let mut objects = PolicyObjects::new(PACKETS, &id);
         let mut rules = vec![NftRule::new().jump_to("link").with_comment("replies and the link")];
         if policy.host != policy.routed {
             let host = format!("{HOST}{id}");
@@ -74,8 +77,7 @@ impl PolicyObjects {
     /// discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
         let id = sha512_hex(&[&traffic.id(), &found.id()], 16);
-        let mut objects =
-            PolicyObjects { table: FRAMES, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() };
+        let mut objects = PolicyObjects::new(FRAMES, &id);
         let (mut rules, prefix) = (Vec::new(), objects.chain.clone());
         rules.extend(objects.add_set(
             &prefix,

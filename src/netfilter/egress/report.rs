@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::compile::Service;
+use super::compile::{Service, ServiceRange};
 use super::table::{FRAME_SETS, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
 use super::{KEPT, RestrictedPort};
 use crate::attachment::StoredRecord;
 use crate::error::Result;
 use crate::netfilter::PacketFilter;
-use crate::netlink::MacAddress;
 use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
+use crate::netlink::{MacAddress, NetlinkResult};
 
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
@@ -49,7 +49,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn read(nft: &NftSocket) -> crate::netlink::NetlinkResult<Refusals> {
+    fn read(nft: &NftSocket) -> NetlinkResult<Refusals> {
         let mut all = Refusals::default();
         for element in nft.dump_elements(PACKET_SETS.ports)? {
             if let (Some(mac), Some(chain)) = (mac_of(&element.key.0), element.target_chain()) {
@@ -76,12 +76,12 @@ impl Refusals {
         Ok(all)
     }
 
-    fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> crate::netlink::NetlinkResult<()> {
+    fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> NetlinkResult<()> {
         for (key, left) in nft.dump_recorded(set)? {
             if let [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] =
                 key.0.as_slice()
             {
-                let service = u32::from(proto.protocol_number()) << 16 | u32::from(*port);
+                let service = ServiceRange::of_port(proto.protocol_number(), *port).first;
                 self.flows.entry(*mac).or_default().push((left, *ip, service));
             }
         }

@@ -39,18 +39,19 @@
 //! ```
 //!
 //! Behind a bridge a container is known by the bridge and by the source address of its frames, which `bound` ties to
-//! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain, whether they are for the host or are
-//! forwarded, with the destination that they really go to. A flow that was accepted is judged again with each packet.
+//! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain,
+//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was accepted
+//! is judged again with each packet.
 
 use crate::attachment::AttachmentId;
 use crate::netfilter::layout::TableLayout;
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, RAW,
-    SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField,
+    PacketVerdict, RAW, SetElement, TableFamily, ValueType,
 };
 
-use super::RestrictedPort;
+use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, RestrictedPort};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
@@ -65,8 +66,6 @@ const SINK_PORT: &str = "cnibox-dropped";
 
 /// After the chains that translate destinations.
 const AFTER_DSTNAT: i32 = DSTNAT + 10;
-/// The priority `filter` of nft in the bridge family: `NF_BR_PRI_FILTER_BRIDGED`.
-const BRIDGE_FILTER: i32 = -200;
 
 /// The sets with elements of containers.
 #[derive(Clone, Copy, Debug)]
@@ -253,8 +252,7 @@ fn link_rules() -> Vec<NftRule> {
     let discovery = |first, last| {
         NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(PacketField::Icmpv6Type, first, last)
     };
-    let net = |text: &str| text.parse().unwrap_or_default();
-    let (multicast, unicast) = (net("ff02::/16"), net("fe80::/10"));
+    let (multicast, unicast) = (LINK_LOCAL_MULTICAST.into(), LINK_LOCAL.into());
     let groups = |first, last| NftRule::new().daddr_in(multicast).byte_in_range(PacketField::Icmpv6Type, first, last);
     let replies = NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
     // A container that chose its source address could make both directions of a connection itself.

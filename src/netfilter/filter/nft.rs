@@ -48,8 +48,8 @@ use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_m
 use crate::netfilter::shared::{find_heirs, has_same_owner};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
-    NftValue, PacketField, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet,
+    NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
@@ -61,8 +61,6 @@ const SAME_BRIDGE: NftSet<'_> = TABLE.named_set("same_bridge", &[ValueType::IfNa
 
 const FRAMES: NftTable<'_> =
     NftTable::new(TableFamily::Bridge, "cnibox_firewall").with_comment("cnibox: plugin firewall");
-/// The priority `filter` of nft in the bridge family: `NF_BR_PRI_FILTER_BRIDGED`.
-const BRIDGE_FILTER: i32 = -200;
 const FRAMES_FORWARD: NftChain<'_> =
     FRAMES.named_chain("forward").at_filter_hook(NetfilterHook::Forward, BRIDGE_FILTER);
 /// The comment of an element is its owner.

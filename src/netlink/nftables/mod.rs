@@ -41,8 +41,8 @@ pub use self::batch::{NftBatch, RulePosition};
 pub use self::expression::{LoadedField, RuleExpression};
 pub use self::forward::ForwardChain;
 pub use self::object::{
-    DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW, SRCNAT, SetElement,
-    TableFamily, cut_comment,
+    BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW, SRCNAT,
+    SetElement, TableFamily, cut_comment,
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};

@@ -19,6 +19,8 @@ pub const DSTNAT: i32 = NF_IP_PRI_NAT_DST;
 pub const SRCNAT: i32 = NF_IP_PRI_NAT_SRC;
 /// Priority of filters; `filter` in nft.
 pub const FILTER: i32 = NF_IP_PRI_FILTER;
+/// Priority of filters in the bridge family; `filter` in nft: `NF_BR_PRI_FILTER_BRIDGED`, which [`libc`] lacks.
+pub const BRIDGE_FILTER: i32 = -200;
 /// Priority before connection tracking; `raw` in nft.
 pub const RAW: i32 = NF_IP_PRI_RAW;
 
