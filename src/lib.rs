@@ -61,6 +61,9 @@ pub mod lane;
 #[cfg(feature = "plugins")]
 mod leases;
 mod log;
+#[cfg(all(feature = "plugins", target_arch = "x86_64"))]
+#[doc(hidden)]
+pub mod memory;
 #[cfg(feature = "plugins")]
 mod netfilter;
 #[cfg(feature = "plugins")]

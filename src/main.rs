@@ -1,17 +1,15 @@
 //! The executable: the applet of its own file name, or of its first argument.
 #![no_main]
 
+#[cfg(target_env = "musl")]
+mod musl;
+
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
 use cnibox::start;
 use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
-
-/// musl's own allocator returns memory to the kernel with each call and gets it again with the next.
-#[cfg(target_env = "musl")]
-#[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// The entry point for the C library, instead of the standard library's `main`: see [`start`].
 #[expect(unsafe_code, reason = "the C library's name for it, its arguments, two signals and the auxiliary vector")]
