@@ -14,6 +14,11 @@ pub mod options {
     pub use crate::tool::multicall::flags_by_tool;
 }
 
+pub mod iface {
+    pub use crate::iface::redirect;
+    pub use crate::iface::tun::{NewTapDevice, create_device};
+}
+
 pub mod netlink {
     pub use crate::netlink::{
         KernelRoute, LinkChange, LinkKind, MacAddress, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode,

@@ -14,6 +14,9 @@ pub(crate) const MASTER: &str = "up0";
 /// The case that compares bridge with `ipMasq` and portmap to netavark.
 pub(crate) const NETAVARK: &str = "netavark";
 
+/// The case that compares tc-redirect-tap to the kernel's time for the same device and filters.
+pub(crate) const REDIRECT_TAP: &str = "tc-redirect-tap";
+
 /// The subnet file of the flannel daemon.
 pub(crate) const SUBNET_FILE: &str = "subnet.env";
 pub(crate) const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/16\n\
@@ -61,6 +64,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
     // Compared with netavark instead of another plugin directory.
     Case { name: NETAVARK, masq: true, ..PORTMAP_CASE },
+    Case { name: REDIRECT_TAP, chained: &[REDIRECT_TAP], ..BRIDGE_CASE },
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },
@@ -121,7 +125,7 @@ impl Case {
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
             "tuning" => json!({"mtu": 1400, "dataDir": below_run(data),
                 "sysctl": {"net.core.somaxconn": "500"}}),
-            "sbr" | "firewall" => json!({}),
+            "sbr" | "firewall" | REDIRECT_TAP => json!({}),
             "flannel" => {
                 json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": below_run(data),
                 "delegate": {"bridge": BRIDGE, "isDefaultGateway": true},

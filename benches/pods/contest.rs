@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Result;
 use crate::case::Case;
+use crate::kernel;
 use crate::options::Options;
 use crate::world::{Pod, World};
 
@@ -60,6 +61,28 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
             }
         }
         used.append(&mut pods);
+    }
+    Ok(times)
+}
+
+/// Gives the network of one pod after the other to a virtual machine: by the chained plugin, and by the kernel's part of
+/// that alone.
+pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize) -> Result<Vec<Vec<f64>>> {
+    let mut times = vec![Vec::new(); 2];
+    let mut used = Vec::new();
+    for round in 0..=rounds {
+        let mut pods = [Pod::new()?, Pod::new()?];
+        for pod in &mut pods {
+            world.on_host(|| world.interface("ADD", pod))??;
+        }
+        let [plugins, kernel] = &mut pods;
+        let took = [world.on_host(|| world.chained("ADD", plugins))??, kernel::redirected_tap(kernel.netns())?];
+        world.on_host(|| world.call(case, "DEL", plugins))??;
+        world.on_host(|| world.interface("DEL", kernel))??;
+        for (list, took) in times.iter_mut().zip(took).filter(|_| round > 0) {
+            list.push(ms(took));
+        }
+        used.extend(pods);
     }
     Ok(times)
 }

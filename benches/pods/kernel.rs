@@ -1,9 +1,10 @@
 //! The kernel's cost of a pod's link on a bridge: the lower bound of ADD and DEL, including the
-//! cost that grows with the number of bridge ports.
+//! cost that grows with the number of bridge ports; and that of a virtual machine's tap device.
 
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use cnibox::testing::iface::{NewTapDevice, create_device, redirect};
 use cnibox::testing::netlink::{
     KernelRoute, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress, OnOffSetting, RouteAddMode, VethPeer,
 };
@@ -63,4 +64,20 @@ fn add(host: &Netlink, name: &str, bridge: u32, pod: (&Netns, &Netlink)) -> Resu
     route.gw = Some("10.1.0.1".parse()?);
     inside.add_route(&route, RouteAddMode::Create)?;
     Ok(port.index)
+}
+
+/// Creates a tap device that exchanges all packets with the pod's interface. The requests are those of an ADD of
+/// tc-redirect-tap, sent by a process that is already running.
+pub(crate) fn redirected_tap(pod: &Netns) -> Result<Duration> {
+    let inside = Netlink::open_in(pod)?;
+    let eth0 = inside.require_link("eth0")?;
+    let start = Instant::now();
+    let device =
+        create_device(pod, NewTapDevice { vnet_hdr: true, owner: Some(0), group: Some(0), ..Default::default() })?;
+    let tap = inside.require_link(&device.name)?;
+    inside.change_link(tap.index, LinkChange::new().set_alias("pod").set_mtu(eth0.mtu).set_up())?;
+    redirect::add(&inside, &tap, &eth0)?;
+    redirect::add(&inside, &eth0, &tap)?;
+    device.make_persistent()?;
+    Ok(start.elapsed())
 }

@@ -14,7 +14,7 @@
 //! | `netfilter` | the packet filter of a plugin, and unrelated rules in it |
 //! | `world` | a plugin directory, its private host, the existing pods; one timed call |
 //! | `contest` | alternating measurements: rounds, batches, memory, executed programs |
-//! | `kernel` | the link of a pod without a plugin |
+//! | `kernel` | the link of a pod, and the tap device of a virtual machine, without a plugin |
 //! | `ports` | portmap alone: many ports, with and without other containers' mappings |
 //! | `table` | medians, percentiles, ratios |
 //! | `report` | the same numbers as JSON |
@@ -77,6 +77,12 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
     for case in bench.selected() {
         if case.name == case::NETAVARK {
             bench.netavark(&mut table, case)?;
+            continue;
+        }
+        if case.name == case::REDIRECT_TAP {
+            let world = World::new(&bench.ours, dir, case, 0, options)?;
+            let add = contest::redirected_taps(&world, case, options.rounds)?;
+            table.beside("kernel", case.name, "ADD", Unit::Ms, &add);
             continue;
         }
         for &pods in options.pods_of(case) {

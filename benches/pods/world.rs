@@ -158,9 +158,18 @@ impl World {
 
     /// The call of the interface plugin alone.
     pub(crate) fn interface(&self, verb: &str, pod: &mut Pod) -> Result<Duration> {
-        let (plugin, conf) = &self.links[0];
+        self.call_link(0, verb, pod)
+    }
+
+    /// The call of the first chained plugin alone.
+    pub(crate) fn chained(&self, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        self.call_link(1, verb, pod)
+    }
+
+    fn call_link(&self, index: usize, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        let (plugin, conf) = &self.links[index];
         let mut conf = conf.clone();
-        if verb == "DEL" {
+        if !pod.result.is_null() {
             conf["prevResult"] = pod.result.clone();
         }
         self.call_one(plugin, &conf.to_string(), verb, pod)
