@@ -1,5 +1,7 @@
 //! The identity of an attachment, which owns links, rules and leases.
 
+use std::cell::RefCell;
+
 use sha2::{Digest, Sha512};
 
 use crate::cni::{ContainerId, InterfaceName, NetworkName, ValidAttachment};
@@ -31,11 +33,24 @@ impl<'a> AttachmentId<'a> {
     }
 }
 
+thread_local! {
+    /// The last attachment and its instance: a call needs the hash of its attachment twenty times.
+    static LAST: RefCell<([String; 3], String)> = RefCell::default();
+}
+
 impl AttachmentId<'_> {
     /// The instance: a hash of the attachment, of fixed length. The reference begins the comments of nftables objects
     /// with the same hash.
     pub fn instance_id(&self) -> String {
-        format!("{}-{}", network_hash(self.network), sha512_hex(&[self.ifname, ":", self.id], HALF))
+        LAST.with_borrow_mut(|(attachment, instance)| {
+            let names = [self.network, self.ifname, self.id];
+            if instance.is_empty() || *attachment != names {
+                let half = sha512_hex(&[self.ifname, ":", self.id], HALF);
+                *instance = format!("{}-{half}", network_hash(self.network));
+                *attachment = names.map(str::to_owned);
+            }
+            instance.clone()
+        })
     }
 }
 
@@ -67,7 +82,17 @@ mod tests {
     fn instance_ids_are_read_from_own_labels_only() {
         let owner = AttachmentId { network: "n", ifname: "eth0", id: "c1" };
         let instance = owner.instance_id();
-        assert_eq!(instance_in_label(&format!("{instance}, id: c1")), Some(instance.as_str()));
+        assert_eq!(
+            (owner.instance_id(), instance_in_label(&format!("{instance}, id: c1"))),
+            (instance.clone(), Some(instance.as_str()))
+        );
+        for other in [
+            AttachmentId { network: "m", ..owner },
+            AttachmentId { ifname: "eth1", ..owner },
+            AttachmentId { id: "c2", ..owner },
+        ] {
+            assert_ne!(other.instance_id(), instance, "{other:?}");
+        }
         for other in ["", "uplink, of the printer", &instance, "0123-4567, id: x"] {
             assert_eq!(instance_in_label(other), None, "{other}");
         }

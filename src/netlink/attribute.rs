@@ -86,8 +86,8 @@ impl AttributeBuilder {
 
     fn begin_attribute(&mut self, kind: u16) -> usize {
         let at = self.0.len();
-        self.0.extend_from_slice(&[0; 2]);
-        self.0.extend_from_slice(&kind.to_ne_bytes());
+        let [low, high] = kind.to_ne_bytes();
+        self.0.extend_from_slice(&[0, 0, low, high]);
         at
     }
 

@@ -20,7 +20,11 @@ pub fn parse_replies(bytes: &[u8]) {
     for body in &bodies {
         black_box((Link::parse(body), LinkAddress::parse(body), KernelRoute::parse(body), PolicyRule::parse(body)));
         black_box((BridgePortVlans::parse(body), QdiscInfo::parse_body(body), TrafficFilterInfo::parse_body(body)));
-        black_box((parse_chain(body), parse_rule(body), expression::parse_foreign_rule(body)));
+        black_box((
+            parse_chain(body),
+            parse_rule(body.clone()).map(|rule| (rule.expressions(), rule.values())),
+            expression::parse_foreign_rule(body),
+        ));
         black_box(conntrack::parse_flow(body));
     }
     let table = NftTable::new_inet("t");

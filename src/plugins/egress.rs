@@ -120,22 +120,22 @@ impl EgressConfig {
 
 /// Fails if a policy in the configuration has an unknown key: `port` in place of `ports` would allow all ports.
 fn require_known_keys(config: &Json) -> Result<()> {
-    let member = |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
-    let of_policy = DecodedKeys::of_type::<EgressPolicy>();
-    let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>();
-    let keys = ["policy", "allow", "deny", "profile", "serve"];
+    let of_policy = DecodedKeys::of_type::<EgressPolicy>;
+    let of_entries = DecodedKeys::of_type::<Vec<PolicyEntry>>;
+    let keys = ["policy", "profile", "serve"];
     if let Some(key) = keys.into_iter().find(|key| config.get_member(key).is_some_and(has_null)) {
         return Err(
             Error::config(format!("a value in {key} is null")).with_details("write a value, or leave the key out")
         );
     }
-    for (path, keys) in [
-        (&["allow"][..], &of_entries),
-        (&["deny"], &of_entries),
-        (&["runtimeConfig", "egressPolicy"], &of_policy),
-        (&["args", "cni", "egressPolicy"], &of_policy),
+    let member = |path: &[&str]| path.iter().try_fold(config, |json, key| json.get_present_member(key));
+    for (json, keys, of) in [
+        (config.get_member("allow"), of_entries as fn() -> DecodedKeys, "allow"),
+        (config.get_member("deny"), of_entries, "deny"),
+        (member(&["runtimeConfig", "egressPolicy"]), of_policy, "runtimeConfig.egressPolicy"),
+        (member(&["args", "cni", "egressPolicy"]), of_policy, "args.cni.egressPolicy"),
     ] {
-        member(path).map_or(Ok(()), |json| require_keys(json, keys, &path.join(".")))?;
+        json.map_or(Ok(()), |json| require_keys(json, keys, of))?;
     }
     Ok(())
 }

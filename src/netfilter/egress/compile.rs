@@ -253,6 +253,11 @@ pub fn merge_services(mut services: Vec<ServiceRange>) -> Vec<ServiceRange> {
 
 /// A combination of services that [`merge_services`] has merged; merged too.
 pub fn combine_services(ours: &[ServiceRange], theirs: &[ServiceRange], is_allowed: Operation) -> Vec<ServiceRange> {
+    for (present, absent, alone) in [(ours, theirs, is_allowed(true, false)), (theirs, ours, is_allowed(false, true))] {
+        if absent.is_empty() {
+            return if alone { present.to_vec() } else { Vec::new() };
+        }
+    }
     let bounds_of = |ranges: &[ServiceRange], set: usize| {
         let bounds = ranges.iter().flat_map(|range| [range.first, range.last + 1]);
         bounds.map(|bound| (bound, set)).collect::<Vec<_>>()

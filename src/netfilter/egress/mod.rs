@@ -153,9 +153,7 @@ pub fn add_port(
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
     KEPT.add_part(owner, port);
-    let mut layouts = table::table_layouts();
-    layouts.retain(|layout| port.is_bridged || layout.table != FRAMES);
-    layouts.push(table::guard_layout());
+    let layouts = table::layouts_of_port(port.is_bridged);
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
     let (mut taken, mut former) = (None, HashSet::new());

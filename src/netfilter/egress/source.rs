@@ -14,13 +14,13 @@ const POLICY_NAME: &str = "EGRESS_POLICY";
 /// The maximum size of the file of a policy in bytes.
 const LARGEST_POLICY: usize = 1 << 20;
 
-/// Fails if the value has keys other than these: `port` in place of `ports` would allow all ports. `of` names the value.
-pub fn require_keys(json: &Json, keys: &DecodedKeys, of: &str) -> Result<()> {
+/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow all ports. `of` names the value.
+pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<()> {
     if has_null(json) {
         let remedy = "write a value, or leave the key out: without \"ports\" all services are meant, with [] none";
         return Err(Error::config(format!("a value in {of} is null")).with_details(remedy));
     }
-    match keys.find_unknown_keys(json).first() {
+    match keys().find_unknown_keys(json).first() {
         None => Ok(()),
         Some((place, known)) => Err(Error::config(format!("unknown key {place} in {of}"))
             .with_details(format!("the keys are: {}", known.join(", ")))),
@@ -61,7 +61,7 @@ pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let read = files::read_regular_file(path, LARGEST_POLICY);
     let bytes = read.map_err(|error| Error::config(format!("read {of}: {}", crate::error::io_text(&error))))?;
     let json = Json::parse(&bytes).context(|| of.clone())?;
-    require_keys(&json, &DecodedKeys::of_type::<EgressPolicy>(), &of)?;
+    require_keys(&json, DecodedKeys::of_type::<EgressPolicy>, &of)?;
     json.decode().context(|| of.clone())
 }
 

@@ -184,7 +184,8 @@ pub(super) fn port_elements(owner: AttachmentId<'_>, port: &RestrictedPort, chai
         all.extend([FRAME_SETS.guarded.element_with_key(end), BOUND.element_with_key((end, mac))]);
         all.extend(judged(FRAME_SETS, end, &chains.frames));
     }
-    all.into_iter().map(|element| element.with_comment(owner.object_label())).collect()
+    let label = owner.object_label();
+    all.into_iter().map(|element| element.with_comment(label.clone())).collect()
 }
 
 /// The counter of what the second guard refuses a container.
@@ -201,6 +202,12 @@ pub(super) struct PolicyChains {
 
 pub(super) fn table_layouts() -> Vec<TableLayout> {
     vec![packet_layout(), frame_layout()]
+}
+
+/// The layouts of the tables that a container depends on, and of the one that counts.
+pub(super) fn layouts_of_port(is_bridged: bool) -> Vec<TableLayout> {
+    let frames = is_bridged.then(frame_layout);
+    [packet_layout()].into_iter().chain(frames).chain([guard_layout()]).collect()
 }
 
 fn chain(table: NftTable<'static>, name: &'static str) -> NftChain<'static> {

@@ -39,10 +39,11 @@ pub(super) fn delete_flows_replied_by(servers: impl Iterator<Item = IpAddr>) {
 
 /// The address that a rule redirects UDP to.
 pub(super) fn udp_server_of_rule(rule: &RuleInfo) -> Option<IpAddr> {
-    let udp = rule.values.contains(&vec![TransportProtocol::Udp.protocol_number()]);
-    let dnat = rule.expressions.last().is_some_and(|kind| kind == "nat");
+    let values = rule.values();
+    let udp = values.contains(&vec![TransportProtocol::Udp.protocol_number()]);
+    let dnat = rule.expressions().last().is_some_and(|kind| kind == "nat");
     // The address is loaded after all compared values, and before the port.
-    let addr = rule.values.iter().rev().find_map(|value| netlink::ip_from_bytes(value));
+    let addr = values.iter().rev().find_map(|value| netlink::ip_from_bytes(value));
     addr.filter(|_| udp && dnat)
 }
 

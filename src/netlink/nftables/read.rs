@@ -40,10 +40,21 @@ pub struct RuleInfo {
     /// The kernel's number of the rule, for deleting it.
     pub handle: u64,
     pub comment: Option<String>,
+    /// The message of the kernel: few callers read expressions.
+    body: Vec<u8>,
+}
+
+impl RuleInfo {
     /// The names of the expressions, such as `cmp`.
-    pub expressions: Vec<String>,
+    pub fn expressions(&self) -> Vec<String> {
+        let name = |expr: ReplyAttribute<'_>| expr.find_nested(NFTA_EXPR_NAME).map(ReplyAttribute::to_text);
+        expression_list(&self.body).filter_map(name).collect()
+    }
+
     /// The values of `cmp` and `immediate` expressions.
-    pub values: Vec<Vec<u8>>,
+    pub fn values(&self) -> Vec<Vec<u8>> {
+        expression_list(&self.body).filter_map(compared_value).collect()
+    }
 }
 
 /// A chain, as the kernel lists it.
@@ -93,7 +104,7 @@ impl NftSocket {
     pub fn dump_rules(&self, chain: NftChain<'_>) -> NetlinkResult<Vec<RuleInfo>> {
         let request = rule_request(NFT_MSG_GETRULE, chain);
         let bodies = self.dump_or_empty(&request, "list rules of chain", &chain)?;
-        Ok(bodies.iter().filter_map(|body| parse_rule(body)).collect())
+        Ok(bodies.into_iter().filter_map(parse_rule).collect())
     }
 
     /// The rules of a chain for whose comment `which` returns true.
@@ -147,7 +158,7 @@ impl NftSocket {
             let uses = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_USE));
             content.objects = uses.and_then(ReplyAttribute::to_u32_be);
             let rules = if chains.is_empty() { next().map_err(failed)? } else { NetlinkReply::default() };
-            content.rules = rules.bodies.iter().filter_map(|body| parse_rule(body)).collect();
+            content.rules = rules.bodies.into_iter().filter_map(parse_rule).collect();
             content.elements = now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;
             content.elements.extend(self.read_elements(later)?);
             for chain in chains {
@@ -248,23 +259,17 @@ pub(in crate::netlink) fn parse_chain(body: &[u8]) -> ChainInfo {
     }
 }
 
-pub(in crate::netlink) fn parse_rule(body: &[u8]) -> Option<RuleInfo> {
+pub(in crate::netlink) fn parse_rule(body: Vec<u8>) -> Option<RuleInfo> {
     Some(RuleInfo {
-        chain: find_in_message(body, NFTA_RULE_CHAIN).map(ReplyAttribute::to_text).unwrap_or_default(),
-        handle: find_in_message(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?,
-        comment: find_in_message(body, NFTA_RULE_USERDATA).and_then(|a| read_comment(a.value)),
-        expressions: expression_names(body).collect(),
-        values: expression_list(body).filter_map(compared_value).collect(),
+        chain: find_in_message(&body, NFTA_RULE_CHAIN).map(ReplyAttribute::to_text).unwrap_or_default(),
+        handle: find_in_message(&body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?,
+        comment: find_in_message(&body, NFTA_RULE_USERDATA).and_then(|a| read_comment(a.value)),
+        body,
     })
 }
 
 fn expression_list(body: &[u8]) -> impl Iterator<Item = ReplyAttribute<'_>> {
     find_in_message(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(ReplyAttribute::nested_attributes)
-}
-
-/// The kinds of a rule's expressions.
-fn expression_names(body: &[u8]) -> impl Iterator<Item = String> {
-    expression_list(body).filter_map(|expr| expr.find_nested(NFTA_EXPR_NAME).map(ReplyAttribute::to_text))
 }
 
 /// The value of a `cmp` or `immediate` expression.

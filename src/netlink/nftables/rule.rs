@@ -474,7 +474,8 @@ pub(super) fn build_expression(
     name: &str,
     fill: impl FnOnce(&mut AttributeBuilder) -> &mut AttributeBuilder,
 ) -> AttributeBuilder {
-    let mut list = AttributeBuilder::new();
+    // The size of most expressions: the rules of whole tables are built for comparing them with the kernel's.
+    let mut list = AttributeBuilder::after_header(Vec::with_capacity(96));
     list.put_nested(NFTA_LIST_ELEM, |expr| expr.put_text(NFTA_EXPR_NAME, name).put_nested(NFTA_EXPR_DATA, fill));
     list
 }

@@ -1,7 +1,7 @@
 //! An assembler of classic BPF for programs that are written from the end to the beginning: all jumps go forward, so
 //! that the target of a jump is there before the jump.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use nix::libc;
 
@@ -50,10 +50,10 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
-    /// Where an operation with its successors is already: equal code is shared.
-    known: HashMap<(u32, u32, Label, Label), Label>,
+    /// Where an operation with its successors is already: equal code is shared. Not hashed, which takes longer.
+    known: BTreeMap<(u32, u32, Label, Label), Label>,
     /// The newest jump to a label that is far.
-    bridges: HashMap<Label, Label>,
+    bridges: BTreeMap<Label, Label>,
 }
 
 impl Assembler {
