@@ -146,6 +146,32 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
     Ok(netlink.replace_program(place.index, place.parent, place.priority, filter)?)
 }
 
+/// Runs `remove`, which deletes redirects of `link`. A program on the device of a redirect stays in force on the link.
+pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce() -> Result<()>) -> Result<()> {
+    let (Some(filter), Some(parent)) = (find_filter(netlink, link)?, redirect::find_ingress_parent(netlink, link)?)
+    else {
+        return remove();
+    };
+    let filters = netlink.dump_filters(link.index, parent)?;
+    let behind = GuardPlace::new(link.index, parent, None).find_priority(netlink, &filters)?;
+    if behind.program.is_some() {
+        return remove();
+    }
+    // Behind the redirect while that is there, so that each frame is judged.
+    netlink.replace_program(link.index, parent, behind.priority, &filter)?;
+    remove()?;
+    put_filter(netlink, link, &filter)?;
+    if find_place(netlink, link)?.priority != behind.priority {
+        netlink.delete_filters(link.index, parent, behind.priority)?;
+    }
+    Ok(())
+}
+
+/// Puts a program on a link that refuses frames by sending them back.
+pub fn try_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction]) -> Result<()> {
+    put_filter(netlink, link, &ProgramFilter { program: program.to_vec(), redirect: Some(link.index) })
+}
+
 /// Whether all frames that `link` receives are judged by the program.
 pub fn has_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<bool> {
     let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::libc::{
-    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF,
-    RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK,
+    RTM_DELADDR, RTM_DELLINK, RTM_DELQDISC, RTM_DELROUTE, RTM_DELTFILTER, RTM_NEWLINK, RTM_NEWNETCONF,
+    RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF,
+    RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK, RTNLGRP_TC,
 };
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
@@ -29,8 +30,8 @@ pub enum WaitOutcome {
     TimedOut(Link),
 }
 
-/// Receives events after which something may be missing in a network namespace: links deleted or changed, addresses and
-/// routes deleted, parameters such as forwarding changed.
+/// Receives events after which something may be missing in a network namespace: links deleted or changed, addresses,
+/// routes and filters of traffic control deleted, parameters such as forwarding changed.
 #[derive(Debug)]
 pub struct LossEvents(NetlinkSocket);
 
@@ -45,6 +46,7 @@ impl LossEvents {
             RTNLGRP_IPV6_ROUTE,
             RTNLGRP_IPV4_NETCONF,
             RTNLGRP_IPV6_NETCONF,
+            RTNLGRP_TC,
         ];
         NetlinkSocket::listen_to_groups(NETLINK_ROUTE, &groups).map(LossEvents)
     }
@@ -52,7 +54,8 @@ impl LossEvents {
     /// Discards the queued changes; `true` if one of them was a loss, or if some did not fit in the
     /// receive buffer.
     pub fn drain_events(&self) -> NetlinkResult<bool> {
-        let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
+        let losses =
+            [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF, RTM_DELQDISC, RTM_DELTFILTER];
         let has_loss = self.0.drain_events(&|event| losses.contains(&event.kind));
         has_loss.map_err(|f| f.into_error("watch", &"links and routes"))
     }

@@ -262,6 +262,20 @@ fn watch_restores_traffic() {
 
 /// An upgrade renames a new file over the executable: plugins are links to that file then.
 #[test]
+fn watch_restores_the_filter_of_a_policy() {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "ranges": [[{"subnet": "10.88.0.0/16"}]]});
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": ipam});
+    let ward = attached(&json!([bridge, {"type": "egress", "profile": "sandbox", "serve": []}]), 1);
+    let (_watch, port) = (ward.watch(), ward.port());
+    thread::sleep(ONE_SECOND);
+    for object in ["filter", "qdisc"] {
+        ward.node.sh(&format!("tc {object} del dev {port} ingress"));
+        let has_filter = || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
+        eventually("the filter is not restored", has_filter);
+    }
+}
+
+#[test]
 fn watch_executes_the_new_executable_after_an_upgrade() {
     let ward = ward(&json!({}), 1);
     let bin = ward.node.bin().display().to_string();

@@ -19,7 +19,7 @@ use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
-use crate::iface::{ContainerNetns, peer, redirect, verify, veth};
+use crate::iface::{ContainerNetns, guard, peer, redirect, verify, veth};
 use crate::log;
 use crate::netfilter::{AttachmentId, names};
 use crate::netlink::traffic::TokenBucket;
@@ -251,11 +251,12 @@ fn find_shaped_ends(host: &Netlink, req: &DelRequest, peer: Option<Link>, device
     Ok(ends)
 }
 
-/// Deletes the redirect and the token bucket of a host's end.
+/// Deletes the redirect and the token bucket of a host's end. A guard on the device stays in force on the end: the
+/// container may still run.
 fn remove_shaping(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
-    failures.keep_error(redirect::remove(host, end, &indexes));
+    failures.keep_error(guard::keep_without_redirect(host, end, || redirect::remove(host, end, &indexes)));
     failures.keep_error(shape::delete_bucket(host, end));
     failures.into_result()
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{FAR, OUTSIDE, World, list};
+use super::{FAR, OUTSIDE, World, datagram_arrives, list};
 use crate::support::conflist::Attached;
 use crate::support::node::{Container, Running, eventually};
 use crate::support::snapshot::without_recorded;
@@ -63,6 +63,24 @@ fn watch_restores_within_a_second() {
     std::thread::sleep(Duration::from_millis(300));
     world.node.sh("nft flush ruleset");
     eventually("the policy is not restored", || list.check(&world.attached(), &world.result).is_ok());
+}
+
+#[test]
+fn the_filter_stays_when_the_device_of_bandwidth_is_deleted() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"]}]});
+    let (world, container) = (World::new("bridge", &keys), Container::new());
+    let mut list = list(&world.node, "bridge", &keys);
+    let shaping = json!({"type": "bandwidth", "egressRate": 80_000_000, "egressBurst": 8_000_000});
+    list.conf["plugins"].as_array_mut().unwrap().insert(1, shaping);
+    let at = Attached::new("shaped", &container.path());
+    let result = list.add(&at).unwrap();
+    list.check(&at, &result).unwrap();
+    for plugin in [2, 1] {
+        list.call("DEL", &at, plugin, Some(&result)).ok();
+    }
+    assert!(datagram_arrives(&container, &world.outside, FAR[0], 9));
+    assert!(!datagram_arrives(&container, &world.outside, FAR[1], 9));
+    list.del(&at, Some(&result)).unwrap();
 }
 
 #[test]
