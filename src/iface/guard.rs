@@ -93,23 +93,30 @@ impl FrameSink {
         Ok(entry.index)
     }
 
-    /// For STATUS: fails if other links have the names.
-    pub fn require_usable(self, netlink: &Netlink) -> Result<()> {
-        netlink
-            .find_link(self.entry)?
-            .map_or(Ok(()), |entry| self.require_dropping(netlink, &entry, entry.up).map(drop))
+    /// For STATUS: fails if other links have the names. Returns whether the links are there.
+    pub fn require_usable(self, netlink: &Netlink) -> Result<bool> {
+        let Some(entry) = netlink.find_link(self.entry)? else { return Ok(false) };
+        self.require_dropping(netlink, &entry, entry.up).map(|_| entry.up)
     }
 
     /// Fails unless what the entry sends is dropped: at a port, which is up if `is_ready`, of a bridge that is down.
     fn require_dropping(self, netlink: &Netlink, entry: &Link, is_ready: bool) -> Result<u32> {
         let find = |index: Option<u32>| index.map_or(Ok(None), |index| netlink.find_link_by_index(index));
-        let port = find(entry.link.filter(|_| entry.link_netnsid.is_none()))?.filter(|port| port.up || !is_ready);
-        let bridge = find(port.and_then(|port| port.master))?;
-        if bridge.is_some_and(|bridge| !bridge.up && bridge.kind.as_deref() == Some("bridge")) {
-            return Ok(entry.index);
-        }
-        Err(Error::internal(format!("\"{}\" does not lead to a port of a bridge that is down", self.entry))
-            .with_details(format!("ip link del {}; ip link del {}", self.entry, self.bridge)))
+        let port = find(entry.link.filter(|_| entry.link_netnsid.is_none()))?;
+        let bridge = find(port.as_ref().and_then(|port| port.master))?;
+        let FrameSink { entry: from, .. } = self;
+        let why = match (&port, &bridge) {
+            (None, _) => format!("\"{from}\" has no other end on the host"),
+            (Some(port), _) if is_ready && !port.up => format!("\"{}\" is down", port.name),
+            (Some(port), None) => format!("\"{}\" is not a port of \"{}\"", port.name, self.bridge),
+            (_, Some(bridge)) if bridge.kind.as_deref() != Some("bridge") => {
+                format!("\"{}\" is not a bridge", bridge.name)
+            }
+            (_, Some(bridge)) if bridge.up => format!("\"{}\" is up", bridge.name),
+            _ => return Ok(entry.index),
+        };
+        Err(Error::internal(format!("the links that drop refused frames were changed: {why}"))
+            .with_details(format!("ip link del {from}; ip link del {}", self.bridge)))
     }
 }
 

@@ -228,21 +228,19 @@ impl Plugin for Egress {
         Self::require_sound(cx, conf)?;
         RuleBackend::Nftables.require_usable(cx.packet_filter())?;
         layout::require_undamaged(egress::first_missing_object(cx.packet_filter())?)?;
-        SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
-        try_guard().or_unavailable()
+        let has_sink = SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
+        try_guard(has_sink).or_unavailable()
     }
 }
 
-/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end.
-fn try_guard() -> Result<()> {
+/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end; with the links of the sink
+/// unless the host has them, which proves that the kernel can create them.
+fn try_guard(has_sink: bool) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = Netlink::open_in(&netns)?;
-    guard::put_guard(
-        &inside,
-        &inside.require_link("lo")?,
-        &RestrictedPort::default().guard_program(&CompiledPolicy::default())?,
-        SINK,
-    )
+    let link = inside.require_link("lo")?;
+    let program = RestrictedPort::default().guard_program(&CompiledPolicy::default())?;
+    if has_sink { guard::try_guard(&inside, &link, &program) } else { guard::put_guard(&inside, &link, &program, SINK) }
 }
 
 /// The host's end of the attachment's pair, and the policy for it.
@@ -376,4 +374,14 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
         .with_details("attach the container again"));
     }
     Ok((end, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_frames_are_counted_at_the_port_of_the_sink() {
+        assert_eq!(egress::SINK_PORT, SINK.port);
+    }
 }

@@ -29,6 +29,8 @@ use self::compile::{AllowedTraffic, ServiceRange};
 use self::guard::GuardPolicy;
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 use self::policy::{CompiledPolicy, EgressPolicy};
+#[cfg(test)]
+pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAME_SETS, FRAMES, GUARD_REFUSED, PACKET_SETS, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{self, LayoutTransaction, RestorableState};

@@ -62,7 +62,7 @@ pub(super) const GUARD: NftTable<'_> =
     NftTable::new(TableFamily::Netdev, "cnibox_egress").with_comment("cnibox: what the second guard refused");
 
 /// The link that gets the frames that the second guard refuses, and drops them.
-const SINK_PORT: &str = "cnibox-dropped";
+pub(crate) const SINK_PORT: &str = "cnibox-dropped";
 
 /// After the chains that translate destinations.
 const AFTER_DSTNAT: i32 = DSTNAT + 10;

@@ -143,7 +143,10 @@ fn check_finds_a_filter_that_judges_first() {
     assert!(error.msg.contains("judges frames of"), "{error:?}");
     world.node.sh("ip link set cnibox-drop up");
     let error = list.call("ADD", &at, 1, Some(&world.result)).error();
-    assert!(error.msg.contains("does not lead to a port of a bridge that is down"), "{error:?}");
+    assert_eq!(error.msg, "the links that drop refused frames were changed: \"cnibox-drop\" is up");
+    world.node.sh("ip link set cnibox-drop down && ip link set cnibox-dropped nomaster");
+    let msg = "the links that drop refused frames were changed: \"cnibox-dropped\" is not a port of \"cnibox-drop\"";
+    assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg);
 }
 
 #[test]
