@@ -6,7 +6,9 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use super::compile::{AllowedTraffic, Entry, ServiceRange, Verdict, combine_services, flatten, merge_services};
+use super::compile::{
+    AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten, merge_services,
+};
 use crate::error::{Error, ErrorContext, Result};
 
 /// The largest number of networks in the entries of a policy.
@@ -19,6 +21,9 @@ const SCTP: u8 = 132;
 
 /// The protocols with a name.
 const PROTOCOLS: [(&str, u8); 5] = [("tcp", TCP), ("udp", UDP), ("sctp", SCTP), ("icmp", 1), ("icmpv6", ICMPV6)];
+
+/// The protocols whose ports policies can name.
+const WITH_PORTS: [u8; 3] = [TCP, UDP, SCTP];
 
 /// The networks that the profile `sandbox` denies, besides the container's own.
 const SANDBOX: [&str; 26] = [
@@ -238,7 +243,7 @@ pub fn parse_service(text: &str) -> Result<ServiceRange> {
         ));
     };
     let Some(ports) = ports else { return Ok(ServiceRange::of_protocol(number)) };
-    if ![TCP, UDP, SCTP].contains(&number) {
+    if !WITH_PORTS.contains(&number) {
         return Err(Error::config("only tcp, udp and sctp have ports").with_details(format!("write \"{protocol}\"")));
     }
     let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
@@ -248,6 +253,14 @@ pub fn parse_service(text: &str) -> Result<ServiceRange> {
             .with_details(format!("write \"{protocol}/{last}-{first}\"")));
     }
     Ok(ServiceRange::of_ports(number, first, last))
+}
+
+/// A service as policies write it, such as `tcp/443` or `icmp`.
+pub fn service_name(service: Service) -> String {
+    let [_, number, ..] = service.to_be_bytes();
+    let known = PROTOCOLS.iter().find(|(_, known)| *known == number);
+    let name = known.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned());
+    if WITH_PORTS.contains(&number) { format!("{name}/{}", service & 0xffff) } else { name }
 }
 
 fn parse_port(text: &str) -> Result<u16> {

@@ -111,16 +111,3 @@ fn add(total: &mut PacketCount, count: PacketCount) {
     total.packets += count.packets;
     total.bytes += count.bytes;
 }
-
-/// A service as policies write it, such as `tcp/443` or `icmp`.
-pub fn service_name(service: Service) -> String {
-    let port = service & 0xffff;
-    match service >> 16 {
-        1 => "icmp".to_owned(),
-        6 => format!("tcp/{port}"),
-        17 => format!("udp/{port}"),
-        58 => "icmpv6".to_owned(),
-        132 => format!("sctp/{port}"),
-        protocol => protocol.to_string(),
-    }
-}

@@ -385,3 +385,10 @@ fn a_policy_has_at_most_1024_networks() {
         .with_details("1024 are possible: write larger networks instead of their parts");
     assert_eq!(policy(513).compile(&[]), Err(error));
 }
+
+#[test]
+fn services_are_named_as_they_are_written() {
+    for text in ["tcp/443", "udp/53", "sctp/9", "icmp", "icmpv6", "47"] {
+        assert_eq!(service_name(parse_service(text).unwrap().first), text);
+    }
+}
