@@ -67,6 +67,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: REDIRECT_TAP, chained: &[REDIRECT_TAP], ..BRIDGE_CASE },
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
+    Case { name: "egress", chained: &["egress"], ..BRIDGE_CASE },
     Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },
     Case { name: "flannel", plugin: "flannel", ..BRIDGE_CASE },
     Case {
@@ -125,6 +126,7 @@ impl Case {
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
             "tuning" => json!({"mtu": 1400, "dataDir": below_run(data),
                 "sysctl": {"net.core.somaxconn": "500"}}),
+            "egress" => json!({"profile": "sandbox", "serve": []}),
             "sbr" | "firewall" | REDIRECT_TAP => json!({}),
             "flannel" => {
                 json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": below_run(data),

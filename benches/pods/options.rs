@@ -35,6 +35,7 @@ Cases (all of them without a choice):
   chain          loopback, bridge with ipMasq, portmap with 1 port
   bandwidth      bridge, then bandwidth with both directions
   tuning         bridge, then tuning
+  egress         bridge, then egress with the profile sandbox; not for the reference
   sbr            bridge, then sbr
   flannel        flannel + bridge + host-local
   seven          loopback, bridge, portmap, bandwidth, firewall, tuning, sbr
