@@ -8,6 +8,8 @@
 
 mod chains;
 
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -30,8 +32,12 @@ const VICTIM: usize = 1;
 const OTHER: usize = 2;
 const SCRATCH: usize = 3;
 
-/// Prints the kernel parameters that plugins set.
-const SYSCTLS: &str = "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
+/// The kernel parameters that plugins set, by file or directory of `/proc/sys/net`.
+const SYSCTLS: [&str; 4] = ["ipv4/ip_forward", "ipv4/conf", "ipv6/conf", "core/somaxconn"];
+/// Parameters that no plugin sets: while any process changes links, the kernel restarts each read of them, so that a
+/// reader spins.
+const SPINNING: [&str; 2] = ["addr_gen_mode", "stable_secret"];
+
 struct Chain {
     name: &'static str,
     /// Creates the host state that the chain needs; called again after a namespace has been
@@ -369,21 +375,37 @@ impl<'w> Stage<'w> {
 
 /// All state outside of containers that a call may change.
 fn host(node: &Node) -> Snapshot {
-    let files = node.sh(&format!(
-        "cd {}; find . ! -name 'last_reserved_ip.*' ! -path '*/.cnibox/tmp' | sort; \
-         find . -type f ! -path '*/.cnibox/*' ! -name 'last_reserved_ip.*' -exec grep -H . {{}} +; \
-         cd /run/cni; find . -type f ! -path './cnibox/*' ! -path './dhcp*' | sort; \
-         find . -type f ! -path './cnibox/*' ! -path './dhcp*' ! -path '*/.cnibox/*' -exec grep -H . {{}} +; true",
-        node.path("leases").display()
-    ));
-    node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS))
+    let is_lease = |path: &str| !path.contains("/last_reserved_ip.") && !path.ends_with("/.cnibox/tmp");
+    let is_record = |path: &str| !path.starts_with("/run/cni/cnibox") && !path.starts_with("/run/cni/dhcp");
+    let files = contents(&node.path("leases"), &is_lease) + &contents(Path::new("/run/cni"), &is_record);
+    node.snapshot().with("files", files).with("sysctls", sysctls())
 }
 
 /// All state inside a container, if it exists.
 fn inside(pod: &Pod<'_>) -> Option<Snapshot> {
     let container = pod.container.as_ref()?;
-    let sysctls = container.sh(&format!("sh -c '{SYSCTLS}'"));
-    Some(container.snapshot(&pod.world.node).with("sysctls", sysctls))
+    Some(container.snapshot(&pod.world.node).with("sysctls", container.run(sysctls)))
+}
+
+fn sysctls() -> String {
+    let is_read = |path: &str| !SPINNING.iter().any(|name| path.ends_with(name));
+    SYSCTLS.map(|name| contents(&Path::new("/proc/sys/net").join(name), &is_read)).concat()
+}
+
+/// The files and directories at a path for which the function is true, with the contents of files; the journal of the
+/// store without contents.
+fn contents(path: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
+    let name = path.display().to_string();
+    if !is_wanted(&name) {
+        return String::new();
+    }
+    let Ok(entries) = fs::read_dir(path) else {
+        let bytes = if name.contains("/.cnibox/") { Vec::new() } else { fs::read(path).unwrap_or_default() };
+        return format!("{name}: {}\n", String::from_utf8_lossy(&bytes));
+    };
+    let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    entries.iter().fold(name + "\n", |text, entry| text + &contents(entry, is_wanted))
 }
 
 fn state(pod: &Pod<'_>) -> State {
