@@ -86,6 +86,7 @@
 //! | `support::faults` | errors and kills at each system call of an interface plugin |
 //! | `support::lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `support::net` | a network of a node: its configuration, its calls, permitted remainders |
+//! | `support::netlink` | links, addresses, routes and rules of a namespace as text |
 //! | `support::node` | the private host, containers, calls of plugins |
 //! | `support::parallel` | calls at the same time |
 //! | `support::snapshot` | all state that plugins may leave, compared |

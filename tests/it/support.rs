@@ -6,6 +6,7 @@ pub(crate) mod conflist;
 pub(crate) mod faults;
 pub(crate) mod lifecycle;
 pub(crate) mod net;
+pub(crate) mod netlink;
 pub(crate) mod node;
 pub(crate) mod parallel;
 pub(crate) mod snapshot;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use crate::support::netlink;
 use crate::support::node::Node;
 
 /// Links, addresses, routes, rules, qdiscs, packet filter rules, leases and records at one moment, as comparable text.
@@ -13,24 +13,25 @@ use crate::support::node::Node;
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
 impl Snapshot {
-    /// The state of the calling thread's namespace, and the files of the node: few processes, because a
-    /// test takes many snapshots.
+    /// The state of the calling thread's namespace, and the files of the node. A test takes many snapshots, and a
+    /// process takes 50 ms under emulation, so most of them start none.
     pub(crate) fn take(node: &Node) -> Snapshot {
-        let mut network = output("ip -o -batch -", "link\naddr\nroute show table all\nrule\n");
-        network += &output("ip -6 -o -batch -", "rule\n");
-        let network: Vec<_> = network.lines().filter_map(without_noise).collect();
         // A lock's file belongs to no attachment, nor does the hint of the last address.
         let is_lease = |path: &str| {
             let name = path.rsplit('/').next().unwrap_or_default();
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
         let is_record = |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
+        let rules = if netlink::has_tables() { output("nft -s list ruleset") } else { String::new() };
         let topics = [
-            ("network", network.join("\n")),
-            ("qdisc", qdiscs()),
+            ("links", netlink::dump(&netlink::LINKS)),
+            ("addresses", netlink::dump(&netlink::ADDRESSES)),
+            ("routes", netlink::dump(&netlink::ROUTES)),
+            ("policy rules", netlink::dump(&netlink::RULES)),
+            ("qdisc", if netlink::has_qdiscs() { qdiscs() } else { String::new() }),
             ("leases", files(&node.path("leases"), &is_lease)),
             ("notes", files(Path::new("/run/cni/cnibox"), &is_record)),
-            ("rules", without_recorded(&output("nft -s list ruleset", ""))),
+            ("rules", without_recorded(&rules)),
         ];
         Snapshot(topics.map(|(topic, text)| (topic.to_owned(), text)).into())
     }
@@ -71,13 +72,9 @@ pub(crate) fn without_recorded(rules: &str) -> String {
 }
 
 /// The output of a command, which must succeed.
-fn output(command: &str, stdin: &str) -> String {
+fn output(command: &str) -> String {
     let mut words = command.split(' ');
-    let mut program = Command::new(words.next().unwrap());
-    program.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = program.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {stderr}");
     String::from_utf8(output.stdout).unwrap()
@@ -104,7 +101,7 @@ fn files(root: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
 
 /// Traffic control without the kernel's default qdiscs, including ingress filters.
 fn qdiscs() -> String {
-    let all = output("tc qdisc show", "");
+    let all = output("tc qdisc show");
     let mut lines = Vec::new();
     for line in all.lines().filter(|line| !line.contains(" 0: dev ")) {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -113,7 +110,7 @@ fn qdiscs() -> String {
         let kept = (0..words.len()).filter(|at| !is_noise(*at)).map(|at| words[at]);
         lines.push(kept.collect::<Vec<_>>().join(" "));
         if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
-            let filters = output(&format!("tc filter show dev {dev} ingress"), "");
+            let filters = output(&format!("tc filter show dev {dev} ingress"));
             // The kernel numbers the actions of all links.
             let filters = filters.lines().filter(|line| !line.trim_start().starts_with("index "));
             lines.extend(filters.map(|line| {
@@ -123,24 +120,4 @@ fn qdiscs() -> String {
         }
     }
     lines.join("\n")
-}
-
-/// Removes lifetimes and the carrier state with its consequences (link-local addresses and their
-/// routes), which the kernel updates asynchronously after the call that caused them.
-fn without_noise(line: &str) -> Option<String> {
-    let line = line.split_once("valid_lft").map_or(line, |(start, _)| start);
-    // Local routes follow the addresses, which are compared themselves.
-    let noise = ["fe80::", "ff00::", "table local proto kernel"];
-    if noise.iter().any(|text| line.contains(text)) {
-        return None;
-    }
-    let mut words = Vec::new();
-    let mut skip = false;
-    for word in line.split_whitespace() {
-        let value_of_noise = std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
-        if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
-            words.push(word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""));
-        }
-    }
-    Some(words.join(" "))
 }
