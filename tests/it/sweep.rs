@@ -134,7 +134,7 @@ struct Pod<'w> {
 impl<'w> Pod<'w> {
     fn new(world: &'w World, who: usize) -> Pod<'w> {
         let container = quick();
-        container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode'");
+        container.set_sysctl("net/ipv6/conf/default/addr_gen_mode", "1");
         let netns = container.path();
         Pod { world, who, container: Some(container), netns, results: Vec::new() }
     }

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 
 use crate::support::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
 use crate::support::net::{Net, dual_ipam, merged, normal_json};
-use crate::support::node::{Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists};
+use crate::support::node::{
+    Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists, set_sysctl,
+};
 use crate::support::strace;
 
 /// A plugin under test.
@@ -221,10 +223,10 @@ impl Subject {
         versions: &VERSIONS,
         keys: |_| json!({}),
         behind: ("ptp", ptp),
-        prepare: |node, container| {
+        prepare: |_, container| {
             // Link-local addresses appear asynchronously and would make snapshots differ.
-            node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
-            container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode'");
+            set_sysctl("net/ipv6/conf/default/addr_gen_mode", "1");
+            container.set_sysctl("net/ipv6/conf/default/addr_gen_mode", "1");
         },
         result: |_, _| {},
         sysctls: &[],

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::support::net::{merged, wire};
-use crate::support::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
+use crate::support::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged, set_sysctl};
 use crate::support::strace::{self, Syscall};
 
 /// A plausible error of a system call.
@@ -77,7 +77,7 @@ impl Scene {
     pub(crate) fn prepared(plugin: &'static str, prepare: impl Fn(&Node) -> Value, neighbours: &Value) -> Scene {
         let node = Node::new();
         // Link-local addresses appear asynchronously and would make snapshots differ.
-        node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
+        set_sysctl("net/ipv6/conf/default/addr_gen_mode", "1");
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
         let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
         let conf = merged(&conf, &prepare(&node));
@@ -167,7 +167,7 @@ impl Scene {
 pub(crate) fn quick() -> Container {
     let container = Container::new();
     for whose in ["all", "default"] {
-        container.sh(&format!("sh -c 'echo 0 > /proc/sys/net/ipv6/conf/{whose}/accept_dad'"));
+        container.set_sysctl(&format!("net/ipv6/conf/{whose}/accept_dad"), "0");
     }
     container
 }

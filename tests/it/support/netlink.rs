@@ -2,17 +2,20 @@
 //! is not that of the plugins.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
-/// Flags of a dump request (`NLM_F_REQUEST | NLM_F_DUMP`); types of the messages that end an answer.
+/// Flags of requests: `NLM_F_REQUEST` with `NLM_F_DUMP` or `NLM_F_ACK`; types of the messages that end an answer.
 const DUMP: u16 = 0x301;
+const ACKNOWLEDGED: u16 = 0x005;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// The flag of an answer to which objects were added meanwhile.
 const INTERRUPTED: u16 = 0x10;
 
+/// `RTM_SETLINK`.
+const SET_LINK: u16 = 19;
 /// `NFT_MSG_GETTABLE` of `linux/netfilter/nf_tables.h`.
 const GET_TABLES: u16 = 10 << 8 | 1;
 
@@ -186,14 +189,33 @@ fn print(value: &[u8], how: As) -> String {
     }
 }
 
+/// Sets `lo` up, which has the index 1 in every namespace.
+pub(crate) fn set_lo_up() {
+    let socket = open(SockProtocol::NetlinkRoute);
+    let mut header = [0; 16];
+    // The index, and IFF_UP in the flags and in the mask of flags that change.
+    (header[4], header[8], header[12]) = (1, 1, 1);
+    send(socket.as_raw_fd(), &message(SET_LINK, ACKNOWLEDGED, &header), MsgFlags::empty()).unwrap();
+    let mut answer = [0; 64];
+    recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+    assert_eq!(answer[16..20], [0; 4], "lo cannot be set up");
+}
+
+fn open(protocol: SockProtocol) -> OwnedFd {
+    socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap()
+}
+
+fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(16 + body.len()).unwrap();
+    [&length.to_ne_bytes(), &kind.to_ne_bytes()[..], &flags.to_ne_bytes(), &[0; 8], body].concat()
+}
+
 /// The answer to a dump request, without the netlink headers.
 fn objects(protocol: SockProtocol, get: u16, family: u8, header: usize) -> Vec<Vec<u8>> {
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap();
-    let mut request = vec![0; 16 + header];
-    request[0] = u8::try_from(request.len()).unwrap();
-    request[4..6].copy_from_slice(&get.to_ne_bytes());
-    request[6..8].copy_from_slice(&DUMP.to_ne_bytes());
-    request[16] = family;
+    let socket = open(protocol);
+    let mut body = vec![0; header];
+    body[0] = family;
+    let request = message(get, DUMP, &body);
     loop {
         send(socket.as_raw_fd(), &request, MsgFlags::empty()).unwrap();
         if let Some(objects) = answer(&socket) {

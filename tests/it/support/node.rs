@@ -59,7 +59,7 @@ impl Node {
             let mode = format!("mode={mode}");
             mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(mode.as_str())).unwrap();
         }
-        node.sh("ip link set lo up");
+        crate::support::netlink::set_lo_up();
         node
     }
     pub(crate) fn bin(&self) -> PathBuf {
@@ -178,6 +178,11 @@ impl Container {
         self.try_sh(&format!("ping -n -c 1 -W 2 {target}"))
     }
 
+    /// Sets a kernel parameter in the container.
+    pub(crate) fn set_sysctl(&self, key: &str, value: &str) {
+        self.run(|| set_sysctl(key, value));
+    }
+
     /// The value of a kernel parameter in the container.
     pub(crate) fn sysctl(&self, key: &str) -> String {
         let path = format!("/proc/sys/{key}");
@@ -204,11 +209,12 @@ pub(crate) struct Call {
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
     wrapper: Vec<String>,
+    is_apart: bool,
 }
 
 impl Call {
     fn to(program: PathBuf, env: BTreeMap<String, String>) -> Call {
-        Call { program, args: Vec::new(), env, stdin: Vec::new(), wrapper: Vec::new() }
+        Call { program, args: Vec::new(), env, stdin: Vec::new(), wrapper: Vec::new(), is_apart: false }
     }
 
     /// The configuration on standard input.
@@ -262,6 +268,13 @@ impl Call {
         self
     }
 
+    /// Runs the call as process 1 of a PID namespace, whose other processes are killed when it ends. Unlike unshare(1)
+    /// this is no process more.
+    pub(crate) fn apart(mut self) -> Call {
+        self.is_apart = true;
+        self
+    }
+
     /// Replaces the executable.
     pub(crate) fn program(mut self, path: impl Into<PathBuf>) -> Call {
         self.program = path.into();
@@ -301,8 +314,17 @@ impl Call {
     /// hold the descriptor with which the test wrote the executable.
     fn start(&self) -> std::io::Result<Child> {
         let deadline = Instant::now() + Duration::from_secs(5);
+        // A thread that has done this cannot start threads.
+        let spawn_apart = || {
+            unshare(CloneFlags::CLONE_NEWPID)?;
+            self.command().spawn()
+        };
         loop {
-            match self.command().spawn() {
+            let started = match self.is_apart {
+                true => thread::scope(|scope| scope.spawn(spawn_apart).join().unwrap()),
+                false => self.command().spawn(),
+            };
+            match started {
                 Err(busy) if busy.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -413,6 +435,11 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 /// Whether a file or directory exists.
 pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().symlink_metadata().is_ok()
+}
+
+/// Sets a kernel parameter in the calling thread's namespace.
+pub(crate) fn set_sysctl(key: &str, value: &str) {
+    fs::write(format!("/proc/sys/{key}"), value).unwrap();
 }
 
 /// A command line; without a shell, which takes as long as `ip` itself, if it is only words.

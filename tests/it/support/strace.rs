@@ -177,15 +177,12 @@ impl Syscall {
         self.file.as_deref() == Some(Path::new(STDOUT))
     }
 
-    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call, with
-    /// a timeout of 20 seconds; also returns whether the injection took place.
+    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call; also returns whether the
+    /// injection took place.
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
         // Child processes are killed together with the plugin.
-        let together: &[&str] = match action {
-            "signal=KILL" => &["unshare", "--pid", "--fork", "--kill-child"],
-            _ => &[],
-        };
-        self.run_under(node, call, action, together)
+        let is_kill = action == "signal=KILL";
+        self.run_under(node, &if is_kill { call.clone().apart() } else { call.clone() }, action, &[])
     }
 
     /// As [`Syscall::run`], with strace under another program.
@@ -200,7 +197,6 @@ impl Syscall {
         if let (Some(path), true) = (&path, self.prints_result()) {
             wrapper.extend(["sh", "-c", "\"$@\" >\"$0\"", path]);
         }
-        wrapper.extend(["timeout", "20"]);
         wrapper.extend(program);
         // Traces only the main thread: strace counts the calls of each process and thread
         // separately.
