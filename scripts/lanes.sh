@@ -8,8 +8,8 @@
 # skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
 # that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
 #
-# Both lanes run concurrently: the host lane sleeps most of the time, while emulation is CPU-bound,
-# so the VMs run at the lowest priority.
+# Both lanes run concurrently: the host lane sleeps most of the time, so it has two tests for each
+# processor, while emulation is CPU-bound, so the VMs run at the lowest priority.
 #
 # "vm" runs the VM lane only. PATTERN, an extended regular expression, selects tests by name.
 set -euo pipefail
@@ -143,7 +143,7 @@ executables=(--bin cni-sanity --examples)
 cargo build "${workspace[@]}" "${executables[@]}"
 cargo test "${tests[@]}" --no-run
 # With CNIBOX_LANE=list tests record their missing features and are skipped or fail, but do not run.
-CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test "${tests[@]}" -- "${flags[@]}" \
+RUST_BACKTRACE=0 CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test "${tests[@]}" -- "${flags[@]}" \
     >"$dir/host" 2>&1 || true
 sort -u "$dir/skipped" | grep -E -- "${2-}" >"$dir/list" || true
 if [ -n "${2-}" ] && [ ! -s "$dir/list" ]; then
@@ -156,7 +156,7 @@ fi
 host="not asked for"
 if [ "$1" = host-and-vm ]; then
     : >"$dir/skipped"
-    export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never
+    export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
     {
         CNIBOX_TIMES=$dir/times cargo test "${tests[@]}" -- "${flags[@]}" || status=1
         cargo test "${workspace[@]}" --doc -- "${flags[@]}" || status=1
