@@ -101,11 +101,11 @@ fn make(mutant: &Mutant, sound: &Path) -> TempDir {
     let real = sound.join(mutant.kind).display().to_string();
     let Mutant { verb, body, .. } = mutant;
     let script = format!(
-        "#!/bin/sh\nin=$(cat)\n\
+        "#!/bin/sh\n\
          run() {{ printf '%s' \"$in\" | '{real}'; }}\n\
          bend() {{ out=$(run); status=$?; printf '%s\\n' \"$out\" | sed \"$1\"; exit $status; }}\n\
          inside() {{ nsenter --net=\"$CNI_NETNS\" \"$@\"; }}\n\
-         case $CNI_COMMAND in\n{verb}) {body} ;;\n*) run ;;\nesac\n"
+         case $CNI_COMMAND in\n{verb}) in=$(cat); {body} ;;\n*) exec '{real}' ;;\nesac\n"
     );
     let path = directory.path().join(mutant.kind);
     fs::write(&path, script).unwrap();

@@ -1,6 +1,7 @@
 //! Records a plugin's system calls and injects errors and kills at them, from outside with
 //! strace(1), so that the executable under test is the released one.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +108,7 @@ fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
     let text = String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned();
     let mut threads: Vec<&str> = Vec::new();
     let mut calls: Vec<Syscall> = Vec::new();
+    let mut counts: HashMap<(usize, &str, Option<PathBuf>), usize> = HashMap::new();
     for line in text.lines() {
         let (pid, rest) = line.split_once(' ').unwrap();
         let rest = rest.trim_start();
@@ -118,8 +120,13 @@ fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
             threads.len() - 1
         });
         let file = (name == "write").then(|| file_of(args, root)).flatten();
-        let counts = |c: &&Syscall| c.thread == thread && c.name == name && (file.is_none() || c.file == file);
-        let nth = calls.iter().filter(counts).count() + 1;
+        let mut count = |file: Option<&PathBuf>| {
+            let count = counts.entry((thread, name, file.cloned())).or_insert(0);
+            *count += 1;
+            *count
+        };
+        let of_name = count(None);
+        let nth = if file.is_some() { count(file.as_ref()) } else { of_name };
         let (name, text) = (name.to_owned(), args.to_owned());
         calls.push(Syscall { name, text, nth, more: 0, thread, file });
     }
