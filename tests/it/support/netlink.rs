@@ -84,7 +84,7 @@ pub(crate) const ADDRESSES: ObjectKind = ObjectKind {
     ],
 };
 
-/// Without RTNH_F_LINKDOWN and lifetimes.
+/// Without `RTNH_F_LINKDOWN` and lifetimes.
 pub(crate) const ROUTES: ObjectKind = ObjectKind {
     name: "route",
     get: 26,
@@ -171,7 +171,7 @@ fn line(kind: &ObjectKind, mut object: Vec<u8>) -> Option<String> {
         let (length, number) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
         let value = &rest[4..length];
         if let Some((_, name, how)) = kind.attributes.iter().find(|attribute| attribute.0 == number) {
-            text += &format!(" {name} {}", print(value, *how));
+            text.extend([" ", name, " ", &print(value, *how)]);
         }
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }

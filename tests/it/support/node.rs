@@ -320,9 +320,10 @@ impl Call {
             self.command().spawn()
         };
         loop {
-            let started = match self.is_apart {
-                true => thread::scope(|scope| scope.spawn(spawn_apart).join().unwrap()),
-                false => self.command().spawn(),
+            let started = if self.is_apart {
+                thread::scope(|scope| scope.spawn(spawn_apart).join().unwrap())
+            } else {
+                self.command().spawn()
             };
             match started {
                 Err(busy) if busy.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
