@@ -11,6 +11,10 @@ use crate::kernel;
 use crate::options::Options;
 use crate::world::{Pod, World};
 
+/// The pause before a call, in which the kernel ends what the call before has left to it, such as the release of
+/// deleted rules: else the wait for that is part of the next call, which is the other side's.
+const SETTLE: Duration = Duration::from_millis(50);
+
 /// Samples in milliseconds, per world.
 pub(crate) struct Times {
     /// The first ADD, which the other samples leave out.
@@ -50,11 +54,13 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
         let mut pods = worlds.iter().map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
         worlds.iter().zip(&pods).try_for_each(|(w, pod)| w.prepare(case, slice::from_ref(pod)))?;
         for i in turn(worlds, round) {
+            thread::sleep(SETTLE);
             let took = worlds[i].on_host(|| worlds[i].call(case, "ADD", &mut pods[i]))??;
             let list = if round == 0 { &mut times.first } else { &mut times.add };
             list[i].push(ms(took));
         }
         for i in turn(worlds, round) {
+            thread::sleep(SETTLE);
             let took = worlds[i].on_host(|| worlds[i].call(case, "DEL", &mut pods[i]))??;
             if round > 0 {
                 times.del[i].push(ms(took));
