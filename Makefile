@@ -156,8 +156,9 @@ matrix: build ## test-runtimes with every installed runtime and those in the dir
 	scripts/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
-test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the unit tests, built for ARCH (arm64, armhf, ppc64el, riscv64, s390x), in Debian's kernel under emulation; ARGS="--type bridge"
-	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/arch.sh $(ARCH) $(BINARY) $(dir $(BINARY))cni-sanity" \
+test-arch: prepare-emulate prepare-$(TARGET) build sanity ## cni-sanity and the unit tests, built for ARCH (arm64, armhf, ppc64el, riscv64, s390x), in Debian's kernel under emulation, and state files exchanged with it; ARGS="--type bridge"
+	$(MAKE) build TARGET=$(HOST)
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO_TARGET)_RUNNER="scripts/arch.sh $(ARCH) $(BINARY) $(dir $(BINARY))cni-sanity $(OUT)/$(HOST)/release/cnibox" \
 		ARGS='$(ARGS)' $(CARGO) test --locked --quiet --lib --target $(TARGET)
 
 cross: ## for each other architecture, or TARGET: type-check, build, run if qemu-user is installed, exchange state with this one

@@ -1,8 +1,10 @@
 #!/bin/bash
-# arch.sh ARCH BINARY SANITY TESTS: runs the unit tests and cni-sanity on another architecture: arm64, armhf, ppc64el,
-# riscv64, s390x. All executables are built for it; they run on Debian's kernel under QEMU's software emulation, with
-# the programs of the unit tests beside them. TESTS is the executable of the library's unit tests. Prints the failed unit tests and the
-# whole report of cni-sanity. Exit status: 0 if all passed, 1 if not; 125 if the VM cannot be started.
+# arch.sh ARCH BINARY SANITY NATIVE TESTS: runs the unit tests and cni-sanity on another architecture: arm64, armhf,
+# ppc64el, riscv64, s390x. All executables but NATIVE are built for it; they run on Debian's kernel under QEMU's
+# software emulation, with the programs of the unit tests beside them. TESTS is the executable of the library's unit
+# tests. BINARY also takes over state files of NATIVE, the executable of this machine, and NATIVE those of BINARY
+# (exchange.sh). Prints the failed unit tests and the whole report of cni-sanity. Exit status: 0 if all passed, 1 if
+# not; 125 if the VM cannot be started.
 #
 #   CNIBOX_ARCH_CACHE    directory of the kernels, 100 MB each, downloaded once with apt; default /var/cache/cnibox-arch
 #   CNIBOX_ARCH_TIMEOUT  timeout in seconds, default 5400
@@ -10,7 +12,7 @@
 #   TESTS_ARGS           arguments of the unit tests, such as "netlink::"
 set -euo pipefail
 
-arch=$1 binary=$2 sanity=$3 tests=$4
+arch=$1 binary=$2 sanity=$3 native=$4 tests=$5
 cache=${CNIBOX_ARCH_CACHE:-/var/cache/cnibox-arch}/$arch
 timeout=${CNIBOX_ARCH_TIMEOUT:-5400}
 arguments=${ARGS:---cni-version 1.1.0}
@@ -60,6 +62,9 @@ foreign_apt() {
 
 # The programs that the unit tests call, and modprobe.
 programs="bash coreutils dash iproute2 kmod netbase nftables"
+# The directories of its modules.
+modules="kernel/net kernel/lib kernel/crypto kernel/arch kernel/drivers/net kernel/drivers/virtio"
+modules+=" kernel/fs/9p kernel/fs/fscache kernel/fs/netfs"
 
 # Downloads the kernel and the programs, and creates the tree of the initrd, without the executables.
 fetch() {
@@ -80,7 +85,7 @@ fetch() {
     version=$(ls "$new/root/lib/modules")
     cp "$new"/root/boot/vmlinu[xz]-"$version" "$new/kernel"
     cd "$new/tree"
-    mkdir -p dev etc new proc run sys tmp var/lib/cni
+    mkdir -p dev etc new proc run state sys tmp var/lib/cni
     for directory in bin lib lib64 sbin; do
         mkdir -p "usr/$directory"
         ln -s "usr/$directory" "$directory"
@@ -93,23 +98,28 @@ fetch() {
     echo "root:x:0:0::/:/bin/sh" >etc/passwd
     mkdir -p "lib/modules/$version"
     cp "$new"/root/lib/modules/"$version"/modules.{builtin,builtin.modinfo,order} "lib/modules/$version/"
-    (cd "$new/root/lib/modules/$version" && find kernel/{net,lib,crypto,arch,drivers/net} -maxdepth 4 -name '*.ko*' 2>/dev/null |
+    # shellcheck disable=SC2086 # one word each
+    (cd "$new/root/lib/modules/$version" && find $modules -maxdepth 4 -name '*.ko*' 2>/dev/null |
         grep -Ev '/(wireless|ethernet|bluetooth|can|phy|usb|wan)/' | cpio -pdm --quiet "$new/tree/lib/modules/$version")
     depmod -b . "$version"
-    echo "$programs" >"$new/programs"
+    echo "$programs $modules" >"$new/content"
     mknod -m 600 dev/console c 5 1
     rm -rf "$new"/{lists,archives,root,sources.list} "$cache"
     mv "$new" "$cache"
 }
-[ "$(cat "$cache/programs" 2>/dev/null)" = "$programs" ] || (fetch) || fail "could not fetch a kernel"
+[ "$(cat "$cache/content" 2>/dev/null)" = "$programs $modules" ] || (fetch) || fail "could not fetch a kernel"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# The VM sees this directory.
+mkdir "$work/state"
+scripts/exchange.sh write "$native" "$work/state"
 cp -a "$cache/tree" "$work/tree"
 mkdir -p "$work/tree/plugins"
 install -m 755 "$binary" "$work/tree/plugins/cnibox"
 install -m 755 "$sanity" "$work/tree/bin/cni-sanity"
 install -m 755 "$tests" "$work/tree/bin/unit-tests"
+install -m 755 scripts/exchange.sh "$work/tree/bin/exchange"
 # Files that unit tests read.
 mkdir -p "$work/tree$PWD"
 cp -a README.md src "$work/tree$PWD"
@@ -137,6 +147,10 @@ ip link set lo up
 /plugins/cnibox install --no-backup /plugins >/dev/null
 uname -rm
 /plugins/cnibox version
+modprobe -aq virtio_pci 9pnet_virtio 9p
+mount -t 9p -o trans=virtio,version=9p2000.L state /state
+exchange read /plugins/cnibox /state && rm -rf /state/* && exchange write /plugins/cnibox /state
+echo "arch: state files of this machine: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
 unit-tests ${TESTS_ARGS-} >/tmp/tests 2>&1
 echo "arch: unit tests: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
 sed -n '/^failures:/,\$p; /^test result/p; /^running/p' /tmp/tests
@@ -149,11 +163,14 @@ chmod 755 "$work/tree/init"
 
 started=$SECONDS
 timeout --foreground "$timeout" "$program" -machine "${machine[@]}" -accel tcg,thread=multi -smp "$(nproc)" -m 2G \
+    -virtfs "local,path=$work/state,mount_tag=state,security_model=none" \
     -nodefaults -display none -no-reboot -kernel "$cache/kernel" -initrd "$work/initrd" \
     -append "console=$console quiet panic=-1 nokaslr mitigations=off" </dev/null | sed -u 's,\r,,g' | tee "$work/log" || true
 echo "arch: $arch: $((SECONDS - started)) seconds"
 case $(grep -c '^arch: .*: status [0-9]' "$work/log"):$(grep -c '^arch: .*: status 0' "$work/log") in
-    2:2) exit 0 ;;
-    2:*) exit 1 ;;
+    3:3) ;;
+    3:*) exit 1 ;;
     *) fail "the VM died or exceeded $timeout seconds before cni-sanity ended" ;;
 esac
+scripts/exchange.sh read "$native" "$work/state"
+echo "arch: state files of $arch: status 0"

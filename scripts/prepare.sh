@@ -21,15 +21,15 @@ oldest_kernel=6.1
 needs="
 cc                gcc                            build            -
 libc.a            libc6-dev                      build            -
-ip                iproute2                       demo,test,bench,runtimes -
+ip                iproute2                       demo,test,bench,runtimes,emulate -
 ping              iputils-ping                   demo,test        -
-unshare           util-linux                     demo,test,bench  -
+unshare           util-linux                     demo,test,bench,emulate -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             bench
 sysctl            procps                         test             -
 setcap            libcap2-bin                    test             -
 catatonit         catatonit                      -                bench
-nft               nftables                       test,runtimes    -
+nft               nftables                       test,runtimes,emulate -
 dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test
 /usr/lib/python3/dist-packages/gi python3-gi            -                test
