@@ -192,7 +192,8 @@ END
 
 # Whether KVM may work: the device exists, and no guest has failed to start since the boot of the machine.
 may_have_kvm() {
-    [ -r /dev/kvm ] && [ -w /dev/kvm ] && ! cmp -s "$no_kvm" /proc/sys/kernel/random/boot_id
+    # Not cmp -s, for which files differ whose sizes do; that of the second one is 0.
+    [ -r /dev/kvm ] && [ -w /dev/kvm ] && [ "$(cat "$no_kvm" 2>/dev/null)" != "$(cat /proc/sys/kernel/random/boot_id)" ]
 }
 
 # start ACCELERATOR: starts the VM in the background.
