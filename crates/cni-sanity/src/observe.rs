@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::iter;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -14,9 +15,16 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 
 use super::{Result, context, netlink};
 
-/// Attributes of a rule that differ between two equal rules: `NFTA_RULE_HANDLE` and `NFTA_RULE_POSITION`.
+/// Attributes of a rule that differ between two equal rules: `NFTA_RULE_HANDLE`, `NFTA_RULE_POSITION` and
+/// `NFTA_RULE_PAD`, with which kernels for some architectures align what follows in a dump.
 const RULE_HANDLE: u16 = 3;
 const RULE_POSITION: u16 = 6;
+const RULE_PAD: u16 = 8;
+/// `NFTA_RULE_TABLE`, `NFTA_RULE_CHAIN`, `NFTA_RULE_EXPRESSIONS`; `NFTA_EXPR_NAME`.
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+const EXPRESSION_NAME: u16 = 1;
 
 /// The directory of the containers' network namespaces.
 pub const NAMESPACES: &str = "/run/netns";
@@ -243,20 +251,58 @@ fn filter_rules() -> Vec<String> {
 }
 
 fn filter_rule(message: &[u8]) -> String {
+    let text = |value: &[u8]| String::from_utf8_lossy(value).trim_end_matches('\0').to_owned();
     let mut texts = Vec::new();
-    let mut rest = message.get(20..).unwrap_or_default();
-    while let [a, b, c, d, ..] = rest {
-        let (length, kind) = (usize::from(u16::from_ne_bytes([*a, *b])), u16::from_ne_bytes([*c, *d]) & 0x3fff);
-        let Some(value) = rest.get(4..length) else { break };
+    for (kind, value) in attributes(message.get(20..).unwrap_or_default()) {
         match kind {
-            RULE_HANDLE | RULE_POSITION => {}
-            // NFTA_RULE_TABLE, NFTA_RULE_CHAIN
-            1 | 2 => texts.push(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()),
-            // The expressions contain counters: only the length is stable.
+            RULE_HANDLE | RULE_POSITION | RULE_PAD => {}
+            RULE_TABLE | RULE_CHAIN => texts.push(text(value)),
+            // Only the names are stable: expressions contain counters, which may be padded too.
+            RULE_EXPRESSIONS => {
+                let inner = attributes(value).flat_map(|(_, expression)| attributes(expression));
+                texts.extend(inner.filter(|(kind, _)| *kind == EXPRESSION_NAME).map(|(_, name)| text(name)));
+            }
             _ => texts.push(format!("{kind}:{}", value.len())),
         }
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     let family = message.get(16).copied().unwrap_or_default();
     format!("filter rule of family {family}: {}", texts.join(" "))
+}
+
+/// The netlink attributes in these bytes, each with its kind.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    iter::from_fn(move || {
+        let [a, b, c, d, ..] = *bytes else { return None };
+        let (length, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]) & 0x3fff);
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// A rule with a counter, and `padding` before the attributes of 64 bits.
+    fn rule(packets: u64, padding: &[u8]) -> String {
+        let counter = attribute(2, &[padding.to_vec(), attribute(2, &packets.to_be_bytes())].concat());
+        let expression = attribute(1, &[attribute(1, b"counter\0"), counter].concat());
+        let parts = [vec![0; 20], attribute(1, b"t\0"), attribute(2, b"c\0"), padding.to_vec(), attribute(3, &[0; 8])];
+        filter_rule(&[parts.concat(), attribute(4, &expression), attribute(7, b"comment")].concat())
+    }
+
+    #[test]
+    fn equal_rules_have_equal_lines_wherever_the_kernel_aligns_them() {
+        assert_eq!(rule(0, &[]), "filter rule of family 0: t c counter 7:7");
+        assert_eq!(rule(9, &attribute(8, &[])), rule(0, &[]));
+    }
 }
