@@ -64,7 +64,7 @@ foreign_apt() {
 programs="bash coreutils dash iproute2 kmod netbase nftables"
 # The directories of its modules.
 modules="kernel/net kernel/lib kernel/crypto kernel/arch kernel/drivers/net kernel/drivers/virtio"
-modules+=" kernel/fs/9p kernel/fs/fscache kernel/fs/netfs"
+modules+=" kernel/drivers/block/virtio_blk.ko* kernel/fs/ext4 kernel/fs/jbd2 kernel/fs/mbcache.ko*"
 
 # Downloads the kernel and the programs, and creates the tree of the initrd, without the executables.
 fetch() {
@@ -85,7 +85,7 @@ fetch() {
     version=$(ls "$new/root/lib/modules")
     cp "$new"/root/boot/vmlinu[xz]-"$version" "$new/kernel"
     cd "$new/tree"
-    mkdir -p dev etc new proc run state sys tmp var/lib/cni
+    mkdir -p dev etc new proc run sys tmp var/lib/cni
     for directory in bin lib lib64 sbin; do
         mkdir -p "usr/$directory"
         ln -s "usr/$directory" "$directory"
@@ -111,9 +111,14 @@ fetch() {
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# The VM sees this directory.
-mkdir "$work/state"
-scripts/exchange.sh write "$native" "$work/state"
+# take_state write|read: exchange.sh with the executable of this machine, in a VM of its own.
+take_state() {
+    CNIBOX_VM_QEMU="-drive file=$work/state,format=raw,if=virtio" scripts/vm.sh scripts/exchange.sh "$1" "$native" /dev/vda
+    echo "arch: state files, $1 on $(uname -m): status 0"
+}
+truncate -s 32M "$work/state"
+mkfs.ext4 -q -I 256 "$work/state"
+take_state write
 cp -a "$cache/tree" "$work/tree"
 mkdir -p "$work/tree/plugins"
 install -m 755 "$binary" "$work/tree/plugins/cnibox"
@@ -147,10 +152,9 @@ ip link set lo up
 /plugins/cnibox install --no-backup /plugins >/dev/null
 uname -rm
 /plugins/cnibox version
-modprobe -aq virtio_pci 9pnet_virtio 9p
-mount -t 9p -o trans=virtio,version=9p2000.L state /state
-exchange read /plugins/cnibox /state && rm -rf /state/* && exchange write /plugins/cnibox /state
-echo "arch: state files of this machine: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
+modprobe -q virtio_pci
+exchange read /plugins/cnibox /dev/vda && exchange write /plugins/cnibox /dev/vda
+echo "arch: state files, read and written on $arch: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
 unit-tests ${TESTS_ARGS-} >/tmp/tests 2>&1
 echo "arch: unit tests: status \$?, \$(cut -d. -f1 /proc/uptime) seconds after boot"
 sed -n '/^failures:/,\$p; /^test result/p; /^running/p' /tmp/tests
@@ -163,7 +167,7 @@ chmod 755 "$work/tree/init"
 
 started=$SECONDS
 timeout --foreground "$timeout" "$program" -machine "${machine[@]}" -accel tcg,thread=multi -smp "$(nproc)" -m 2G \
-    -virtfs "local,path=$work/state,mount_tag=state,security_model=none" \
+    -drive "file=$work/state,format=raw,if=virtio" \
     -nodefaults -display none -no-reboot -kernel "$cache/kernel" -initrd "$work/initrd" \
     -append "console=$console quiet panic=-1 nokaslr mitigations=off" </dev/null | sed -u 's,\r,,g' | tee "$work/log" || true
 echo "arch: $arch: $((SECONDS - started)) seconds"
@@ -172,5 +176,4 @@ case $(grep -c '^arch: .*: status [0-9]' "$work/log"):$(grep -c '^arch: .*: stat
     3:*) exit 1 ;;
     *) fail "the VM died or exceeded $timeout seconds before cni-sanity ended" ;;
 esac
-scripts/exchange.sh read "$native" "$work/state"
-echo "arch: state files of $arch: status 0"
+take_state read

@@ -1,12 +1,13 @@
 #!/bin/bash
-# exchange.sh write|read BINARY STATE: state files of one machine on another, of another architecture.
+# exchange.sh write|read BINARY DISK: state files of one machine on another, of another architecture. DISK is a device,
+# or its image, with ext4: the journal of leases needs inode numbers and times to the nanosecond as they were.
 #
-# write: attaches two containers, and leaves in the directory STATE what cnibox keeps of them: leases with their
-# journal, records, backups, the runtimes' cache. read: the same node, without the rules and routes, takes STATE over:
-# leases are kept, "repair" restores the packet filter from the records, DEL restores the device and deletes the rest.
+# write: attaches two containers, and leaves on the disk what cnibox keeps of them: leases with their journal, records,
+# backups, the runtimes' cache. read: the same node, without the rules and routes, takes them over: leases are kept,
+# "repair" restores the packet filter from the records, DEL restores the device and deletes the rest.
 # Everything happens in private namespaces. Exit status 0 only if what was read is what was written.
 set -euo pipefail
-what=$1 binary=$(readlink -f "$2") state=$(readlink -f "$3") plugins=/run/plugins
+what=$1 binary=$(readlink -f "$2") disk=$(readlink -f "$3") plugins=/run/plugins state=/run/state
 
 fail() {
     echo "exchange: $what on $(uname -m): $*" >&2
@@ -14,19 +15,24 @@ fail() {
 }
 
 if [ "${4-}" != inside ]; then
-    exec unshare -m -n bash "$0" "$what" "$binary" "$state" inside
+    exec unshare -m -n bash "$0" "$what" "$binary" "$disk" inside
 fi
 
 # --- the node --------------------------------------------------------------------------------------------------
 
-# STATE has the directories of state, and one boot id for both machines: in another boot the containers would have ended.
+# The disk has the directories of state, and one boot id for both machines: in another boot the containers would have
+# ended.
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/lib
-mkdir -p /run/cni /run/net.d /var/lib/cni "$state"/{run,lib,seen}
-mount --bind "$state/run" /run/cni
-mount --bind "$state/lib" /var/lib/cni
+mkdir -p /run/cni /run/net.d "$state" /var/lib/cni
+modprobe -aq virtio_blk ext4 || true
+mount -t ext4 "$disk" "$state"
+[ "$what" != write ] || rm -rf "$state"/*
+mkdir -p "$state"/{run,lib,seen}
 [ -e "$state/boot" ] || cat /proc/sys/kernel/random/boot_id >"$state/boot"
 mount --bind "$state/boot" /proc/sys/kernel/random/boot_id
+mount --bind "$state/run" /run/cni
+mount --bind "$state/lib" /var/lib/cni
 "$binary" install --no-backup "$plugins" >/dev/null
 
 # Of the three addresses of each family one is held back, and two are free.
@@ -191,3 +197,4 @@ case $what in
     read) read_all ;;
     *) fail "write or read" ;;
 esac
+umount /var/lib/cni /run/cni /proc/sys/kernel/random/boot_id "$state"

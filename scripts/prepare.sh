@@ -37,7 +37,7 @@ iptables-save     iptables                       test,runtimes    -
 conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
 modprobe          kmod                           emulate          test
-mkfs.ext4         e2fsprogs                      -                test
+mkfs.ext4         e2fsprogs                      emulate          test
 xz                xz-utils                       -                test
 dnsmasq           dnsmasq-base                   test             -
 dhcpd             isc-dhcp-server                test             -
