@@ -27,7 +27,7 @@ mount -t tmpfs tmpfs /var/lib
 mkdir -p /run/cni /run/net.d "$state" /var/lib/cni
 modprobe -aq virtio_blk ext4 || true
 mount -t ext4 "$disk" "$state"
-[ "$what" != write ] || rm -rf "$state"/*
+[ "$what" != write ] || rm -rf "${state:?}"/*
 mkdir -p "$state"/{run,lib,seen}
 [ -e "$state/boot" ] || cat /proc/sys/kernel/random/boot_id >"$state/boot"
 mount --bind "$state/boot" /proc/sys/kernel/random/boot_id
@@ -149,7 +149,7 @@ adopt() {
 }
 
 read_all() {
-    local journal=/var/lib/cni/networks/pods/.cnibox/leases inode index name mac label
+    local journal=/var/lib/cni/networks/pods/.cnibox/leases inode index name mac label address
 
     # The container lives on: where its link is missing it has ended, if both machines have the same number for the
     # namespace of the host.
@@ -164,8 +164,9 @@ read_all() {
     # c1 has the port; its mappings come from the cache.
     unset CAP_ARGS
     tool add pods c3
-    grep -q '"10.1.2.132/24"' /run/result && grep -q '"fd00:1:2::ab04/64"' /run/result ||
-        fail "c3 did not get the free addresses: $(cat /run/result)"
+    for address in 10.1.2.132/24 fd00:1:2::ab04/64; do
+        grep -q "\"$address\"" /run/result || fail "c3 did not get $address: $(cat /run/result)"
+    done
     ! "$plugins/cnitool" --container-id c4 add pods /run/netns/c4 &>/run/result || fail "c4 got an address of another"
     grep -q "10.1.2.130" /run/result || fail "no word of the address that is held back: $(cat /run/result)"
     [ "$inode" = "$(stat -c %i "$journal")" ] || fail "the journal was written anew"
