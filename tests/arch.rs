@@ -110,6 +110,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("applets", &["dhcp", "plugins", "framework", "tool"]),
+    ("memory", &[]),
+    ("musl", &["memory"]),
     ("start", &["applets", "cni", "framework", "tool"]),
     (
         "testing",
@@ -118,6 +120,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "attachment",
             "cni",
             "dhcp",
+            "iface",
             "netfilter",
             "netlink",
             "netns",
@@ -132,8 +135,15 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// The files with unsafe code.
-const UNSAFE: &[&str] =
-    &["dhcp/daemon/seccomp.rs", "iface/tun.rs", "main.rs", "netlink/deferred_close.rs", "netlink/detached_delete.rs"];
+const UNSAFE: &[&str] = &[
+    "dhcp/daemon/seccomp.rs",
+    "iface/tun.rs",
+    "main.rs",
+    "memory.rs",
+    "musl.rs",
+    "netlink/deferred_close.rs",
+    "netlink/detached_delete.rs",
+];
 
 /// Words, and the only files or directories below `src` that may contain them.
 const PLACES: &[(&str, &[&str])] = &[
