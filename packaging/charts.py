@@ -238,7 +238,7 @@ def table(bench):
 
     for case, what in bench.rows:
         if what == "ADD":
-            add, delete = bench.rows[case, "ADD"], bench.rows[case, "DEL"]
+            add, delete = bench.rows[case, "ADD"], bench.rows.get((case, "DEL"), {})
             cells = [span(row, side) for row in (add, delete) for side in ("cnibox", "reference")]
             cells += [started(case, what) for what in ("ADD", "DEL")]
             lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
