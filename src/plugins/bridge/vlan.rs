@@ -4,6 +4,7 @@
 //! VLANs only with `vlan_filtering`, which is enabled when the bridge is created, or while it has no ports. A bridge
 //! with ports is not changed, since tagged frames that pass now would be dropped; ADD fails then.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use serde::Deserialize;
@@ -47,15 +48,15 @@ impl ConfiguredVlans {
             let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
             Error::config(msg)
         })?;
-        let mut tagged = [false; 4095];
+        let mut tagged = BTreeSet::new();
         for entry in conf.vlan_trunk.iter().flatten() {
-            entry.mark_vlan_ids(&mut tagged)?;
+            entry.add_vlan_ids(&mut tagged)?;
         }
         let access = (access != 0).then_some(access);
-        let native = access.or(tagged.contains(&true).then_some(DEFAULT));
+        let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
         let mut port = Vec::from_iter(native.map(PortVlanRange::native_vlan));
         // A VLAN that is added tagged is no longer the native one.
-        for id in IDS.filter(|id| tagged[usize::from(*id)] && native != Some(*id)) {
+        for id in tagged.into_iter().filter(|id| native != Some(*id)) {
             match port.last_mut() {
                 Some(PortVlanRange { ids, tagging: VlanTagging::Tagged }) if *ids.end() + 1 == id => {
                     *ids = *ids.start()..=id;
@@ -149,20 +150,20 @@ fn not_filtering_error(bridge: &Link) -> Error {
 }
 
 impl VlanTrunkEntry {
-    /// Sets the VLAN IDs of this entry in `tagged`; fails with an invalid VLAN ID or range.
-    fn mark_vlan_ids(&self, tagged: &mut [bool]) -> Result<()> {
+    /// Adds the VLAN IDs of this entry to `tagged`; fails with an invalid VLAN ID or range.
+    fn add_vlan_ids(&self, tagged: &mut BTreeSet<u16>) -> Result<()> {
         if let Some(id) = self.id {
-            tagged[vlan_id_index(id, "incorrect trunk id parameter")?] = true;
+            tagged.insert(parse_vlan_id(id, "incorrect trunk id parameter")?);
         }
         let missing = match (self.min_id, self.max_id) {
             (None, None) => return Ok(()),
             (Some(min), Some(max)) => {
-                let min = vlan_id_index(min, "incorrect trunk minID parameter")?;
-                let max = vlan_id_index(max, "incorrect trunk maxID parameter")?;
+                let min = parse_vlan_id(min, "incorrect trunk minID parameter")?;
+                let max = parse_vlan_id(max, "incorrect trunk maxID parameter")?;
                 if min > max {
                     return Err(Error::config("minID is greater than maxID in trunk parameter"));
                 }
-                tagged[min..=max].fill(true);
+                tagged.extend(min..=max);
                 return Ok(());
             }
             (None, Some(_)) => "minID",
@@ -172,9 +173,8 @@ impl VlanTrunkEntry {
     }
 }
 
-fn vlan_id_index(id: i64, refusal: &str) -> Result<usize> {
-    let id = u16::try_from(id).ok().filter(|id| IDS.contains(id));
-    id.map(usize::from).ok_or_else(|| Error::config(refusal))
+fn parse_vlan_id(id: i64, refusal: &str) -> Result<u16> {
+    u16::try_from(id).ok().filter(|id| IDS.contains(id)).ok_or_else(|| Error::config(refusal))
 }
 
 #[cfg(test)]
