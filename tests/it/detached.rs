@@ -23,8 +23,8 @@ enum Caller {
 
 use Caller::{BelowInit, BelowOther, Init};
 
-/// Process 1: runs the plugin, reports the open files of all processes at once, reaps for a moment as
-/// systemd does, and reports all processes.
+/// Process 1: runs the plugin, reports the open files of all processes at once, reaps as systemd does until it is
+/// alone, 10 seconds at most, and reports the processes that are left.
 const INIT: &str = r#"use POSIX qw(:sys_wait_h :signal_h);
     ($report, $blocks) = (shift, shift);
     sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGCHLD)) if $blocks;
@@ -33,8 +33,12 @@ const INIT: &str = r#"use POSIX qw(:sys_wait_h :signal_h);
     $status = $?;
     open REPORT, '>', $report;
     print REPORT join(' ', glob '/proc/[0-9]*/fd/*'), "\n";
-    for (1..30) { 1 while waitpid(-1, WNOHANG) > 0; select undef, undef, undef, .01 }
-    print REPORT join(' ', glob '/proc/[0-9]*'), "\n";
+    for (1..1000) {
+        1 while waitpid(-1, WNOHANG) > 0;
+        last if (@left = glob '/proc/[0-9]*') == 1;
+        select undef, undef, undef, .01;
+    }
+    print REPORT "@left\n";
     close REPORT;
     exit($status & 127 ? 128 + ($status & 127) : $status >> 8);"#;
 
