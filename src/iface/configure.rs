@@ -180,6 +180,15 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     }
 }
 
+/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the link
+/// comes up are lost if they are sent before the port of the bridge forwards.
+pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
+    let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
+    if let Some(Err(error)) = change {
+        log::debug(error);
+    }
+}
+
 /// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for
 /// new interfaces, and the addresses must survive a down link. Then sets the
 /// parameters `optional`, keys below `net/ipv6/conf/<ifname>`, without which the interface works, too.
