@@ -8,8 +8,8 @@
 # skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
 # that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
 #
-# Both lanes run concurrently: the host lane sleeps most of the time, so it has two tests for each
-# processor, while emulation is CPU-bound, so the VMs run at the lowest priority.
+# Both lanes run concurrently: the host lane sleeps most of the time, while emulation is CPU-bound,
+# so the VMs run at the lowest priority.
 #
 # "vm" runs the VM lane only. PATTERN, an extended regular expression, selects tests by name.
 set -euo pipefail
@@ -156,7 +156,7 @@ fi
 host="not asked for"
 if [ "$1" = host-and-vm ]; then
     : >"$dir/skipped"
-    export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+    export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never
     {
         CNIBOX_TIMES=$dir/times cargo test "${tests[@]}" -- "${flags[@]}" || status=1
         cargo test "${workspace[@]}" --doc -- "${flags[@]}" || status=1
