@@ -162,7 +162,9 @@ impl Plugin for Bridge {
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
-            configure::announce_addresses(&inside, &link);
+            if !result.ips.is_empty() {
+                configure::announce_addresses(&inside, &link);
+            }
         }
         // Late, as other containers may use the addresses that `forceAddress` removes.
         if !gateways.is_empty() {
