@@ -45,7 +45,7 @@ impl AttachmentId<'_> {
         LAST.with_borrow_mut(|(attachment, instance)| {
             let names = [self.network, self.ifname, self.id];
             if instance.is_empty() || *attachment != names {
-                let half = sha512_hex(&[self.ifname, ":", self.id], HALF);
+                let half = sha512_hex([self.ifname, ":", self.id].concat(), HALF);
                 *instance = format!("{}-{half}", network_hash(self.network));
                 *attachment = names.map(str::to_owned);
             }
@@ -64,12 +64,12 @@ pub fn instance_in_label(label: &str) -> Option<&str> {
 
 /// The prefix of the [instances](AttachmentId::instance_id) of a network's attachments.
 pub fn network_hash(network: &str) -> String {
-    sha512_hex(&[network], HALF)
+    sha512_hex(network, HALF)
 }
 
-/// The first digits, at most `length`, of the SHA-512 of the concatenated texts, in hexadecimal.
-pub fn sha512_hex(texts: &[&str], length: usize) -> String {
-    let digest = Sha512::digest(texts.concat());
+/// The first digits, at most `length`, of the SHA-512, in hexadecimal.
+pub fn sha512_hex(data: impl AsRef<[u8]>, length: usize) -> String {
+    let digest = Sha512::digest(data);
     let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(length);
     digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }

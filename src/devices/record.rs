@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::DeviceIdentity;
 use super::origin::OriginalState;
 use crate::attachment::{AttachmentId, backup};
-use crate::cni::NetworkName;
+use crate::cni::{ContainerId, InterfaceName, NetworkName};
 use crate::error::{Error, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
 use crate::files::{dir, remove_file};
@@ -52,6 +52,13 @@ pub struct DeviceRecord {
 }
 
 impl DeviceRecord {
+    /// The record of a device of the host that becomes `ifname` in the namespace at the path `netns`.
+    pub fn new(id: &ContainerId, ifname: &InterfaceName, netns: &str, device: OriginalState) -> DeviceRecord {
+        let (container_id, ifname, netns) = (id.to_string(), ifname.to_string(), netns.to_owned());
+        let (netns_id, port, in_container, tried) = (None, String::new(), false, false);
+        DeviceRecord { container_id, ifname, netns, netns_id, port, in_container, device, tried }
+    }
+
     /// The name that ADD gave the device in the container.
     pub fn name_in_container(&self) -> &str {
         if self.port.is_empty() { &self.ifname } else { &self.port }

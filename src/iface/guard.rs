@@ -17,9 +17,9 @@ use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 /// The parent of the egress filters of a `clsact` qdisc.
 const CLSACT_EGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff3);
 
-/// A place for the program.
+/// A place for the program, as [`find_place`] has found it.
 #[derive(Debug)]
-struct GuardPlace {
+pub struct GuardPlace {
     /// The link.
     index: u32,
     parent: TrafficHandle,
@@ -29,7 +29,7 @@ struct GuardPlace {
     /// Another filter that judges frames before.
     before: Option<String>,
     /// The program that is there.
-    program: Option<ProgramFilter>,
+    pub program: Option<ProgramFilter>,
 }
 
 /// The names of the links that drop refused frames: a veth pair whose second end is a port of a bridge that is down. Such
@@ -122,23 +122,32 @@ impl FrameSink {
 
 /// Judges all frames that `link` receives by the program, instead of the previous one. The program returns 1 for frames
 /// that are refused, and 0 for others.
-pub fn put_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction], sink: FrameSink) -> Result<()> {
-    let redirect = sink.ensure_links(netlink)?;
-    put_filter(netlink, link, &ProgramFilter { program: program.to_vec(), redirect: Some(redirect) })
+pub fn put_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>, sink: FrameSink) -> Result<()> {
+    put_guard_at(netlink, link, &find_place(netlink, link)?, program, sink)
 }
 
-/// The filter of the guard of `link`, with any program.
-pub fn find_filter(netlink: &Netlink, link: &Link) -> Result<Option<ProgramFilter>> {
-    Ok(find_place(netlink, link)?.program)
+/// Like [`put_guard`], at the place of the link.
+pub fn put_guard_at(
+    netlink: &Netlink,
+    link: &Link,
+    place: &GuardPlace,
+    program: Vec<ClassicInstruction>,
+    sink: FrameSink,
+) -> Result<()> {
+    let redirect = Some(sink.ensure_links(netlink)?);
+    put_filter_at(netlink, link, place, &ProgramFilter { program, redirect })
 }
 
-/// Puts a filter that [`find_filter`] has found in force again; `None` deletes the filter.
+/// Puts the filter of an earlier [`find_place`] in force again; `None` deletes the filter.
 pub fn restore_filter(netlink: &Netlink, link: &Link, former: Option<&ProgramFilter>) -> Result<()> {
     former.map_or_else(|| remove_guard(netlink, link), |former| put_filter(netlink, link, former))
 }
 
 fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<()> {
-    let place = find_place(netlink, link)?;
+    put_filter_at(netlink, link, &find_place(netlink, link)?, filter)
+}
+
+fn put_filter_at(netlink: &Netlink, link: &Link, place: &GuardPlace, filter: &ProgramFilter) -> Result<()> {
     if place.program.as_ref() == Some(filter) {
         return Ok(());
     }
@@ -155,7 +164,8 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
 
 /// Runs `remove`, which deletes redirects of `link`. A program on the device of a redirect stays in force on the link.
 pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce() -> Result<()>) -> Result<()> {
-    let (Some(filter), Some(parent)) = (find_filter(netlink, link)?, redirect::find_ingress_parent(netlink, link)?)
+    let (Some(filter), Some(parent)) =
+        (find_place(netlink, link)?.program, redirect::find_ingress_parent(netlink, link)?)
     else {
         return remove();
     };
@@ -175,8 +185,8 @@ pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce
 }
 
 /// Puts a program on a link that refuses frames by sending them back.
-pub fn try_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction]) -> Result<()> {
-    put_filter(netlink, link, &ProgramFilter { program: program.to_vec(), redirect: Some(link.index) })
+pub fn try_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>) -> Result<()> {
+    put_filter(netlink, link, &ProgramFilter { program, redirect: Some(link.index) })
 }
 
 /// Whether all frames that `link` receives are judged by the program.
@@ -208,7 +218,7 @@ pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
 }
 
 /// The place on the link, or on the device to which all packets of the link go before they would come to that place.
-fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
+pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     let Some(parent) = redirect::find_ingress_parent(netlink, link)? else {
         return Ok(GuardPlace::new(link.index, redirect::INGRESS, Some(Qdisc::Ingress)));
     };

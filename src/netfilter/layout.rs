@@ -32,16 +32,20 @@ type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkR
 /// The rules of the chain of this name, if it is one that elements jump to.
 type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
 
+/// A rule that its chain must have: the comment by which it is recognised, and the rule, which is built only if it is
+/// missing.
+pub type FixedRule = (&'static str, fn() -> NftRule);
+
 /// The required content of a table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct TableLayout {
     pub table: NftTable<'static>,
     /// The sets and maps of the table.
-    pub sets: Vec<NftSet<'static>>,
+    pub sets: &'static [NftSet<'static>],
     /// Sets that packets fill, which have no sentinel.
     pub recorders: &'static [NftSet<'static>],
-    /// The chains of the table and their fixed rules, each with a comment. A chain without fixed rules is not verified.
-    pub chains: Vec<(NftChain<'static>, Vec<NftRule>)>,
+    /// The chains of the table and their fixed rules. A chain without fixed rules is not verified.
+    pub chains: &'static [(NftChain<'static>, &'static [FixedRule])],
     /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
     pub additions: &'static [&'static str],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
@@ -57,7 +61,7 @@ pub struct RestorableState {
     /// The feature's records.
     pub kept: RecordStore,
     /// The tables with the state.
-    pub layouts: fn() -> Vec<TableLayout>,
+    pub layouts: &'static [TableLayout],
     /// Restores the state from the records.
     pub restore: fn(&mut LayoutTransaction<'_>),
 }
@@ -83,13 +87,6 @@ impl TableLayout {
     /// The rules of a chain that elements jump to.
     fn subnet_rules(&self, chain: &str) -> Option<Vec<NftRule>> {
         self.subnet.and_then(|rules| rules(chain))
-    }
-
-    /// These rules without the additions.
-    fn without_additions(&self, rules: &[NftRule]) -> Vec<NftRule> {
-        let is_former =
-            |rule: &&NftRule| rule.comment.as_deref().is_none_or(|comment| !self.additions.contains(&comment));
-        rules.iter().filter(is_former).cloned().collect()
     }
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
@@ -208,9 +205,11 @@ impl TableState {
             damage.push(format!("table {} is gone", layout.table));
         }
         let mut incomplete = Vec::new();
-        for (chain, rules) in &layout.chains {
-            if let Some(rule) = first_missing_rule(&look.rules, *chain, rules) {
-                let is_former = first_missing_rule(&look.rules, *chain, &layout.without_additions(rules)).is_none();
+        for (chain, rules) in layout.chains {
+            let comments = || rules.iter().map(|(comment, _)| *comment);
+            if let Some(rule) = first_missing_rule(&look.rules, *chain, comments()) {
+                let former = comments().filter(|comment| !layout.additions.contains(comment));
+                let is_former = first_missing_rule(&look.rules, *chain, former).is_none();
                 let list = if is_former { &mut outdated } else { &mut damage };
                 list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
@@ -250,9 +249,9 @@ impl TableState {
     /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
     /// have added rules to a chain without fixed rules.
     fn add_missing_objects(&self, batch: &mut NftBatch) {
-        let TableLayout { table, sets, recorders, chains, .. } = &self.layout;
-        batch.ensure_object(*table);
-        for set in sets.iter().chain(*recorders) {
+        let TableLayout { table, sets, recorders, chains, .. } = self.layout;
+        batch.ensure_object(table);
+        for set in sets.iter().chain(recorders) {
             batch.ensure_object(*set);
         }
         for (chain, _) in chains {
@@ -260,8 +259,8 @@ impl TableState {
         }
         for (chain, rules) in chains.iter().filter(|(chain, _)| self.incomplete.contains(chain)) {
             batch.flush_chain(*chain);
-            for rule in rules {
-                batch.append_rule(*chain, rule);
+            for (comment, rule) in *rules {
+                batch.append_rule(*chain, &rule().with_comment(*comment));
             }
         }
         for set in &self.flushed {
@@ -275,12 +274,14 @@ impl TableState {
     }
 }
 
-/// The comment of the first rule that is not in the chain, or not in this order. Other rules may stand in between.
-fn first_missing_rule<'r>(found: &[RuleInfo], chain: NftChain<'_>, rules: &'r [NftRule]) -> Option<&'r str> {
-    let mut comments = found.iter().filter(|rule| rule.chain == chain.name);
-    let mut exists = |rule: &&NftRule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
-    let missing = rules.iter().find(|rule| !exists(rule));
-    missing.map(|rule| rule.comment.as_deref().unwrap_or_default())
+/// The first of the comments whose rule is not in the chain, or not in this order. Other rules may stand in between.
+fn first_missing_rule(
+    found: &[RuleInfo],
+    chain: NftChain<'_>,
+    mut comments: impl Iterator<Item = &'static str>,
+) -> Option<&'static str> {
+    let mut present = found.iter().filter(|rule| rule.chain == chain.name);
+    comments.find(|comment| !present.any(|rule| rule.comment.as_deref() == Some(comment)))
 }
 
 /// How much of one layout was handed over to the reference plugins.

@@ -22,7 +22,7 @@
 
 use std::net::Ipv4Addr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
@@ -44,20 +44,24 @@ const RAW_TABLE: &str = "raw";
 const TO: &str = "to loopback addresses from outside";
 const FROM: &str = "from loopback addresses outside";
 
-fn table_layout() -> TableLayout {
-    let outside = || NftRule::new().match_unequal(PacketField::Iifname, "lo");
-    let to = outside().daddr_in(LOOPBACK.into()).drop().with_comment(TO);
-    let from = outside().saddr_in(LOOPBACK.into()).drop().with_comment(FROM);
-    let chains = vec![(PREROUTING, vec![to, from])];
-    TableLayout {
-        table: TABLE,
-        sets: Vec::new(),
-        chains,
-        additions: &[],
-        recorders: &[],
-        subnet: None,
-        has_other_chains: false,
-    }
+const LAYOUT: TableLayout = TableLayout {
+    table: TABLE,
+    sets: &[],
+    chains: &[(
+        PREROUTING,
+        &[
+            (TO, || from_outside().daddr_in(IpNet::V4(LOOPBACK)).drop()),
+            (FROM, || from_outside().saddr_in(IpNet::V4(LOOPBACK)).drop()),
+        ],
+    )],
+    additions: &[],
+    recorders: &[],
+    subnet: None,
+    has_other_chains: false,
+};
+
+fn from_outside() -> NftRule {
+    NftRule::new().match_unequal(PacketField::Iifname, "lo")
 }
 
 fn iptables_rules() -> [iptables::IptablesRule; 2] {
@@ -71,7 +75,7 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: MAPPINGS,
-        layouts: || vec![table_layout()],
+        layouts: &[LAYOUT],
         restore: |change| {
             if is_needed() {
                 change.batch.ensure_object(TABLE);
@@ -102,7 +106,7 @@ pub fn close_to_containers(filter: &PacketFilter) -> Result<()> {
         return Ok(());
     }
     let closed = match filter.nft_socket_if_present()? {
-        Some(_) => Ok(filter.own_tables()?.change_tables(&[table_layout()], &[], &mut |_, _| Ok(()))?),
+        Some(_) => Ok(filter.own_tables()?.change_tables(&[LAYOUT], &[], &mut |_, _| Ok(()))?),
         None => filter.default_iptables(IpFamily::V4).and_then(|tables| {
             tables.update_table(RAW_TABLE, ChainScope::All, &|table| {
                 for rule in iptables_rules() {
@@ -121,7 +125,7 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let has_damage = filter.query_nft(&|nft| table_layout().has_damage(nft).map(Some))?;
+    let has_damage = filter.query_nft(&|nft| LAYOUT.has_damage(nft).map(Some))?;
     filter.is_localhost_closed.set(has_damage == Some(false));
     if has_damage == Some(true) && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }
@@ -129,7 +133,7 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
 /// The first missing rule; `None` if only the reference plugins have mappings.
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     if let Some(nft) = filter.nft_socket_if_present()? {
-        return Ok(table_layout().first_deviation(nft, &is_needed)?);
+        return Ok(LAYOUT.first_deviation(nft, &is_needed)?);
     }
     if !is_needed() {
         return Ok(None);

@@ -16,7 +16,7 @@ impl AttachmentId<'_> {
     /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as `DN-`, and a hash.
     pub fn iptables_chain(&self, prefix: &str) -> String {
         let start = format!("CNI-{prefix}");
-        let hash = sha512_hex(&[self.network, self.id], CHAIN - start.len());
+        let hash = sha512_hex([self.network, self.id].concat(), CHAIN - start.len());
         start + &hash
     }
 

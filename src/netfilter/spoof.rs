@@ -45,7 +45,7 @@ pub const KEPT: RecordStore = RecordStore("spoof");
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
-        layouts: || vec![table_layout()],
+        layouts: &[LAYOUT],
         restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
     },
     repair: |_, _| Ok(None),
@@ -68,25 +68,25 @@ fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPor
     elements.map(|element| element.with_comment(owner.object_label())).into()
 }
 
-fn table_layout() -> TableLayout {
+const LAYOUT: TableLayout = TableLayout {
+    table: TABLE,
+    sets: &SETS,
+    chains: &[(PREROUTING, &[("another source", drop_other_sources)])],
+    additions: &[],
+    recorders: &[],
+    subnet: None,
+    has_other_chains: false,
+};
+
+fn drop_other_sources() -> NftRule {
     let source = [PacketField::Iifname, PacketField::EtherSaddr];
-    let rule = NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED);
-    let chains = vec![(PREROUTING, vec![rule.drop().with_comment("another source")])];
-    TableLayout {
-        table: TABLE,
-        sets: SETS.to_vec(),
-        chains,
-        additions: &[],
-        recorders: &[],
-        subnet: None,
-        has_other_chains: false,
-    }
+    NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED).drop()
 }
 
 /// The first missing object that attachments of this host depend on.
 pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
     let is_needed = || !KEPT.restorable_parts::<CheckedPort>().is_empty();
-    Ok(table_layout().first_deviation(filter.nft_socket()?, &is_needed)?)
+    Ok(LAYOUT.first_deviation(filter.nft_socket()?, &is_needed)?)
 }
 
 /// Drops frames from the port with another source address.
@@ -112,13 +112,13 @@ pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPo
         }
         Ok(())
     };
-    filter.own_tables()?.change_tables(&[table_layout()], &elements, fill).context(failed)
+    filter.own_tables()?.change_tables(&[LAYOUT], &elements, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
     let nft = filter.nft_socket()?;
-    let damage = table_layout().first_deviation(nft, &|| true)?;
+    let damage = LAYOUT.first_deviation(nft, &|| true)?;
     let elements = port_elements(owner, port);
     let is_complete = damage.is_none() && nft.find_elements(&[], &elements)? == elements;
     if is_complete || !reference_rules(nft, owner)?.is_empty() {
@@ -156,7 +156,7 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Che
         found.retain(|element| owner.owns_comment(element.comment.as_deref()));
         Ok(found)
     };
-    let own = table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new());
+    let own = LAYOUT.hand_on_elements(nft, KEPT, find, &|_| Vec::new());
     let outcomes = [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_errors(outcomes).context(|| "failed to teardown spoof-check")
 }
@@ -229,7 +229,7 @@ pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[Attachm
     let is_stale = stale_matcher(network, valid);
     let removed = filter.query_nft(&|nft| {
         let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&SETS, &[], &is_stale);
-        table_layout().hand_on_elements(nft, KEPT, find, &|_| Vec::new())
+        LAYOUT.hand_on_elements(nft, KEPT, find, &|_| Vec::new())
     });
     removed.context(|| "clean up spoof-check")
 }

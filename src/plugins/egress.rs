@@ -173,21 +173,20 @@ impl Plugin for Egress {
         let (end, port) = find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
+        let place = guard::find_place(host, &end)?;
         let mut undo = Rollback::new();
         // A failure leaves a former policy of the attachment in force.
         let former = egress::KEPT.read_content::<RestrictedPort>(owner).filter(|former| former.end == end.name);
-        let former_filter = guard::find_filter(host, &end)?;
         cx.record_attachment(Self::NAME, req, prev, &mut undo);
         undo.add_step("restore the policy", move || match &former {
             Some(former) => egress::add_port(filter, owner, former, &former.compile()?),
             None => egress::delete_port(filter, owner),
         });
-        let guarded = end.clone();
-        undo.add_step(format!("restore the filter of \"{}\"", end.name), move || {
-            guard::restore_filter(host, &guarded, former_filter.as_ref())
+        undo.add_step(format!("restore the filter of \"{}\"", end.name), || {
+            guard::restore_filter(host, &end, place.program.as_ref())
         });
         // Before the rules: it holds whatever happens to them.
-        guard::put_guard(host, &end, &program, SINK)?;
+        guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
         undo.commit();
         Ok(prev.clone())
@@ -209,7 +208,7 @@ impl Plugin for Egress {
         let (host, wanted) = (cx.host_netlink()?, port.guard_program(&port.compile()?)?);
         if !guard::has_guard(host, &end, &wanted, SINK)? {
             let what = format!("the filter of \"{}\"", end.name);
-            repairs.restore_missing(what, || guard::put_guard(host, &end, &wanted, SINK));
+            repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
         }
         Ok(())
     }
@@ -240,7 +239,7 @@ fn try_guard(has_sink: bool) -> Result<()> {
     let inside = Netlink::open_in(&netns)?;
     let link = inside.require_link("lo")?;
     let program = RestrictedPort::default().guard_program(&CompiledPolicy::default())?;
-    if has_sink { guard::try_guard(&inside, &link, &program) } else { guard::put_guard(&inside, &link, &program, SINK) }
+    if has_sink { guard::try_guard(&inside, &link, program) } else { guard::put_guard(&inside, &link, program, SINK) }
 }
 
 /// The host's end of the attachment's pair, and the policy for it.

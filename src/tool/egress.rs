@@ -196,8 +196,9 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let host = Netlink::open()?;
     let end = host.require_link(&port.end)?;
     let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
-    guard::find_filter(&host, &end)?.ok_or_else(missing)?;
+    let place = guard::find_place(&host, &end)?;
+    place.program.as_ref().ok_or_else(missing)?;
     egress::add_port(&filter, report.stored.attachment_id(), &port, &compiled)?;
-    guard::put_guard(&host, &end, &program, SINK).context(|| "replace the filter")?;
+    guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -17,7 +17,7 @@ const PASS: u32 = 0;
 const DROP: u32 = 1;
 
 fn find_guard(netlink: &Netlink, link: &Link) -> Result<Option<Vec<ClassicInstruction>>> {
-    let found = find_filter(netlink, link)?.map(|filter| filter.program);
+    let found = find_place(netlink, link)?.program.map(|filter| filter.program);
     Ok(found.filter(|program| has_guard(netlink, link, program, SINK).unwrap()))
 }
 
@@ -56,7 +56,7 @@ fn a_guard_is_put_replaced_found_and_removed() {
     assert_eq!(find_guard(&netlink, &end).unwrap(), None);
     remove_guard(&netlink, &end).unwrap();
     for value in [DROP, PASS, DROP] {
-        put_guard(&netlink, &end, &always(value), SINK).unwrap();
+        put_guard(&netlink, &end, always(value), SINK).unwrap();
         assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(value)));
         assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1)]));
     }
@@ -69,9 +69,9 @@ fn a_guard_is_put_replaced_found_and_removed() {
 fn a_redirect_after_a_guard_has_the_next_priority() {
     let (netlink, end) = rig();
     let device = ifb(&netlink);
-    put_guard(&netlink, &end, &always(PASS), SINK).unwrap();
+    put_guard(&netlink, &end, always(PASS), SINK).unwrap();
     redirect::add(&netlink, &end, &device).unwrap();
-    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1), ("u32", 2)]));
     assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
     assert_eq!(redirect::find_targets(&netlink, &end).unwrap(), [device.index]);
@@ -99,7 +99,7 @@ fn behind_a_redirect_the_guard_is_on_the_device() {
     redirect::add(&netlink, &end, &device).unwrap();
     assert_eq!(find_guard(&netlink, &end).unwrap(), None);
     for value in [PASS, DROP] {
-        put_guard(&netlink, &end, &always(value), SINK).unwrap();
+        put_guard(&netlink, &end, always(value), SINK).unwrap();
         assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(value)));
     }
     assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("u32", 1)]));
@@ -110,7 +110,7 @@ fn behind_a_redirect_the_guard_is_on_the_device() {
     assert_eq!(redirect::find_targets(&netlink, &end).unwrap(), [device.index]);
 
     // Without the device the guard is on the link again, behind the redirect that has no target.
-    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     netlink.delete_link("ifb9").unwrap();
     assert_eq!(find_guard(&netlink, &end).unwrap(), None);
 }
@@ -119,7 +119,7 @@ fn behind_a_redirect_the_guard_is_on_the_device() {
 fn a_clsact_qdisc_of_another_program_stays() {
     let (netlink, end) = rig();
     netlink.add_qdisc(end.index, QdiscHook::Ingress, redirect::INGRESS, &Qdisc::Clsact).unwrap();
-    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     assert_eq!(priorities(&netlink, &end, redirect::CLSACT_INGRESS), named(&[("bpf", 1)]));
     assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
     remove_guard(&netlink, &end).unwrap();
@@ -133,7 +133,7 @@ fn a_guard_outlives_the_device_of_a_redirect() {
         let (netlink, end) = rig();
         let device = ifb(&netlink);
         redirect::add(&netlink, &end, &device).unwrap();
-        put_guard(&netlink, &end, &always(program), SINK).unwrap();
+        put_guard(&netlink, &end, always(program), SINK).unwrap();
         keep_without_redirect(&netlink, &end, || {
             assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("u32", 1), ("bpf", 2)]));
             redirect::remove(&netlink, &end, &[device.index])
@@ -150,11 +150,11 @@ fn a_guard_stays_where_a_redirect_stays_or_is_behind_it() {
     let (netlink, end) = rig();
     let device = ifb(&netlink);
     redirect::add(&netlink, &end, &device).unwrap();
-    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     keep_without_redirect(&netlink, &end, || redirect::remove(&netlink, &end, &[])).unwrap();
     assert_eq!(find_guard(&netlink, &end).unwrap(), Some(always(DROP)));
     redirect::remove(&netlink, &end, &[device.index]).unwrap();
-    put_guard(&netlink, &end, &always(DROP), SINK).unwrap();
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
     redirect::add(&netlink, &end, &device).unwrap();
     keep_without_redirect(&netlink, &end, || redirect::remove(&netlink, &end, &[device.index])).unwrap();
     assert_eq!(priorities(&netlink, &end, redirect::INGRESS), named(&[("bpf", 1)]));

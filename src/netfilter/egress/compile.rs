@@ -7,8 +7,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::attachment::sha512_hex;
-
 /// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports
 /// has all numbers of its ports.
 pub type Service = u32;
@@ -103,14 +101,20 @@ impl AllowedTraffic {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// An identifier of 16 hexadecimal digits, the same for equal traffic only.
-    pub fn id(&self) -> String {
-        let text_of = |range: &AllowedRange| {
-            let services = range.services.iter().map(|services| format!(" {:x}-{:x}", services.first, services.last));
-            format!("{:x}-{:x}{}\n", range.first, range.last, services.collect::<String>())
-        };
-        let [v4, v6] = [&self.v4, &self.v6].map(|ranges| ranges.iter().map(text_of).collect::<String>());
-        sha512_hex(&["v4\n", &v4, "v6\n", &v6], 16)
+    /// All numbers, with the lengths of the lists: equal for equal traffic only.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for ranges in [&self.v4, &self.v6] {
+            bytes.extend((ranges.len() as u64).to_be_bytes());
+            for AllowedRange { first, last, services } in ranges {
+                bytes.extend([first.to_be_bytes(), last.to_be_bytes()].as_flattened());
+                bytes.extend((services.len() as u64).to_be_bytes());
+                bytes.extend(
+                    services.iter().flat_map(|service| [service.first, service.last].map(u32::to_be_bytes)).flatten(),
+                );
+            }
+        }
+        bytes
     }
 
     fn combine(&self, other: &AllowedTraffic, is_allowed: Operation) -> AllowedTraffic {

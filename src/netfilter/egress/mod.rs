@@ -50,7 +50,7 @@ pub const KEPT: RecordStore = RecordStore("egress");
 /// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
 /// vanishes.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: table::table_layouts, restore: restore_ports },
+    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, restore: restore_ports },
     repair: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
     hand_over: &[],
@@ -176,7 +176,7 @@ pub fn add_port(
         change.claim_element(found.last().and_then(Option::as_ref), &counter);
         Ok(())
     };
-    filter.own_tables()?.change_tables(&layouts, &all, fill).context(failed)?;
+    filter.own_tables()?.change_tables(layouts, &all, fill).context(failed)?;
     if let Some(comment) = taken {
         return Err(taken_error(port, comment.as_deref()));
     }
@@ -187,7 +187,7 @@ pub fn add_port(
 /// Counts and records what the second guard refuses. That table enforces nothing, and needs the links of the guard.
 fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddress) -> NetlinkResult<()> {
     let counter = table::guard_element(owner, mac);
-    filter.own_tables()?.change_tables(&[table::guard_layout()], slice::from_ref(&counter), &mut |change, found| {
+    filter.own_tables()?.change_tables(&[table::GUARD_LAYOUT], slice::from_ref(&counter), &mut |change, found| {
         change.claim_element(found.first().and_then(Option::as_ref), &counter);
         Ok(())
     })
@@ -196,7 +196,7 @@ fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddre
 /// Restores the table of [`record_refusals`] for all attachments with a record.
 fn restore_recorders(filter: &PacketFilter, repair: RepairMode) -> Result<Option<String>> {
     let parts = KEPT.restorable_parts::<RestrictedPort>();
-    let damaged = !parts.is_empty() && table::guard_layout().has_damage(filter.nft_socket()?)?;
+    let damaged = !parts.is_empty() && table::GUARD_LAYOUT.has_damage(filter.nft_socket()?)?;
     if damaged && repair == RepairMode::Restore {
         for part in &parts {
             record_refusals(filter, part.attachment_id(), part.content.mac)?;
@@ -263,7 +263,7 @@ fn all_sets() -> Vec<NftSet<'static>> {
 /// The first missing object that attachments of this host depend on.
 pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
     let nft = filter.nft_socket()?;
-    for layout in table::table_layouts() {
+    for layout in table::LAYOUTS {
         let is_frames = layout.table == FRAMES;
         let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || !is_frames;
         let is_needed = || KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used);

@@ -53,7 +53,7 @@ impl PolicyObjects {
 
     /// The policy of packets that enter the host's stack.
     pub(super) fn of_packets(policy: &CompiledPolicy) -> PolicyObjects {
-        let id = sha512_hex(&[&policy.routed.id(), &policy.host.id()], 16);
+        let id = sha512_hex([policy.routed.to_bytes(), policy.host.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(PACKETS, &id);
         let mut rules = vec![NftRule::new().jump_to("link").with_comment("replies and the link")];
         if policy.host != policy.routed {
@@ -76,7 +76,7 @@ impl PolicyObjects {
     /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and neighbour
     /// discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
-        let id = sha512_hex(&[&traffic.id(), &found.id()], 16);
+        let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(FRAMES, &id);
         let (mut rules, prefix) = (Vec::new(), objects.chain.clone());
         rules.extend(objects.add_set(

@@ -43,12 +43,14 @@
 //! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was accepted
 //! is judged again with each packet.
 
+use ipnet::IpNet;
+
 use crate::attachment::AttachmentId;
-use crate::netfilter::layout::TableLayout;
+use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField,
-    PacketVerdict, RAW, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable, PacketField, PacketVerdict, RAW,
+    SetElement, TableFamily, ValueType,
 };
 
 use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, RestrictedPort};
@@ -138,19 +140,20 @@ impl FlowSets {
         [self.flows4, self.flows6, self.talkers]
     }
 
-    /// The rules that record a packet.
-    fn rules(self) -> [NftRule; 2] {
-        let record = |ethertype, daddr, flows, comment| {
-            let key = [PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr];
-            let rule = NftRule::new().ethertype_is(ethertype);
-            rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST)
-                .update_set(&key, flows)
-                .with_comment(comment)
-        };
-        [
-            record(ETH_P_IP, PacketField::IpDaddr, self.flows4, "record IPv4"),
-            record(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6, "record IPv6"),
-        ]
+    /// Records a packet of IPv4.
+    fn record_v4(self) -> NftRule {
+        self.record(ETH_P_IP, PacketField::IpDaddr, self.flows4)
+    }
+
+    /// Records a packet of IPv6.
+    fn record_v6(self) -> NftRule {
+        self.record(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6)
+    }
+
+    fn record(self, ethertype: u16, daddr: PacketField, flows: NftSet<'_>) -> NftRule {
+        let key = [PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr];
+        let rule = NftRule::new().ethertype_is(ethertype);
+        rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(&key, flows)
     }
 }
 
@@ -200,130 +203,141 @@ pub(super) struct PolicyChains {
     pub(super) frames: String,
 }
 
-pub(super) fn table_layouts() -> Vec<TableLayout> {
-    vec![packet_layout(), frame_layout()]
-}
+pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
 /// The layouts of the tables that a container depends on, and of the one that counts.
-pub(super) fn layouts_of_port(is_bridged: bool) -> Vec<TableLayout> {
-    let frames = is_bridged.then(frame_layout);
-    [packet_layout()].into_iter().chain(frames).chain([guard_layout()]).collect()
+pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
+    if is_bridged { &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT] } else { &[PACKET_LAYOUT, GUARD_LAYOUT] }
 }
 
-fn chain(table: NftTable<'static>, name: &'static str) -> NftChain<'static> {
-    table.named_chain(name)
-}
-
+/// Selects the policy of the container.
 fn select_policy(ports: NftSet<'_>) -> NftRule {
-    NftRule::new().verdict_by_map(&PORT_FIELDS, ports).with_comment("policy of the container")
+    NftRule::new().verdict_by_map(&PORT_FIELDS, ports)
 }
 
 /// Drops what comes from a port with a policy, if `rule` matches.
-fn drop_guarded(rule: NftRule, guarded: NftSet<'_>, comment: &str) -> NftRule {
-    rule.in_set(&[PacketField::Iifname], guarded).drop().with_comment(comment)
+fn drop_guarded(rule: NftRule, guarded: NftSet<'_>) -> NftRule {
+    rule.in_set(&[PacketField::Iifname], guarded).drop()
+}
+
+/// Drops tagged frames from a port with a policy.
+fn drop_tagged(tag: u16) -> NftRule {
+    drop_guarded(NftRule::new().frame_type_is(tag), FRAME_SETS.guarded)
 }
 
 /// Counts a refused packet.
 fn count_refusal(refused: NftSet<'_>) -> NftRule {
-    NftRule::new().in_set(&PORT_FIELDS, refused).with_comment("count")
+    NftRule::new().in_set(&PORT_FIELDS, refused)
 }
 
+const DROP: FixedRule = ("drop", || NftRule::new().drop());
 const FOREIGN: &str = "from another address";
 
-fn packet_layout() -> TableLayout {
-    let prerouting = chain(PACKETS, "prerouting").at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT);
-    let [record4, record6] = PACKET_FLOWS.rules();
-    let refused =
-        vec![count_refusal(PACKET_SETS.refused), record4, record6, NftRule::new().drop().with_comment("drop")];
-    TableLayout {
-        table: PACKETS,
-        sets: PACKET_SETS.all().into_iter().chain(SOURCES).collect(),
-        recorders: &PACKET_RECORDERS,
-        chains: vec![
-            (chain(PACKETS, REFUSED), refused),
-            (chain(PACKETS, LINK), link_rules()),
-            (
-                prerouting,
-                vec![select_policy(PACKET_SETS.ports), drop_guarded(NftRule::new(), PACKET_SETS.guarded, FOREIGN)],
-            ),
-        ],
-        additions: &[],
-        subnet: None,
-        has_other_chains: true,
-    }
-}
+const PACKET_LAYOUT: TableLayout = TableLayout {
+    table: PACKETS,
+    sets: &[PACKET_SETS.guarded, PACKET_SETS.ports, PACKET_SETS.refused, SOURCES[0], SOURCES[1]],
+    recorders: &PACKET_RECORDERS,
+    chains: &[
+        (
+            PACKETS.named_chain(REFUSED),
+            &[
+                ("count", || count_refusal(PACKET_SETS.refused)),
+                ("record IPv4", || PACKET_FLOWS.record_v4()),
+                ("record IPv6", || PACKET_FLOWS.record_v6()),
+                DROP,
+            ],
+        ),
+        (PACKETS.named_chain(LINK), &LINK_RULES),
+        (
+            PACKETS.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, AFTER_DSTNAT),
+            &[
+                ("policy of the container", || select_policy(PACKET_SETS.ports)),
+                (FOREIGN, || drop_guarded(NftRule::new(), PACKET_SETS.guarded)),
+            ],
+        ),
+    ],
+    additions: &[],
+    subnet: None,
+    has_other_chains: true,
+};
 
 /// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
 /// forwards.
-fn link_rules() -> Vec<NftRule> {
-    let discovery = |first, last| {
-        NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(PacketField::Icmpv6Type, first, last)
-    };
-    let (multicast, unicast) = (LINK_LOCAL_MULTICAST.into(), LINK_LOCAL.into());
-    let groups = |first, last| NftRule::new().daddr_in(multicast).byte_in_range(PacketField::Icmpv6Type, first, last);
-    let replies = NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
+const LINK_RULES: [FixedRule; 10] = [
+    ("router solicitation", || discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
+    ("neighbour discovery", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
+    ("neighbour discovery on the link", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL)).accept()),
+    ("neighbour discovery of the host", || discovery(135, 136).daddr_is_local().accept()),
+    ("multicast groups", || group_message(131, 132).accept()),
+    ("multicast groups, version 2", || group_message(143, 143).accept()),
+    ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
     // A container that chose its source address could make both directions of a connection itself.
-    let foreign4 = NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0]);
-    let foreign6 = NftRule::new().saddr_not_in(unicast);
-    let foreign6 = foreign6.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1]);
-    let accepted = [
-        (discovery(133, 133).daddr_in(multicast), "router solicitation"),
-        (discovery(135, 136).daddr_in(multicast), "neighbour discovery"),
-        (discovery(135, 136).daddr_in(unicast), "neighbour discovery on the link"),
-        (discovery(135, 136).daddr_is_local(), "neighbour discovery of the host"),
-        (groups(131, 132), "multicast groups"),
-        (groups(143, 143), "multicast groups, version 2"),
-    ];
-    let refused = [
-        (NftRule::new().has_ip_options(), "IPv4 options"),
-        (foreign4, "from another IPv4 address"),
-        (foreign6, "from another IPv6 address"),
-    ];
-    let accepted = accepted.into_iter().map(|(rule, comment)| rule.accept().with_comment(comment));
-    let refused = refused.into_iter().map(|(rule, comment)| rule.go_to(REFUSED).with_comment(comment));
-    accepted.chain(refused).chain([replies.accept().with_comment("replies")]).collect()
+    ("from another IPv4 address", || {
+        NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0]).go_to(REFUSED)
+    }),
+    ("from another IPv6 address", || {
+        let foreign = NftRule::new().saddr_not_in(IpNet::V6(LINK_LOCAL));
+        foreign.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1]).go_to(REFUSED)
+    }),
+    ("replies", || NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept()),
+];
+
+/// Messages of neighbour discovery of these types.
+fn discovery(first: u8, last: u8) -> NftRule {
+    NftRule::new().byte_is(PacketField::Ip6Hoplimit, 255).byte_in_range(PacketField::Icmpv6Type, first, last)
 }
 
-fn frame_layout() -> TableLayout {
-    let prerouting = chain(FRAMES, "prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW);
-    let forward = chain(FRAMES, "forward").at_filter_hook(NetfilterHook::Forward, BRIDGE_FILTER);
-    let others = [ETH_P_IP, ETH_P_IPV6, ETH_P_ARP].into_iter().fold(NftRule::new(), NftRule::ethertype_is_not);
-    let others = drop_guarded(others, FRAME_SETS.guarded, "other protocols");
-    let tagged = |tag, comment| drop_guarded(NftRule::new().frame_type_is(tag), FRAME_SETS.guarded, comment);
-    let foreign = drop_guarded(NftRule::new().not_in_set(&PORT_FIELDS, BOUND), FRAME_SETS.guarded, FOREIGN);
-    let refused = vec![count_refusal(FRAME_SETS.refused), NftRule::new().drop().with_comment("drop")];
-    TableLayout {
-        table: FRAMES,
-        sets: FRAME_SETS.all().into_iter().chain([BOUND]).collect(),
-        recorders: &[],
-        chains: vec![
-            (chain(FRAMES, REFUSED), refused),
-            (
-                prerouting,
-                vec![foreign, others, tagged(ETH_P_8021Q, "VLANs"), tagged(ETH_P_8021AD, "VLANs of providers")],
-            ),
-            (forward, vec![select_policy(FRAME_SETS.ports)]),
-        ],
-        additions: &[],
-        subnet: None,
-        has_other_chains: true,
-    }
+/// Messages of these types about multicast groups of the link.
+fn group_message(first: u8, last: u8) -> NftRule {
+    let rule = NftRule::new().daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST));
+    rule.byte_in_range(PacketField::Icmpv6Type, first, last)
 }
+
+const FRAME_LAYOUT: TableLayout = TableLayout {
+    table: FRAMES,
+    sets: &[FRAME_SETS.guarded, FRAME_SETS.ports, FRAME_SETS.refused, BOUND],
+    recorders: &[],
+    chains: &[
+        (FRAMES.named_chain(REFUSED), &[("count", || count_refusal(FRAME_SETS.refused)), DROP]),
+        (
+            FRAMES.named_chain("prerouting").at_filter_hook(NetfilterHook::Prerouting, RAW),
+            &[
+                (FOREIGN, || drop_guarded(NftRule::new().not_in_set(&PORT_FIELDS, BOUND), FRAME_SETS.guarded)),
+                ("other protocols", || {
+                    let known = [ETH_P_IP, ETH_P_IPV6, ETH_P_ARP];
+                    drop_guarded(known.into_iter().fold(NftRule::new(), NftRule::ethertype_is_not), FRAME_SETS.guarded)
+                }),
+                ("VLANs", || drop_tagged(ETH_P_8021Q)),
+                ("VLANs of providers", || drop_tagged(ETH_P_8021AD)),
+            ],
+        ),
+        (
+            FRAMES.named_chain("forward").at_filter_hook(NetfilterHook::Forward, BRIDGE_FILTER),
+            &[("policy of the container", || select_policy(FRAME_SETS.ports))],
+        ),
+    ],
+    additions: &[],
+    subnet: None,
+    has_other_chains: true,
+};
 
 /// Counts and records what the second guard refuses, before the link drops it.
-pub(super) fn guard_layout() -> TableLayout {
-    let refused = chain(GUARD, REFUSED).at_ingress_of(SINK_PORT);
-    // With any other address a container could fill the sets.
-    let foreign = NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop().with_comment(FOREIGN);
-    let count = NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).with_comment("count");
-    let [record4, record6] = GUARD_FLOWS.rules();
-    TableLayout {
-        table: GUARD,
-        sets: vec![GUARD_REFUSED],
-        recorders: &GUARD_RECORDERS,
-        chains: vec![(refused, vec![foreign, count, record4, record6, NftRule::new().drop().with_comment("drop")])],
-        additions: &[],
-        subnet: None,
-        has_other_chains: true,
-    }
-}
+pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
+    table: GUARD,
+    sets: &[GUARD_REFUSED],
+    recorders: &GUARD_RECORDERS,
+    chains: &[(
+        GUARD.named_chain(REFUSED).at_ingress_of(SINK_PORT),
+        &[
+            // With any other address a container could fill the sets.
+            (FOREIGN, || NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()),
+            ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
+            ("record IPv4", || GUARD_FLOWS.record_v4()),
+            ("record IPv6", || GUARD_FLOWS.record_v6()),
+            DROP,
+        ],
+    )],
+    additions: &[],
+    subnet: None,
+    has_other_chains: true,
+};

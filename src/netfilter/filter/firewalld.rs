@@ -33,7 +33,7 @@ const KEPT: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
 pub(in crate::netfilter) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: Vec::new, restore: |_| {} },
+    state: RestorableState { kept: KEPT, layouts: &[], restore: |_| {} },
     repair: |_, repair| Ok(repair_sources(repair)),
     remove: |_, owner, _| {
         // The record has the zone.

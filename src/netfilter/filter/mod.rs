@@ -31,7 +31,7 @@ pub const KEPT: RecordStore = RecordStore("firewall");
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
-        layouts: nft::table_layouts,
+        layouts: &nft::LAYOUTS,
         restore: |change| {
             change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements);
         },

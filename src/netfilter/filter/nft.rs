@@ -107,8 +107,8 @@ fn desired_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<(SetE
 }
 
 pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> NetlinkResult<()> {
-    let needed = if pod.policy == IngressPolicy::Isolated { table_layouts() } else { vec![packet_layout()] };
-    apply_elements(filter, &desired_elements(owner, pod), &needed)
+    let needed = if pod.policy == IngressPolicy::Isolated { &LAYOUTS[..] } else { &[PACKET_LAYOUT] };
+    apply_elements(filter, &desired_elements(owner, pod), needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
@@ -118,7 +118,7 @@ pub(super) fn isolate_ports(
     pod: &AcceptedTraffic,
 ) -> NetlinkResult<()> {
     if pod.policy == IngressPolicy::Isolated || filter.nft_socket()?.has_object(FRAMES)? {
-        apply_elements(filter, &desired_elements(owner, pod), &[frame_layout()])?;
+        apply_elements(filter, &desired_elements(owner, pod), &[FRAME_LAYOUT])?;
     }
     Ok(())
 }
@@ -147,82 +147,90 @@ pub(super) fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) 
 /// The first missing object that attachments of this host depend on.
 pub(super) fn first_missing_object(nft: &NftSocket) -> NetlinkResult<Option<String>> {
     if nft.has_object(FORWARD)? || RuleBackend::Nftables.is_recorded(KEPT) {
-        let damage = packet_layout().first_deviation(nft, &|| true)?;
+        let damage = PACKET_LAYOUT.first_deviation(nft, &|| true)?;
         if damage.is_some() {
             return Ok(damage);
         }
     }
     let is_isolated = || KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports());
-    frame_layout().first_deviation(nft, &is_isolated)
+    FRAME_LAYOUT.first_deviation(nft, &is_isolated)
 }
 
-pub(super) fn table_layouts() -> Vec<TableLayout> {
-    vec![packet_layout(), frame_layout()]
-}
+pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
 /// The table for packets.
-fn packet_layout() -> TableLayout {
-    let between = NftRule::new()
-        .in_set(&[PacketField::Iifname], BRIDGES)
-        .in_set(&[PacketField::Oifname], BRIDGES)
-        .jump_to(ISOLATION.name);
-    let answers = |field, set| {
-        let rule = NftRule::new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS);
-        rule.in_set(&[field], set).accept()
-    };
-    let translated = || NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT);
-    let from = |field, set| NftRule::new().in_set(&[field], set).accept();
-    let forward = vec![
-        between.with_comment("between bridges with a policy"),
-        NftRule::new().jump_to(ADMIN.name).with_comment("the administrator's own rules"),
-        answers(PacketField::IpDaddr, PODS[0]).with_comment("answers to containers"),
-        answers(PacketField::Ip6Daddr, PODS[1]).with_comment("IPv6 answers to containers"),
-        from(PacketField::IpSaddr, PODS[0]).with_comment("from containers"),
-        from(PacketField::Ip6Saddr, PODS[1]).with_comment("IPv6 from containers"),
-        translated().in_set(&[PacketField::IpDaddr], PODS[0]).accept().with_comment(PUBLISHED),
-        translated().in_set(&[PacketField::Ip6Daddr], PODS[1]).accept().with_comment(PUBLISHED6),
-    ];
-    let isolation = vec![
-        NftRule::new()
-            .in_set(&[PacketField::Iifname, PacketField::Oifname], SAME_BRIDGE)
-            .return_to_caller()
-            .with_comment("neighbours"),
-        translated().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).return_to_caller().with_comment(ANSWERS),
-        translated()
-            .in_set(&[PacketField::Oifname, PacketField::Oifname], SAME_BRIDGE)
-            .return_to_caller()
-            .with_comment(NEIGHBOURS_PORTS),
-        NftRule::new().drop().with_comment("others"),
-    ];
-    TableLayout {
-        table: TABLE,
-        sets: vec![PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
-        chains: vec![(ADMIN, Vec::new()), (ISOLATION, isolation), (FORWARD, forward)],
-        additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
-        recorders: &[],
-        subnet: None,
-        has_other_chains: false,
-    }
+const PACKET_LAYOUT: TableLayout = TableLayout {
+    table: TABLE,
+    sets: &[PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
+    chains: &[
+        (ADMIN, &[]),
+        (
+            ISOLATION,
+            &[
+                ("neighbours", || to_same_bridge(NftRule::new(), PacketField::Iifname)),
+                (ANSWERS, || if_answer(translated()).return_to_caller()),
+                (NEIGHBOURS_PORTS, || to_same_bridge(translated(), PacketField::Oifname)),
+                ("others", || NftRule::new().drop()),
+            ],
+        ),
+        (
+            FORWARD,
+            &[
+                ("between bridges with a policy", || {
+                    let from = NftRule::new().in_set(&[PacketField::Iifname], BRIDGES);
+                    from.in_set(&[PacketField::Oifname], BRIDGES).jump_to(ISOLATION.name)
+                }),
+                ("the administrator's own rules", || NftRule::new().jump_to(ADMIN.name)),
+                ("answers to containers", || accept_if(if_answer(NftRule::new()), PacketField::IpDaddr)),
+                ("IPv6 answers to containers", || accept_if(if_answer(NftRule::new()), PacketField::Ip6Daddr)),
+                ("from containers", || accept_if(NftRule::new(), PacketField::IpSaddr)),
+                ("IPv6 from containers", || accept_if(NftRule::new(), PacketField::Ip6Saddr)),
+                (PUBLISHED, || accept_if(translated(), PacketField::IpDaddr)),
+                (PUBLISHED6, || accept_if(translated(), PacketField::Ip6Daddr)),
+            ],
+        ),
+    ],
+    additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
+    recorders: &[],
+    subnet: None,
+    has_other_chains: false,
+};
+
+fn translated() -> NftRule {
+    NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT)
+}
+
+fn if_answer(rule: NftRule) -> NftRule {
+    rule.any_bit_set(PacketField::CtState, CT_STATE_ANSWERS)
+}
+
+/// Accepts packets with the address of a container in this field.
+fn accept_if(rule: NftRule, address: PacketField) -> NftRule {
+    let is_ipv6 = matches!(address, PacketField::Ip6Saddr | PacketField::Ip6Daddr);
+    rule.in_set(&[address], PODS[usize::from(is_ipv6)]).accept()
+}
+
+/// Returns for packets that leave by the interface in this field.
+fn to_same_bridge(rule: NftRule, from: PacketField) -> NftRule {
+    rule.in_set(&[from, PacketField::Oifname], SAME_BRIDGE).return_to_caller()
 }
 
 /// The table for frames between two ports of a bridge.
-fn frame_layout() -> TableLayout {
-    let drop = |field| NftRule::new().in_set(&[field], PORTS).drop();
-    let forward = vec![
-        drop(PacketField::Iifname).with_comment("from isolated ports"),
-        drop(PacketField::Oifname).with_comment("to isolated ports"),
-    ];
-    let chains = vec![(FRAMES_FORWARD, forward)];
-    TableLayout {
-        table: FRAMES,
-        sets: vec![PORTS],
-        chains,
-        additions: &[],
-        recorders: &[],
-        subnet: None,
-        has_other_chains: false,
-    }
-}
+const FRAME_LAYOUT: TableLayout = TableLayout {
+    table: FRAMES,
+    sets: &[PORTS],
+    chains: &[(
+        FRAMES_FORWARD,
+        &[
+            ("from isolated ports", || NftRule::new().in_set(&[PacketField::Iifname], PORTS).drop()),
+            ("to isolated ports", || NftRule::new().in_set(&[PacketField::Oifname], PORTS).drop()),
+        ],
+    )],
+    additions: &[],
+    recorders: &[],
+    subnet: None,
+    has_other_chains: false,
+};
 
 /// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.
 fn find_own_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAddr]) -> NetlinkResult<Vec<SetElement>> {
@@ -237,10 +245,10 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
 /// Verifies the attachment's elements and the tables.
 pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> error::Result<()> {
     if pod.backend == RuleBackend::Nftables {
-        layout::require_undamaged(packet_layout().first_deviation(nft, &|| true)?)?;
+        layout::require_undamaged(PACKET_LAYOUT.first_deviation(nft, &|| true)?)?;
     }
     if pod.isolates_ports() {
-        layout::require_undamaged(frame_layout().first_deviation(nft, &|| true)?)?;
+        layout::require_undamaged(FRAME_LAYOUT.first_deviation(nft, &|| true)?)?;
     }
     for element in &recorded_elements(owner, pod) {
         if nft.read_element(element)?.is_none() {
@@ -269,7 +277,7 @@ pub(super) fn delete_elements(
         }
         Ok(found)
     };
-    packet_layout()
+    PACKET_LAYOUT
         .hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
 }
 
@@ -290,7 +298,7 @@ pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[Att
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };
-    packet_layout().hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))
+    PACKET_LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))
 }
 
 /// Bridges with a policy.
@@ -322,7 +330,7 @@ pub(super) fn delete_tables(nft: &NftSocket) -> NetlinkResult<()> {
     if nft.has_object(TABLE)? && nft.dump_rules(ADMIN)?.is_empty() {
         batch.delete_object(TABLE);
     } else {
-        for set in packet_layout().sets {
+        for set in PACKET_LAYOUT.sets.iter().copied() {
             if nft.has_object(set)? {
                 batch.flush_set(set);
             }

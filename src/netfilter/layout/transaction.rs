@@ -111,7 +111,7 @@ impl OwnTables<'_> {
         let (mut views, mut found) = (Vec::new(), Vec::new());
         for layout in layouts {
             let wanted = if views.is_empty() { wanted } else { &[] };
-            let (view, elements) = TableState::read_table(self.nft, layout.clone(), wanted)?;
+            let (view, elements) = TableState::read_table(self.nft, *layout, wanted)?;
             found.extend(elements);
             views.push(TableState { is_required: true, ..view });
         }
@@ -297,17 +297,17 @@ impl LayoutTransaction<'_> {
     fn restore_tables(&mut self) -> NetlinkResult<()> {
         let is_changed = |layout: &TableLayout| self.state_of_table(layout.table).is_some();
         let mut state = self.state.to_vec();
-        state.retain(|s| !self.is_alone || (s.layouts)().iter().any(is_changed));
-        for layout in state.iter().flat_map(|state| (state.layouts)()) {
+        state.retain(|s| !self.is_alone || s.layouts.iter().any(is_changed));
+        for layout in state.iter().flat_map(|state| state.layouts) {
             let table = layout.table;
             if self.state_of_table(table).is_none() {
-                match TableState::read_table(self.nft, layout, &[]) {
+                match TableState::read_table(self.nft, *layout, &[]) {
                     Ok((view, _)) => self.views.push(view),
                     Err(e) => log::warn(format_args!("table {table} is not restored: {e}")),
                 }
             }
         }
-        let sets = self.views.iter().filter(|view| view.exists).flat_map(|v| &v.layout.sets);
+        let sets = self.views.iter().filter(|view| view.exists).flat_map(|v| v.layout.sets);
         let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
         let present = self.nft.find_elements(&flushed, &[])?.into_iter();
         let present = present.map(|element| (element.set, element.key));
@@ -337,13 +337,13 @@ fn remove_deleted_attachments(
             |comment: Option<&str>| gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance));
         nft.update_tables(&mut |nft| {
             let mut batch = NftBatch::new();
-            for TableLayout { table, sets, .. } in layouts() {
-                for element in nft.find_elements_by_comment(&sets, &[], &is_gone)? {
+            for TableLayout { table, sets, .. } in *layouts {
+                for element in nft.find_elements_by_comment(sets, &[], &is_gone)? {
                     batch.delete_element(&element);
                 }
-                let mut rules = nft.read_table(table, &[], &[])?.rules;
+                let mut rules = nft.read_table(*table, &[], &[])?.rules;
                 rules.retain(|rule| is_gone(rule.comment.as_deref()));
-                batch.delete_rules(table, &rules);
+                batch.delete_rules(*table, &rules);
             }
             Ok(batch)
         })?;

@@ -38,7 +38,7 @@ pub(super) struct MasqueradeRecord {
 pub(super) const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
-        layouts: || vec![nft::table_layout()],
+        layouts: &[nft::LAYOUT],
         restore: |change| {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
@@ -56,7 +56,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 /// The first missing rule that attachments of this host depend on.
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| nft::table_layout().first_deviation(nft, &is_needed))?;
+    let damage = filter.query_nft(&|nft| nft::LAYOUT.first_deviation(nft, &is_needed))?;
     if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 

@@ -84,26 +84,23 @@ pub(super) fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeReco
     }
 }
 
-pub(super) fn table_layout() -> TableLayout {
-    let [v4, v6] = multicast_networks().map(|net| NftRule::new().daddr_in(net).return_to_caller());
-    let by_source = |field, set| NftRule::new().verdict_by_map(&[field], set);
-    let postrouting = vec![
-        v4.with_comment("multicast"),
-        v6.with_comment("IPv6 multicast"),
-        by_source(PacketField::IpSaddr, PODS[0]).with_comment("by source"),
-        by_source(PacketField::Ip6Saddr, PODS[1]).with_comment("by IPv6 source"),
-    ];
-    let chains = vec![(POSTROUTING, postrouting)];
-    TableLayout {
-        table: TABLE,
-        sets: PODS.to_vec(),
-        chains,
-        additions: &[],
-        recorders: &[],
-        subnet: Some(subnet_rules),
-        has_other_chains: false,
-    }
-}
+pub(super) const LAYOUT: TableLayout = TableLayout {
+    table: TABLE,
+    sets: &PODS,
+    chains: &[(
+        POSTROUTING,
+        &[
+            ("multicast", || NftRule::new().daddr_in(multicast_networks()[0]).return_to_caller()),
+            ("IPv6 multicast", || NftRule::new().daddr_in(multicast_networks()[1]).return_to_caller()),
+            ("by source", || NftRule::new().verdict_by_map(&[PacketField::IpSaddr], PODS[0])),
+            ("by IPv6 source", || NftRule::new().verdict_by_map(&[PacketField::Ip6Saddr], PODS[1])),
+        ],
+    )],
+    additions: &[],
+    recorders: &[],
+    subnet: Some(subnet_rules),
+    has_other_chains: false,
+};
 
 /// The destinations that are never masqueraded.
 fn multicast_networks() -> [IpNet; 2] {
@@ -113,7 +110,7 @@ fn multicast_networks() -> [IpNet; 2] {
 
 pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
     let wanted = address_elements(owner, addrs);
-    filter.own_tables()?.change_tables(&[table_layout()], &wanted, &mut |change, found| {
+    filter.own_tables()?.change_tables(&[LAYOUT], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
             change.claim_element(found.as_ref(), element);
         }
@@ -126,7 +123,7 @@ pub(super) fn is_masqueraded(nft: &NftSocket, owner: AttachmentId<'_>, addr: IpN
     let wanted = address_elements(owner, &[addr]);
     let mut found = wanted.iter().zip(nft.read_elements(&wanted)?);
     if found.all(|(wanted, found)| is_correct_or_foreign(found.as_ref(), wanted))
-        && table_layout().first_deviation(nft, &|| true)?.is_none()
+        && LAYOUT.first_deviation(nft, &|| true)?.is_none()
     {
         return Ok(true);
     }
@@ -137,14 +134,13 @@ pub(super) fn delete_elements(nft: &NftSocket, owner: AttachmentId<'_>, addrs: &
     let known = address_elements(owner, addrs);
     let find =
         &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &known, &owner.comment_matcher());
-    table_layout()
-        .hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
+    LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
 pub(super) fn remove_stale_elements(nft: &NftSocket, is_stale: CommentSelector<'_>) -> NetlinkResult<()> {
     let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &[], is_stale);
-    table_layout().hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?;
+    LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?;
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
         for chain in nft.dump_chains(TABLE)? {

@@ -24,7 +24,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net};
 
 use super::SourceTranslation;
-use crate::netfilter::layout::TableLayout;
+use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::nftables::{
     CT_STATUS_DNAT, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT,
     SetElement, ValueType,
@@ -69,45 +69,50 @@ const SKIP: &str = "only what was translated here";
 const FORGET: &str = "the mark has served its purpose";
 const OWN: &str = "no container has ::1";
 
-pub(super) fn table_layout() -> TableLayout {
-    let entry = || {
-        let rule = NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name);
-        rule.with_comment("only what is sent to this host")
-    };
-    let own = NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller().with_comment(OWN);
-    let conditional = NftRule::new().with_verdict(&PacketVerdict::CONTINUE).with_comment("mappings with conditions");
-    let (proto, port) = (PacketField::L4proto, PacketField::Dport);
-    let translate = vec![
-        NftRule::new().set_ct_mark(TRANSLATED).with_comment(MARK),
-        NftRule::new().jump_to(CONDITIONAL.name).with_comment("under conditions"),
-        NftRule::new().dnat_by_map(&[PacketField::IpDaddr, proto, port], HOST[0]).with_comment("one address"),
-        NftRule::new().dnat_by_map(&[proto, port], ANY[0]).with_comment("any address"),
-        NftRule::new().dnat_by_map(&[PacketField::Ip6Daddr, proto, port], HOST[1]).with_comment("one IPv6 address"),
-        NftRule::new().dnat_by_map(&[proto, port], ANY[1]).with_comment("any IPv6 address"),
-        NftRule::new().clear_ct_mark(TRANSLATED).with_comment(UNMARK),
-    ];
-    let mapped = || NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT);
-    let masquerade = vec![
-        NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller().with_comment(SKIP),
-        NftRule::new().clear_ct_mark(TRANSLATED).with_comment(FORGET),
-        mapped().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0]).with_comment("by container"),
-        mapped().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1]).with_comment("by IPv6 container"),
-    ];
-    TableLayout {
-        table: TABLE,
-        sets: vec![ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
-        chains: vec![
-            (CONDITIONAL, vec![conditional]),
-            (HOSTPORTS, translate),
-            (PREROUTING, vec![entry()]),
-            (OUTPUT, vec![own, entry()]),
-            (POSTROUTING, masquerade),
-        ],
-        additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
-        recorders: &[],
-        subnet: Some(client_chain_rules),
-        has_other_chains: false,
-    }
+/// The fields of a port; with an address of the host in front they are those of a port on one address.
+const BY_PORT: [PacketField; 2] = [PacketField::L4proto, PacketField::Dport];
+const BY_PORT4: [PacketField; 3] = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
+const BY_PORT6: [PacketField; 3] = [PacketField::Ip6Daddr, PacketField::L4proto, PacketField::Dport];
+
+const ENTRY: FixedRule = ("only what is sent to this host", || NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name));
+
+pub(super) const LAYOUT: TableLayout = TableLayout {
+    table: TABLE,
+    sets: &[ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
+    chains: &[
+        (CONDITIONAL, &[("mappings with conditions", || NftRule::new().with_verdict(&PacketVerdict::CONTINUE))]),
+        (
+            HOSTPORTS,
+            &[
+                (MARK, || NftRule::new().set_ct_mark(TRANSLATED)),
+                ("under conditions", || NftRule::new().jump_to(CONDITIONAL.name)),
+                ("one address", || NftRule::new().dnat_by_map(&BY_PORT4, HOST[0])),
+                ("any address", || NftRule::new().dnat_by_map(&BY_PORT, ANY[0])),
+                ("one IPv6 address", || NftRule::new().dnat_by_map(&BY_PORT6, HOST[1])),
+                ("any IPv6 address", || NftRule::new().dnat_by_map(&BY_PORT, ANY[1])),
+                (UNMARK, || NftRule::new().clear_ct_mark(TRANSLATED)),
+            ],
+        ),
+        (PREROUTING, &[ENTRY]),
+        (OUTPUT, &[(OWN, || NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller()), ENTRY]),
+        (
+            POSTROUTING,
+            &[
+                (SKIP, || NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller()),
+                (FORGET, || NftRule::new().clear_ct_mark(TRANSLATED)),
+                ("by container", || translated().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])),
+                ("by IPv6 container", || translated().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])),
+            ],
+        ),
+    ],
+    additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
+    recorders: &[],
+    subnet: Some(client_chain_rules),
+    has_other_chains: false,
+};
+
+fn translated() -> NftRule {
+    NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT)
 }
 
 /// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in

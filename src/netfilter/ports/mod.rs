@@ -139,7 +139,7 @@ pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: || vec![layout::table_layout()], restore: nft::restore_mappings },
+    state: RestorableState { kept: KEPT, layouts: &[layout::LAYOUT], restore: nft::restore_mappings },
     repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
@@ -153,7 +153,7 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
 /// The first missing rule that attachments of this host depend on.
 pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
     let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| layout::table_layout().first_deviation(nft, &is_needed))?;
+    let damage = filter.query_nft(&|nft| layout::LAYOUT.first_deviation(nft, &is_needed))?;
     let damage = damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
     if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }

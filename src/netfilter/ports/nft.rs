@@ -119,7 +119,7 @@ pub(super) fn add_mappings(
     let (wanted, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
     let queried: Vec<_> = [attachment_element(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
-    filter.own_tables()?.change_tables(&[layout::table_layout()], &queried, &mut |change, found| {
+    filter.own_tables()?.change_tables(&[layout::LAYOUT], &queried, &mut |change, found| {
         let mut found = found.into_iter();
         let known = found.next().flatten();
         let found = with_flushed_ports(change, owner, &wanted, found);
@@ -187,7 +187,7 @@ fn delete_former_mappings(
 ) -> netlink::NetlinkResult<()> {
     let wanted: HashSet<_> = wanted.iter().map(|element| (element.set, &element.key)).collect();
     let owns = owner.comment_matcher();
-    let mut former = change.nft.find_elements_by_comment(&layout::table_layout().sets, &[], &owns)?;
+    let mut former = change.nft.find_elements_by_comment(layout::LAYOUT.sets, &[], &owns)?;
     former.retain(|e| e.set != ATTACHMENTS && !wanted.contains(&(e.set, &e.key)));
     for element in &former {
         change.batch.delete_element(element);
@@ -230,7 +230,7 @@ type FoundMappings = (Vec<SetElement>, Vec<RuleInfo>);
 
 /// All elements and rules with a comment for which `which` returns true.
 fn find_by_comment(nft: &NftSocket, which: CommentSelector<'_>) -> netlink::NetlinkResult<FoundMappings> {
-    let elements = nft.find_elements_by_comment(&layout::table_layout().sets, &[], which)?;
+    let elements = nft.find_elements_by_comment(layout::LAYOUT.sets, &[], which)?;
     Ok((elements, nft.find_rules_by_comment(CONDITIONAL, which)?))
 }
 
@@ -286,7 +286,7 @@ fn delete_found(
         batch.delete_rules(TABLE, &rules);
         Ok(elements)
     };
-    layout::table_layout().hand_on_elements(nft, KEPT, find, heirs)?;
+    layout::LAYOUT.hand_on_elements(nft, KEPT, find, heirs)?;
     Ok(servers)
 }
 
@@ -327,7 +327,7 @@ pub(super) fn remove_stale_mappings(
 pub(super) fn check_mappings(nft: &NftSocket, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
     match first_missing_object(nft, owner, forward)? {
         Some(text) if !reference::has_rules(nft, owner, forward)? => {
-            let damage = layout::table_layout().first_deviation(nft, &|| true)?;
+            let damage = layout::LAYOUT.first_deviation(nft, &|| true)?;
             if damage.as_ref() == Some(&text) {
                 return tables::require_undamaged(damage);
             }
@@ -363,7 +363,7 @@ fn first_missing_object(
     if found < wanted {
         return Ok(Some(format!("{found} of {wanted} rules are in chain {CONDITIONAL}")));
     }
-    layout::table_layout().first_deviation(nft, &|| true)
+    layout::LAYOUT.first_deviation(nft, &|| true)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const HOST: &str = ", host: ";
 pub(super) fn device_names(owner: &AttachmentId<'_>) -> [String; 2] {
     let shared = [owner.network, owner.id];
     [&shared[..], &[owner.network, owner.id, ":", owner.ifname]]
-        .map(|texts| format!("{PREFIX}{}", sha512_hex(texts, LENGTH - PREFIX.len())))
+        .map(|texts| format!("{PREFIX}{}", sha512_hex(texts.concat(), LENGTH - PREFIX.len())))
 }
 
 /// Whether the link may be a device of the plugin, by its kind and name.

@@ -1,8 +1,8 @@
 //! What the keys of the configuration ask for.
 
-use std::fmt;
+use std::num::ParseIntError;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::Deserialize;
 
 use super::{BondConfig, BondLink};
 use crate::error::{Error, Result};
@@ -25,37 +25,26 @@ const BALANCE_ALB: u8 = 6;
 const BOND_FOLLOWS: u8 = 1;
 
 /// A number, or a text of digits; absent if the text is empty.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "WrittenNumber")]
 pub struct NumberOrText(Option<i64>);
 
-impl<'de> Deserialize<'de> for NumberOrText {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<NumberOrText, D::Error> {
-        from.deserialize_any(NumberVisitor)
-    }
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "must be a number, or a number as a text")]
+enum WrittenNumber {
+    Number(i64),
+    Text(String),
 }
 
-struct NumberVisitor;
+impl TryFrom<WrittenNumber> for NumberOrText {
+    type Error = ParseIntError;
 
-impl Visitor<'_> for NumberVisitor {
-    type Value = NumberOrText;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number, or a number as a text")
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<NumberOrText, E> {
-        Ok(NumberOrText(Some(number)))
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<NumberOrText, E> {
-        Ok(NumberOrText(Some(i64::try_from(number).unwrap_or(i64::MAX))))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<NumberOrText, E> {
-        if text.is_empty() {
-            return Ok(NumberOrText(None));
-        }
-        text.parse().map(|n| NumberOrText(Some(n))).map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+    fn try_from(written: WrittenNumber) -> Result<NumberOrText, ParseIntError> {
+        Ok(NumberOrText(match written {
+            WrittenNumber::Number(number) => Some(number),
+            WrittenNumber::Text(text) if text.is_empty() => None,
+            WrittenNumber::Text(text) => Some(text.parse()?),
+        }))
     }
 }
 

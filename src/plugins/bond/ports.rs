@@ -106,16 +106,9 @@ pub(super) fn new_records(
         } else {
             state_for_record(host, link, &cx.net.name)?
         };
-        Ok(DeviceRecord {
-            container_id: req.id.to_string(),
-            ifname: req.ifname.to_string(),
-            netns: req.sandbox.path.clone(),
-            netns_id: req.sandbox.netns_identity(),
-            port: link.name.clone(),
-            in_container: conf.links_in_container,
-            device,
-            tried: false,
-        })
+        let new = DeviceRecord::new(&req.id, &req.ifname, &req.sandbox.path, device);
+        let (netns_id, in_container) = (req.sandbox.netns_identity(), conf.links_in_container);
+        Ok(DeviceRecord { netns_id, port: link.name.clone(), in_container, ..new })
     };
     links.iter().map(record).collect()
 }
@@ -202,16 +195,8 @@ pub(super) fn unrecorded_ports(
         // As the host sees it.
         let identity = DeviceIdentity::from_link(&Link { link_netnsid: None, ..port.clone() });
         let device = OriginalState { identity, up: in_container, ..OriginalState::from_name(&port.name) };
-        records.push(DeviceRecord {
-            container_id: req.id.to_string(),
-            ifname: req.ifname.to_string(),
-            netns: netns.path().display().to_string(),
-            netns_id: None,
-            port: port.name,
-            in_container,
-            device,
-            tried: false,
-        });
+        let new = DeviceRecord::new(&req.id, &req.ifname, &netns.path().display().to_string(), device);
+        records.push(DeviceRecord { port: port.name, in_container, ..new });
     }
     Ok(records)
 }

@@ -94,16 +94,8 @@ impl Plugin for HostDevice {
         if conf.use_interface_network {
             network = HostNetwork::from_device(host, &device)?;
         }
-        let record = DeviceRecord {
-            container_id: req.id.to_string(),
-            ifname: req.ifname.to_string(),
-            netns: req.sandbox.path.clone(),
-            netns_id: req.sandbox.netns_identity(),
-            port: String::new(),
-            in_container: false,
-            device: origin,
-            tried: false,
-        };
+        let netns_id = req.sandbox.netns_identity();
+        let record = DeviceRecord { netns_id, ..DeviceRecord::new(&req.id, &req.ifname, &req.sandbox.path, origin) };
         let mut undo = Rollback::new();
 
         undo.add_step(format!("give \"{}\" back", device.name), || {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use nix::libc;
+use rustc_hash::FxHashMap;
 
 use crate::netlink::traffic::program::ClassicInstruction;
 
@@ -50,8 +51,8 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
-    /// Where an operation with its successors is already: equal code is shared. Not hashed, which takes longer.
-    known: BTreeMap<(u32, u32, Label, Label), Label>,
+    /// Where an operation with its successors is already: equal code is shared.
+    known: FxHashMap<(u32, u32, Label, Label), Label>,
     /// The newest jump to a label that is far.
     bridges: BTreeMap<Label, Label>,
 }

@@ -52,7 +52,7 @@ impl Rig {
 
     fn guard(&self, policy: &OwnedPolicy) {
         let guard = policy.compile();
-        put_guard(&self.netlink, &self.end, &guard, SINK).unwrap();
+        put_guard(&self.netlink, &self.end, guard.clone(), SINK).unwrap();
         assert!(has_guard(&self.netlink, &self.end, &guard, SINK).unwrap());
     }
 
@@ -87,16 +87,19 @@ fn passes(sender: &Socket, seen: &Socket, frame: &[u8], mark: &mut u16) -> bool 
     let mut last = Packet { arp: Some(2), ..Packet::to("10.88.0.1") }.to_frame();
     last.extend([0xa5, 0x5a]);
     last.extend(mark.to_be_bytes());
-    sender.send(frame).unwrap();
-    sender.send(&last).unwrap();
     let (mut buffer, mut found) = ([0; 2048], false);
-    loop {
-        let length = (&*seen).read(&mut buffer).unwrap();
-        found |= &buffer[..length] == frame;
-        if buffer[..length] == last[..] {
-            return found;
+    // The kernel drops frames while the queue of a processor is full, which other tests can fill.
+    for _ in 0..3 {
+        sender.send(frame).unwrap();
+        sender.send(&last).unwrap();
+        while let Ok(length) = (&*seen).read(&mut buffer) {
+            found |= &buffer[..length] == frame;
+            if buffer[..length] == last[..] {
+                return found;
+            }
         }
     }
+    panic!("no frame arrives");
 }
 
 #[test]
@@ -184,5 +187,5 @@ fn a_container_sends_what_is_shaped_and_then_allowed() {
     rig.shape();
     send_and_ping(&rig);
     rig.netlink.delete_link("ifb9").unwrap();
-    assert_eq!(crate::iface::guard::find_filter(&rig.netlink, &rig.end).unwrap(), None);
+    assert_eq!(crate::iface::guard::find_place(&rig.netlink, &rig.end).unwrap().program, None);
 }
