@@ -324,7 +324,8 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
         return Ok(());
     }
     let Link { name, mtu, .. } = link;
-    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
+    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}"))
+        .with_details(format!("{}ip link set {name} mtu {configured}", verify::IN_CONTAINER)))
 }
 
 /// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there

@@ -18,7 +18,7 @@ use crate::framework::{
     require_prev_result,
 };
 use crate::iface::tun::{self, NewTapDevice, TUN, TapDevice};
-use crate::iface::{ContainerNetns, redirect, verify, veth};
+use crate::iface::{ContainerNetns, child, redirect, verify, veth};
 use crate::netfilter::AttachmentId;
 use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
@@ -26,22 +26,16 @@ use crate::netns::Netns;
 #[derive(Debug)]
 pub struct TcRedirectTap;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TcRedirectTapConfig {
     /// Allow the device to be opened several times (`IFF_MULTI_QUEUE`).
     multi_queue: bool,
-    /// Whether frames have headers with offloads (`IFF_VNET_HDR`) unless the program chooses otherwise.
-    vnet_hdr: bool,
+    /// Whether frames have headers with offloads (`IFF_VNET_HDR`) unless the program chooses otherwise. Default: true.
+    vnet_hdr: Option<bool>,
     /// Whether the machine's interface gets all addresses of the container's interface. firecracker-go-sdk requires
     /// exactly one.
     all_addresses: bool,
-}
-
-impl Default for TcRedirectTapConfig {
-    fn default() -> TcRedirectTapConfig {
-        TcRedirectTapConfig { multi_queue: false, vnet_hdr: true, all_addresses: false }
-    }
 }
 
 /// The keys of `CNI_ARGS`.
@@ -81,9 +75,8 @@ impl TapArgs {
 
     /// Creates the device, which vanishes unless it is made persistent.
     fn create_device(&self, conf: &TcRedirectTapConfig, netns: &Netns) -> Result<TapDevice> {
-        let TapArgs { name, owner, group } = self;
-        let (ifname, owner, group) = (name.as_ref(), *owner, *group);
-        let (multi_queue, vnet_hdr) = (conf.multi_queue, conf.vnet_hdr);
+        let &TapArgs { owner, group, .. } = self;
+        let (ifname, multi_queue, vnet_hdr) = (self.name.as_ref(), conf.multi_queue, conf.vnet_hdr.unwrap_or(true));
         tun::create_device(netns, NewTapDevice { ifname, multi_queue, vnet_hdr, owner, group, label: None })
     }
 
@@ -166,12 +159,7 @@ impl Plugin for TcRedirectTap {
         args.verify_device(conf, &tap)?;
         verify::require_up(&tap, verify::IN_CONTAINER)?;
         verify::require_same_mac(&link, &ResultInterface { name: link.name.clone(), ..machine.clone() })?;
-        if tap.mtu != link.mtu {
-            let msg = format!("\"{}\" has the MTU {}, and \"{}\" {}", tap.name, tap.mtu, link.name, link.mtu);
-            let (from, mtu) = (&tap.name, link.mtu);
-            let remedy = format!("{}ip link set {from} mtu {mtu}", verify::IN_CONTAINER);
-            return Err(Error::internal(msg).with_details(remedy));
-        }
+        child::verify_mtu(&tap, link.mtu)?;
         for (from, to) in [(&tap, &link), (&link, &tap)] {
             if !redirect::find_targets(&inside.netlink, from)?.contains(&to.index) {
                 let msg = format!("ingress of \"{}\" is not redirected to \"{}\"", from.name, to.name);

@@ -22,7 +22,7 @@ impl Snapshot {
             !path.contains("/.cnibox/") && name != "lock" && !name.starts_with("last_reserved_ip.")
         };
         let is_record = |path: &str| !path.contains("/netns-") && !path.ends_with("/bridge-vlan.lock");
-        let rules = if netlink::has_tables() { output("nft -s list ruleset") } else { String::new() };
+        let rules = if netlink::has_tables() { output("nft -s list ruleset").unwrap() } else { String::new() };
         let topics = [
             ("links", netlink::dump(&netlink::LINKS)),
             ("addresses", netlink::dump(&netlink::ADDRESSES)),
@@ -71,13 +71,12 @@ pub(crate) fn without_recorded(rules: &str) -> String {
     lines.join("\n")
 }
 
-/// The output of a command, which must succeed.
-fn output(command: &str) -> String {
+/// The output of a command; its message if it fails.
+fn output(command: &str) -> Result<String, String> {
     let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command}: {stderr}");
-    String::from_utf8(output.stdout).unwrap()
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
 /// The files below a directory for which the function is true, one a line; links and sockets are files.
@@ -101,7 +100,7 @@ fn files(root: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
 
 /// Traffic control without the kernel's default qdiscs, including ingress filters.
 fn qdiscs() -> String {
-    let all = output("tc qdisc show");
+    let all = output("tc qdisc show").unwrap();
     let mut lines = Vec::new();
     for line in all.lines().filter(|line| !line.contains(" 0: dev ")) {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -110,7 +109,11 @@ fn qdiscs() -> String {
         let kept = (0..words.len()).filter(|at| !is_noise(*at)).map(|at| words[at]);
         lines.push(kept.collect::<Vec<_>>().join(" "));
         if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
-            let filters = output(&format!("tc filter show dev {dev} ingress"));
+            let filters = match output(&format!("tc filter show dev {dev} ingress")) {
+                // A child process of a DEL has deleted the link meanwhile.
+                Err(message) if message.starts_with("Cannot find device") => return qdiscs(),
+                filters => filters.unwrap(),
+            };
             // The kernel numbers the actions of all links.
             let filters = filters.lines().filter(|line| !line.trim_start().starts_with("index "));
             lines.extend(filters.map(|line| {
