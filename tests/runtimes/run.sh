@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh PLUGINS [SCENARIO...]: tests containerd and podman with these plugins, each on a temporary node.
-# PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox and the reference
-# plugins in PEER, a third scenario switches a node from the reference and back.
+# PLUGINS is the executable of cnibox, or a directory of other plugins. With cnibox a third scenario has
+# egress policies; with the reference plugins in PEER a fourth one switches a node from the reference and back.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
 [ $# -ge 1 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
@@ -15,7 +15,7 @@ export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 trap 'rm -rf "$base"' EXIT
 /usr/bin/python3 "$HERE/image.py" "$base/images.tar"
 
-# conf PLUGINS: prints a network of bridge and the chained plugins in the directory.
+# conf PLUGINS [LAST]: prints a network of bridge, the chained plugins in the directory, and one more plugin.
 conf() {
     local chained="" name
     for name in portmap firewall tuning bandwidth; do
@@ -27,6 +27,7 @@ conf() {
         esac
         chained="$chained, $name"
     done
+    chained="$chained${2:+, $2}"
     cat <<END
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
@@ -41,7 +42,7 @@ scenario() {
     local name=$1 script=$2 started
     export WORK=$base/$name PLUGINS=$base/$name/plugins CONF=$base/$name/conf
     mkdir -p "$CONF"
-    conf "$PLUGINS" >"$CONF/10-pods.conflist"
+    conf "$PLUGINS" "${LAST-}" >"$CONF/10-pods.conflist"
     cp --reflink=auto "$base/images.tar" "$WORK/"
     echo "$name"
     started=$(date +%s)
@@ -62,12 +63,18 @@ plugins_for() {
     /usr/bin/python3 "$HERE/../../packaging/image.py" cnibox "$base/$1/cnibox.oci.tar" test amd64="$given" >/dev/null
 }
 
-wanted="${*:-containerd podman switch}"
+policy='{"type": "egress", "allow": [{"to": ["10.89.0.1"], "ports": ["icmp"]}], "capabilities": {"portMappings": true}}'
+wanted="${*:-containerd podman egress switch}"
 for name in $wanted; do
     case $name in
         containerd | podman)
             plugins_for "$name"
             scenario "$name" "$name.sh"
+            ;;
+        egress)
+            [ ! -d "$given" ] || continue
+            plugins_for egress
+            LAST=$policy scenario egress egress.sh
             ;;
         switch)
             if [ -d "$given" ] || [ ! -e "$peer/bridge" ]; then continue; fi
