@@ -253,13 +253,18 @@ fn a_foreign_bridge_accepts_no_router_advertisements() {
 
 /// Sends a frame from the container's interface.
 pub(crate) fn send_frame(container: &Container, frame: &[u8]) {
+    assert_eq!(frame_socket(container).send(frame).unwrap(), frame.len());
+}
+
+/// A socket that sends frames from the container's `eth0`.
+pub(crate) fn frame_socket(container: &Container) -> Socket {
     container.run(|| {
         let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
         let mut links = getifaddrs().unwrap().filter(|link| link.interface_name == "eth0");
         let address = links.find_map(|link| link.address?.as_link_addr().copied()).unwrap();
         bind(socket.as_raw_fd(), &address).unwrap();
-        assert_eq!(socket.send(frame).unwrap(), frame.len());
-    });
+        socket
+    })
 }
 
 #[test]

@@ -3,13 +3,16 @@
 
 use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{FAR, OUTSIDE, World};
-use crate::hostile::send_frame;
+use super::{FAR, OUTSIDE, World, list};
+use crate::hostile::{frame_socket, send_frame};
+use crate::support::conflist::Attached;
 use crate::support::node::Container;
 use crate::support::traffic::Place;
 
@@ -390,7 +393,7 @@ fn settle(outside: &Capture) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while outside.marked() == 0 {
         assert!(Instant::now() < deadline, "what is allowed does not arrive");
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -425,4 +428,67 @@ fn no_way_leads_out_of_a_sandbox() {
             }
         }
     }
+}
+
+/// Ends a flood, also when a test fails.
+struct EndOfFlood<'a>(&'a AtomicBool);
+
+impl Drop for EndOfFlood<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A container sends the frames of all ways as fast as it can, while others come and go, the rules are flushed and
+/// deleted, a second ADD of the container is killed, and `repair` runs. With `CNIBOX_SOAK` there are a thousand cycles.
+#[test]
+fn a_flood_gets_nothing_out_whatever_happens_to_the_rules() {
+    let keys = json!({"profile": "sandbox", "serve": ["tcp/80", "udp/53"]});
+    let world = World::new("bridge", &keys);
+    assert!(world.reaches(&world.outside, FAR[0], 9), "resolved");
+    let (map, node, list) = (Map::of(&world), &world.node, list(&world.node, "bridge", &keys));
+    let frames: Vec<Vec<u8>> = ways(&map).into_iter().flat_map(|(_, frames)| frames).collect();
+    let (socket, [outside, neighbour]) =
+        (frame_socket(&world.inside), [&world.outside, &world.neighbour].map(Capture::at));
+    let host = UdpSocket::bind("0.0.0.0:4000").unwrap();
+    host.set_nonblocking(true).unwrap();
+    let cycles = if std::env::var_os("CNIBOX_SOAK").is_some() { 1000 } else { 30 };
+    let is_over = AtomicBool::new(false);
+    let flood = || {
+        let mut sent = 0_u64;
+        while !is_over.load(Ordering::Relaxed) {
+            // The queue of the socket may be full.
+            sent += frames.iter().filter(|frame| socket.send(frame).is_ok()).count() as u64;
+        }
+        sent
+    };
+    let sent = thread::scope(|scope| {
+        let flood = scope.spawn(flood);
+        let end = EndOfFlood(&is_over);
+        for cycle in 0..cycles {
+            let other = Container::new();
+            let at = Attached::new(&format!("other{cycle}"), &other.path());
+            let result = list.add(&at).unwrap();
+            match cycle % 5 {
+                0 => drop(node.sh("nft flush ruleset")),
+                1 => drop(node.sh("nft delete table inet cnibox_egress; nft delete table bridge cnibox_egress")),
+                2 => drop(node.cnibox(&["repair"]).run()),
+                _ => {
+                    let mut add = list.call("ADD", &world.attached(), 1, Some(&world.result)).spawn().unwrap();
+                    thread::sleep(Duration::from_micros(cycle * 137 % 3000));
+                    add.kill().unwrap();
+                    add.wait().unwrap();
+                }
+            }
+            list.del(&at, Some(&result)).unwrap();
+            assert_eq!((outside.marked(), neighbour.marked()), (0, 0), "cycle {cycle}");
+            assert!(host.recv(&mut [0; 64]).is_err(), "cycle {cycle}: at the host");
+        }
+        drop(end);
+        flood.join().unwrap()
+    });
+    println!("{sent} frames in {cycles} cycles");
+    assert!(sent > 1000 * cycles, "too few: {sent}");
+    send_frame(&world.inside, &map.v4(FAR[0], 17, &udp(7, 7)));
+    settle(&outside);
 }
