@@ -1,5 +1,7 @@
 //! Measurements that alternate between worlds.
 
+use std::path::Path;
+use std::process::Command;
 use std::slice;
 use std::sync::Mutex;
 use std::thread;
@@ -9,7 +11,7 @@ use crate::Result;
 use crate::case::Case;
 use crate::kernel;
 use crate::options::Options;
-use crate::world::{Pod, World};
+use crate::world::{Pod, World, output};
 
 /// The pause before a call, in which the kernel ends what the call before has left to it, such as the release of
 /// deleted rules: else the wait for that is part of the next call, which is the other side's.
@@ -71,10 +73,10 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
     Ok(times)
 }
 
-/// Gives the network of one pod after the other to a virtual machine: by the chained plugin, and by the kernel's part of
-/// that alone.
-pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize) -> Result<Vec<Vec<f64>>> {
-    let mut times = vec![Vec::new(); 2];
+/// Gives the network of one pod after the other to a virtual machine: by the chained plugin; by the kernel's part of
+/// that alone; and by that with the start of a program.
+pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize, empty: &Path) -> Result<[Vec<f64>; 3]> {
+    let mut times = [const { Vec::new() }; 3];
     let mut used = Vec::new();
     for round in 0..=rounds {
         let mut pods = [Pod::new()?, Pod::new()?];
@@ -82,7 +84,10 @@ pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize) -> Resu
             world.on_host(|| world.interface("ADD", pod))??;
         }
         let [plugins, kernel] = &mut pods;
-        let took = [world.on_host(|| world.chained("ADD", plugins))??, kernel::redirected_tap(kernel.netns())?];
+        let plugin = world.on_host(|| world.chained("ADD", plugins))??;
+        let requests = kernel::redirected_tap(kernel.netns())?;
+        let (_, start) = output(&mut Command::new(empty), "{}")?;
+        let took = [plugin, requests, requests + start];
         world.on_host(|| world.call(case, "DEL", plugins))??;
         world.on_host(|| world.interface("DEL", kernel))??;
         for (list, took) in times.iter_mut().zip(took).filter(|_| round > 0) {

@@ -1,7 +1,10 @@
 //! The kernel's cost of a pod's link on a bridge: the lower bound of ADD and DEL, including the
 //! cost that grows with the number of bridge ports; and that of a virtual machine's tap device.
 
+use std::fs::{self, Permissions};
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cnibox::testing::iface::{NewTapDevice, create_device, redirect};
@@ -80,4 +83,28 @@ pub(crate) fn redirected_tap(pod: &Netns) -> Result<Duration> {
     redirect::add(&inside, &eth0, &tap)?;
     device.make_persistent()?;
     Ok(start.elapsed())
+}
+
+/// An executable that only exits: to start it is the least that the kernel does for a call of a plugin. For x86-64 only.
+pub(crate) fn empty_program(dir: &Path) -> Result<PathBuf> {
+    const BASE: u64 = 0x40_0000;
+    const HEADERS: u64 = 64 + 56;
+    /// `xor edi, edi`; `mov eax, SYS_exit`; `syscall`.
+    const CODE: [u8; 9] = [0x31, 0xff, 0xb8, 60, 0, 0, 0, 0x0f, 0x05];
+    if !cfg!(target_arch = "x86_64") {
+        return Err("the case tc-redirect-tap is for x86-64 only".into());
+    }
+    // elf(5): 64 bits, little-endian, ET_EXEC, EM_X86_64; one program header.
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0".to_vec();
+    file.extend([BASE + HEADERS, 64, 0].map(u64::to_le_bytes).as_flattened());
+    file.extend([0, 0, 64, 56, 1, 64, 0, 0].map(u16::to_le_bytes).as_flattened());
+    // PT_LOAD, readable and executable.
+    file.extend([1, 5].map(u32::to_le_bytes).as_flattened());
+    let size = HEADERS + CODE.len() as u64;
+    file.extend([0, BASE, BASE, size, size, 0x1000].map(u64::to_le_bytes).as_flattened());
+    file.extend(CODE);
+    let path = dir.join("empty");
+    fs::write(&path, file)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    Ok(path)
 }

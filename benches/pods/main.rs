@@ -81,8 +81,10 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         }
         if case.name == case::REDIRECT_TAP {
             let world = World::new(&bench.ours, dir, case, 0, options)?;
-            let add = contest::redirected_taps(&world, case, options.rounds)?;
-            table.beside("kernel", case.name, "ADD", Unit::Ms, &add);
+            let empty = kernel::empty_program(dir)?;
+            let [add, requests, started] = contest::redirected_taps(&world, case, options.rounds, &empty)?;
+            table.beside("kernel", case.name, "ADD", Unit::Ms, &[add.clone(), requests]);
+            table.beside("kernel, started", case.name, "ADD, process", Unit::Ms, &[add, started]);
             continue;
         }
         for &pods in options.pods_of(case) {

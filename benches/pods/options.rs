@@ -31,7 +31,7 @@ Cases (all of them without a choice):
   portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
   portmap-32     bridge, then portmap with 32 ports
   netavark       bridge with ipMasq and portmap with 1 port, beside netavark's setup and teardown
-  tc-redirect-tap  the chained plugin alone, beside what the kernel takes for the same requests
+  tc-redirect-tap  the chained plugin alone, beside what the kernel takes for the same requests, without and with a process
   chain          loopback, bridge with ipMasq, portmap with 1 port
   bandwidth      bridge, then bandwidth with both directions
   tuning         bridge, then tuning
