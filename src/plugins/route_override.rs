@@ -192,14 +192,9 @@ fn container_links(inside: &ContainerNetns<'_>, prev: &CniResult, ifname: &Inter
     let listed = prev.interfaces.iter().filter(|entry| !entry.sandbox.is_empty());
     let mut names: Vec<&str> = listed.map(|entry| entry.name.as_str()).collect();
     sort_by_key(&mut names, |name| *name != ifname.as_str());
-    let mut links = Vec::new();
-    for name in names {
-        links.extend(inside.netlink.find_link(name)?);
-    }
-    if links.is_empty() {
-        links.push(inside.require_link(ifname.as_str())?);
-    }
-    Ok(links)
+    let found = names.into_iter().filter_map(|name| inside.netlink.find_link(name).transpose());
+    let links: Vec<Link> = found.collect::<NetlinkResult<_>>()?;
+    if links.is_empty() { Ok(vec![inside.require_link(ifname.as_str())?]) } else { Ok(links) }
 }
 
 fn is_of_links(route: &KernelRoute, links: &[Link]) -> bool {

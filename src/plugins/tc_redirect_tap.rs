@@ -133,10 +133,8 @@ impl Plugin for TcRedirectTap {
             device.make_persistent()?;
         }
         let mut result = prev.clone();
-        add_machine(&mut result, req, &link, &tap, conf.all_addresses);
-        for entry in result.interfaces.iter_mut().skip(prev.interfaces.len()) {
-            entry.mtu = cx.reported_mtu(link.mtu);
-        }
+        let reported = Link { mtu: cx.reported_mtu(link.mtu), ..link.clone() };
+        add_machine(&mut result, req, &reported, &tap, conf.all_addresses);
         undo.commit();
         Ok(result)
     }
@@ -185,7 +183,9 @@ impl Plugin for TcRedirectTap {
             is_named && tap.alias.is_empty() && targets.contains(&tap.index)
         };
         let mut taps = netlink.dump_links()?;
-        taps.retain(|link| is_tap(link) && (owner.owns_comment(Some(&link.alias)) || is_listed(link)));
+        taps.retain(|link| {
+            link.kind.as_deref() == Some(TUN) && (owner.owns_comment(Some(&link.alias)) || is_listed(link))
+        });
         if let Some(link) = &link {
             let indexes: Vec<u32> = taps.iter().map(|tap| tap.index).collect();
             failures.keep_error(redirect::remove(netlink, link, &indexes));
@@ -204,13 +204,8 @@ impl Plugin for TcRedirectTap {
     fn status(cx: &CallContext<'_>, conf: &TcRedirectTapConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
         cx.usable_host_netlink()?;
-        let netns = Netns::create_unnamed().or_unavailable()?;
-        try_redirect(conf, &netns).or_unavailable()
+        try_redirect(conf).or_unavailable()
     }
-}
-
-fn is_tap(link: &Link) -> bool {
-    link.kind.as_deref() == Some(TUN)
 }
 
 /// The device of an earlier ADD of the attachment, to which the interface is redirected. Fails if the interface is
@@ -219,7 +214,7 @@ fn find_redirected_tap(netlink: &Netlink, link: &Link, owner: &AttachmentId<'_>)
     let mut own = None;
     for index in redirect::find_targets(netlink, link)? {
         let Some(target) = (if index == 0 { None } else { netlink.find_link_by_index(index)? }) else { continue };
-        if !is_tap(&target) || !owner.owns_comment(Some(&target.alias)) {
+        if target.kind.as_deref() != Some(TUN) || !owner.owns_comment(Some(&target.alias)) {
             let msg = format!("\"{}\" is redirected to \"{}\" already", link.name, target.name);
             return Err(Error::internal(msg).with_details("an interface can be redirected to one tap device only"));
         }
@@ -237,7 +232,7 @@ fn add_machine(result: &mut CniResult, req: &AddRequest, link: &Link, tap: &Link
         let v4 = ips.iter().position(|ip| ip.address.addr().is_ipv4());
         ips = ips.into_iter().skip(v4.unwrap_or_default()).take(1).collect();
     }
-    result.interfaces.push(veth::interface_entry(tap, &req.sandbox.path));
+    result.interfaces.push(ResultInterface { mtu: link.mtu, ..veth::interface_entry(tap, &req.sandbox.path) });
     let machine = i64::try_from(result.interfaces.len()).ok();
     result.interfaces.push(ResultInterface { name: tap.name.clone(), ..veth::interface_entry(link, req.id.as_str()) });
     result.ips.extend(ips.into_iter().map(|ip| IpConfig { interface: machine, ..ip }));
@@ -249,9 +244,10 @@ fn find_machine<'r>(result: &'r CniResult, id: &str) -> Option<&'r ResultInterfa
 }
 
 /// Fails if the kernel lacks a feature: redirects a device to itself in a namespace without other links.
-fn try_redirect(conf: &TcRedirectTapConfig, netns: &Netns) -> Result<()> {
-    let inside = ContainerNetns::open_in(netns)?;
-    let device = TapArgs::default().create_device(conf, netns)?;
+fn try_redirect(conf: &TcRedirectTapConfig) -> Result<()> {
+    let netns = Netns::create_unnamed()?;
+    let inside = ContainerNetns::open_in(&netns)?;
+    let device = TapArgs::default().create_device(conf, &netns)?;
     let tap = inside.require_link(&device.name)?;
     redirect::add(&inside.netlink, &tap, &tap)
 }

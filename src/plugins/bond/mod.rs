@@ -108,9 +108,8 @@ impl Plugin for Bond {
                 transfer::move_into_container(host, link, netns, &link.name, false)?;
             }
         }
-        let kind = LinkKind::Bond(plan.settings);
-        let wanted = NewChildLink { ifname: &req.ifname, kind, mtu: plan.mtu, mac: plan.mac };
-        child::create_link(&inside.netlink, &inside, &wanted, false)?;
+        let (kind, mtu, mac) = (LinkKind::Bond(plan.settings), plan.mtu, plan.mac);
+        child::create_link(&inside.netlink, &inside, &NewChildLink { ifname: &req.ifname, kind, mtu, mac }, false)?;
         undo.add_step(format!("delete \"{}\"", req.ifname), || child::roll_back_link(&inside, &req.ifname));
         let bond = inside.require_link(req.ifname.as_str())?;
         ports::attach_links(&inside, &bond, &links, plan.needs_distinct_macs())?;

@@ -71,15 +71,13 @@ impl BondPlan {
     pub(super) fn from_config(conf: &BondConfig, mac_of_args: &str) -> Result<BondPlan> {
         let mode = number_of_name("mode", &conf.mode, &BOND_MODES)?;
         let policy = Some(conf.xmit_hash_policy.as_str()).filter(|name| !name.is_empty());
-        let limits = [0, i64::from(u16::MAX)];
+        let policy = policy.map(|name| number_of_name("xmitHashPolicy", name, &BOND_HASH_POLICIES)).transpose()?;
         let miimon = NumberOrText(conf.miimon.0.or(Some(DEFAULT_MIIMON)));
         let settings = BondSettings {
             mode,
-            miimon: miimon.within("miimon", limits)?.unwrap_or_default(),
+            miimon: miimon.within("miimon", [0, i64::from(u16::MAX)])?.unwrap_or_default(),
             fail_over_mac: conf.fail_over_mac.within("failOverMac", [0, 2])?.unwrap_or_default(),
-            xmit_hash_policy: policy
-                .map(|name| number_of_name("xmitHashPolicy", name, &BOND_HASH_POLICIES))
-                .transpose()?,
+            xmit_hash_policy: policy,
             all_slaves_active: conf.all_slaves_active.within("allSlavesActive", [0, 1])?,
             tlb_dynamic_lb: conf.tlb_dynamic_lb.within("tlbDynamicLb", [0, 1])?,
         };
