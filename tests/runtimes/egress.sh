@@ -7,10 +7,13 @@ mkdir -p "$WORK/containerd"
 start_containerd || exit 1
 ctr -n k8s.io images import "$WORK/images.tar" >/dev/null || exit 1
 
-# What the policy refuses is asked right after something that it allows.
+# shellcheck disable=SC2317 # called by check
 ping_from() {
     cri exec "$1" ping -c 1 -W 2 "$2"
 }
+
+# What the policy refuses is asked right after something that it allows.
+# shellcheck disable=SC2317 # called by check
 refused() {
     ping_from "$1" 10.89.0.1 && ! ping_from "$1" "$2"
 }
