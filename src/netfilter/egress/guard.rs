@@ -63,6 +63,8 @@ const SERVICE: u32 = 2;
 const SOURCE_SERVICE: u32 = 3;
 /// The address that is looked up; IPv4 has only the first cell.
 const ADDRESS: [u32; 4] = [4, 5, 6, 7];
+/// Whether the frame is for a neighbour instead of the bridge: 1 or 0. Only with [`GuardPolicy::bridge`].
+const IS_FOR_NEIGHBOUR: u32 = 8;
 
 /// A number above all services, which stands for any of them.
 const ANY_SERVICE: u32 = u32::MAX;
@@ -109,7 +111,7 @@ pub struct GuardPolicy<'a> {
 pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
     let mut code = Assembler::default();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
-    GuardCompiler { policy, code: &mut code, pass, drop, is_for_neighbours: false }.put_program();
+    GuardCompiler { policy, code: &mut code, pass, drop }.put_program();
     let program = code.into_program();
     if program.len() > MOST_INSTRUCTIONS {
         let (needed, most) = (program.len(), MOST_INSTRUCTIONS);
@@ -125,8 +127,6 @@ struct GuardCompiler<'a> {
     code: &'a mut Assembler,
     pass: Label,
     drop: Label,
-    /// Whether the part is for frames that go to other ports of the bridge only.
-    is_for_neighbours: bool,
 }
 
 /// What the parts for IPv4 and IPv6 continue with.
@@ -145,12 +145,9 @@ impl GuardCompiler<'_> {
         let frames = self.put_frames();
         let policy = self.policy;
         let frames = policy.bridge.map_or(frames, |bridge| {
-            let to_neighbours = GuardPolicy { allowed: policy.near, served: &[], ..*policy };
-            let (pass, drop) = (self.pass, self.drop);
-            let neighbours =
-                GuardCompiler { policy: &to_neighbours, code: self.code, pass, drop, is_for_neighbours: true };
-            let neighbours = { neighbours }.put_frames();
-            self.put_if_mac(DESTINATION_MAC, bridge, frames, neighbours)
+            let [to_bridge, to_neighbour] =
+                [0, 1].map(|side| self.code.put_all(&[(LOAD_NUMBER, side), (STORE_CELL, IS_FOR_NEIGHBOUR)], frames));
+            self.put_if_mac(DESTINATION_MAC, bridge, to_bridge, to_neighbour)
         });
         let untagged = self.put_if(LOAD_WORD, VLAN_TAG_PRESENT, 0, frames, self.drop);
         let mac = self.put_if_mac(SOURCE_MAC, policy.mac, untagged, self.drop);
@@ -162,8 +159,9 @@ impl GuardCompiler<'_> {
         let near =
             [self.put_lookup(&ADDRESS[..1], &self.policy.near.v4), self.put_lookup(&ADDRESS, &self.policy.near.v6)];
         let [near4, near6] = near.map(|lookup| self.put_any_service(lookup));
-        let v4 = self.put_lookup(&ADDRESS[..1], &self.policy.allowed.v4);
-        let v6 = self.put_lookup(&ADDRESS, &self.policy.allowed.v6);
+        let v4 = [&self.policy.allowed.v4, &self.policy.near.v4].map(|ranges| self.put_lookup(&ADDRESS[..1], ranges));
+        let v6 = [&self.policy.allowed.v6, &self.policy.near.v6].map(|ranges| self.put_lookup(&ADDRESS, ranges));
+        let [v4, v6] = [v4, v6].map(|[to_bridge, to_neighbour]| self.put_by_side(to_bridge, to_neighbour));
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
         let v4_destination = self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
         let destination = self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
@@ -174,6 +172,15 @@ impl GuardCompiler<'_> {
         let arp = self.put_arp(&parts);
         let by_type = [(ETHERTYPE_ARP, arp), (ETHERTYPE_IPV6, ipv6), (ETHERTYPE_IPV4, ipv4)];
         self.put_choice(LOAD_HALF, ETHERTYPE, &by_type, self.drop)
+    }
+
+    /// Continues by [`IS_FOR_NEIGHBOUR`].
+    fn put_by_side(&mut self, to_bridge: Label, to_neighbour: Label) -> Label {
+        if self.policy.bridge.is_none() {
+            return to_bridge;
+        }
+        let side = self.code.put_branch(IF_EQUAL, 0, to_bridge, to_neighbour);
+        if side == to_bridge { to_bridge } else { self.code.put(LOAD_CELL, IS_FOR_NEIGHBOUR, side) }
     }
 
     /// Looks up an address, then the service in [`SERVICE`].
@@ -229,7 +236,7 @@ impl GuardCompiler<'_> {
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
     }
 
-    /// Replies of served services pass, others are judged by their destination.
+    /// Replies of served services pass, but to neighbours; others are judged by their destination.
     fn put_served(&mut self, destination: Label) -> Label {
         if self.policy.served.is_empty() {
             return destination;
@@ -240,7 +247,8 @@ impl GuardCompiler<'_> {
         let flags = self.code.put_all(&load, flags);
         let tcp = self.put_if_long_behind_ip(14, flags);
         let reply = self.put_if(LOAD_CELL, PROTOCOL, TCP << 16, tcp, self.pass);
-        self.put_services(SOURCE_SERVICE, self.policy.served.iter().copied(), reply, destination)
+        let served = self.put_services(SOURCE_SERVICE, self.policy.served.iter().copied(), reply, destination);
+        self.put_by_side(served, destination)
     }
 
     fn put_ipv4(&mut self, parts: &IpParts, destination: Label) -> Label {
@@ -310,11 +318,11 @@ impl GuardCompiler<'_> {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let neighbour = self.put_neighbour(parts.near6);
         let serves_all = self.policy.served.iter().any(|range| (range.first..=range.last).contains(&(ICMPV6 << 16)));
-        let unicast = if self.is_for_neighbours { parts.near6 } else { neighbour };
-        let unicast = if serves_all { self.pass } else { self.put_load_v6(IPV6_DESTINATION, unicast) };
+        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.near6);
+        let unicast = self.put_load_v6(IPV6_DESTINATION, unicast);
         let solicited = self.put_solicitation(neighbour);
         let solicitation = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
-        let announced = if self.is_for_neighbours { self.drop } else { self.pass };
+        let announced = self.put_by_side(self.pass, self.drop);
         let advertisement = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, announced, unicast);
         let mut by_type = LISTENER_TYPES.map(|kind| (kind, multicast)).to_vec();
         for (kind, label) in [
@@ -360,7 +368,7 @@ impl GuardCompiler<'_> {
         let request = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
         // A reply to the host itself is for the bridge.
         let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.near4);
-        let reply = if self.is_for_neighbours { reply } else { self.pass };
+        let reply = self.put_by_side(self.pass, reply);
         let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, reply)], self.drop);
         let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, operation, self.drop);
         // Addresses of Ethernet and IPv4, and their lengths.

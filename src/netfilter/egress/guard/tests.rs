@@ -7,7 +7,7 @@ mod naive;
 
 use std::net::IpAddr;
 
-use self::frames::{FrameGenerator, MAC, Packet, numbered_ip};
+use self::frames::{BRIDGE, FrameGenerator, MAC, Packet, numbered_ip};
 use self::interpreter::run_program;
 use super::*;
 use crate::dhcp::timing::RandomGenerator;
@@ -19,6 +19,10 @@ struct OwnedPolicy {
     allowed: AllowedTraffic,
     served: Vec<ServiceRange>,
     routers: Vec<IpAddr>,
+    /// `None`: all that is allowed.
+    near: Option<AllowedTraffic>,
+    sources: Option<Vec<IpAddr>>,
+    bridge: Option<MacAddress>,
 }
 
 impl OwnedPolicy {
@@ -28,9 +32,9 @@ impl OwnedPolicy {
             allowed: &self.allowed,
             served: &self.served,
             routers: &self.routers,
-            near: &self.allowed,
-            sources: None,
-            bridge: None,
+            near: self.near.as_ref().unwrap_or(&self.allowed),
+            sources: self.sources.as_deref(),
+            bridge: self.bridge,
         }
     }
 
@@ -76,7 +80,15 @@ fn sample_policy() -> OwnedPolicy {
     ];
     let served = vec![protocol(1), service(6, 8080), service(17, 53)];
     let routers = ["10.88.0.1", "2001:db8:9::1", "fe80::1"].map(|text| text.parse().unwrap()).to_vec();
-    OwnedPolicy { allowed: AllowedTraffic { v4, v6 }, served, routers }
+    OwnedPolicy { allowed: AllowedTraffic { v4, v6 }, served, routers, ..OwnedPolicy::default() }
+}
+
+/// The policy of a container at a bridge, with two addresses: every second allowed range is on its own link.
+fn at_bridge(policy: OwnedPolicy) -> OwnedPolicy {
+    let half = |ranges: &[AllowedRange]| ranges.iter().step_by(2).cloned().collect();
+    let near = AllowedTraffic { v4: half(&policy.allowed.v4), v6: half(&policy.allowed.v6) };
+    let sources = ["10.88.0.2", "2001:db8:9::5"].map(|text| text.parse().unwrap()).to_vec();
+    OwnedPolicy { near: Some(near), sources: Some(sources), bridge: Some(BRIDGE), ..policy }
 }
 
 /// Up to three of the services, or all; sorted.
@@ -109,7 +121,9 @@ fn random_ranges(random: &mut RandomGenerator, width: u32) -> Vec<AllowedRange> 
 
 fn random_policy(random: &mut RandomGenerator) -> OwnedPolicy {
     let allowed = AllowedTraffic { v4: random_ranges(random, 32), v6: random_ranges(random, 128) };
-    OwnedPolicy { allowed, served: random_services(random), routers: sample_policy().routers }
+    let (served, routers) = (random_services(random), sample_policy().routers);
+    let policy = OwnedPolicy { allowed, served, routers, ..OwnedPolicy::default() };
+    if random.next_number().is_multiple_of(2) { at_bridge(policy) } else { policy }
 }
 
 /// Compares both judgements of a frame; returns whether the frame passes.
@@ -144,6 +158,9 @@ fn the_sample_is_judged_as_by_the_rules() {
     compare(&OwnedPolicy { served: vec![ServiceRange::ALL], ..sample_policy() }, 2, 5000);
     compare(&OwnedPolicy { served: Vec::new(), routers: Vec::new(), ..sample_policy() }, 3, 5000);
     compare(&OwnedPolicy { allowed: AllowedTraffic::default(), ..sample_policy() }, 4, 5000);
+    compare(&at_bridge(sample_policy()), 5, 60_000);
+    compare(&at_bridge(OwnedPolicy { served: vec![ServiceRange::ALL], ..sample_policy() }), 6, 5000);
+    compare(&OwnedPolicy { bridge: None, ..at_bridge(sample_policy()) }, 7, 5000);
 }
 
 #[test]

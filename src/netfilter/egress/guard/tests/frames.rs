@@ -8,6 +8,9 @@ use crate::netlink::MacAddress;
 
 pub(super) const MAC: MacAddress = MacAddress([0x0a, 0x58, 0x0a, 0x58, 0xfe, 0x02]);
 
+/// The bridge of the container.
+pub(super) const BRIDGE: MacAddress = MacAddress([0x0a, 0x58, 0x0a, 0x58, 0, 1]);
+
 /// The address as the number that ranges have.
 pub(super) fn numbered_ip(addr: IpAddr) -> u128 {
     match addr {
@@ -19,12 +22,16 @@ pub(super) fn numbered_ip(addr: IpAddr) -> u128 {
 /// A packet of a container.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
+    pub(super) to_mac: MacAddress,
     pub(super) mac: MacAddress,
     /// Another ethertype than that of the address.
     pub(super) ethertype: Option<u16>,
     /// An operation of ARP, for the address `to`.
     pub(super) arp: Option<u8>,
     pub(super) to: IpAddr,
+    /// The last byte of the source address.
+    pub(super) from: u8,
+    pub(super) from_link: bool,
     pub(super) from_unspecified: bool,
     pub(super) protocol: u8,
     pub(super) hop_limit: u8,
@@ -45,10 +52,13 @@ pub(super) struct Packet {
 impl Packet {
     pub(super) fn to(addr: &str) -> Packet {
         Packet {
+            to_mac: MacAddress([0xff; 6]),
             mac: MAC,
             ethertype: None,
             arp: None,
             to: addr.parse().unwrap(),
+            from: 2,
+            from_link: true,
             from_unspecified: false,
             protocol: 17,
             hop_limit: 255,
@@ -69,7 +79,7 @@ impl Packet {
     }
 
     pub(super) fn to_frame(&self) -> Vec<u8> {
-        let mut frame = vec![0xff; 6];
+        let mut frame = self.to_mac.0.to_vec();
         frame.extend(self.mac.0);
         let own = match (self.arp, self.to) {
             (Some(_), _) => 0x0806,
@@ -93,7 +103,7 @@ impl Packet {
     fn put_v4(&self, to: Ipv4Addr, frame: &mut Vec<u8>) {
         frame.extend([0x45 + self.options / 4, 0, 0, 60, 0, 1]);
         frame.extend(self.fragment.to_be_bytes());
-        frame.extend([64, self.protocol, 0, 0, 10, 88, 0, 2]);
+        frame.extend([64, self.protocol, 0, 0, 10, 88, 0, self.from]);
         frame.extend(to.octets());
         frame.resize(frame.len() + usize::from(self.options), 1);
         self.put_ports(frame);
@@ -101,8 +111,9 @@ impl Packet {
 
     fn put_v6(&self, to: Ipv6Addr, frame: &mut Vec<u8>) {
         frame.extend([0x60, 0, 0, 0, 0, 40, self.protocol, self.hop_limit]);
-        let source = if self.from_unspecified { Ipv6Addr::UNSPECIFIED } else { "fe80::58".parse().unwrap() };
-        frame.extend(source.octets());
+        let (first, last) = (if self.from_link { 0xfe80 } else { 0x2001 }, u16::from(self.from) + 3);
+        let source = Ipv6Addr::new(first, if self.from_link { 0 } else { 0xdb8 }, 9, 0, 0, 0, 0, last);
+        frame.extend(if self.from_unspecified { Ipv6Addr::UNSPECIFIED } else { source }.octets());
         frame.extend(to.octets());
         match self.protocol {
             0 => frame.extend([58, 0, 5, 2, 0, 0, 1, 0, self.icmp, 0, 0, 0]),
@@ -165,9 +176,12 @@ impl FrameGenerator {
         let (v4, v6, ports) = (self.v4.clone(), self.v6.clone(), self.ports.clone());
         let protocols = [6, 6, 17, 17, 33, 132, 136, 1, 58, 58, 58, 0, 44, 255];
         Packet {
+            to_mac: self.pick(&[BRIDGE, BRIDGE, MacAddress([0x0a, 0x58, 0x0a, 0x58, 0, 7]), MacAddress([0xff; 6])]),
             mac: if self.is_one_in(30) { MacAddress([0x0a, 0x58, 0x0a, 0x58, 0xfe, 3]) } else { MAC },
             ethertype: self.is_one_in(20).then(|| self.pick(&[0x8100, 0x88cc, 0x88b5])),
             arp: (is_v4 && self.is_one_in(6)).then(|| self.pick(&[1, 1, 2, 3, 8])),
+            from: self.pick(&[2, 2, 2, 2, 1, 3]),
+            from_link: self.is_one_in(2),
             from_unspecified: self.is_one_in(4),
             protocol: self.pick(&protocols),
             hop_limit: self.pick(&[255, 255, 64]),

@@ -11,7 +11,7 @@ use nix::sys::socket::bind;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    AllowedTraffic, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator, naive, networks, protocol,
+    AllowedTraffic, BRIDGE, FrameGenerator, MAC, OwnedPolicy, Packet, RandomGenerator, naive, networks, protocol,
     random_policy, range, sample_policy, service,
 };
 use crate::iface::guard::{SINK, has_guard, put_guard};
@@ -84,7 +84,7 @@ impl Rig {
 fn passes(sender: &Socket, seen: &Socket, frame: &[u8], mark: &mut u16) -> bool {
     *mark += 1;
     // A reply of ARP, with a number in its padding.
-    let mut last = Packet { arp: Some(2), ..Packet::to("10.88.0.1") }.to_frame();
+    let mut last = Packet { arp: Some(2), to_mac: BRIDGE, ..Packet::to("10.88.0.1") }.to_frame();
     last.extend([0xa5, 0x5a]);
     last.extend(mark.to_be_bytes());
     let (mut buffer, mut found) = ([0; 2048], false);

@@ -8,7 +8,24 @@ use crate::netfilter::egress::compile::{AllowedRange, ServiceRange};
 
 /// Whether the frame passes.
 pub(super) fn passes(policy: &GuardPolicy<'_>, frame: &[u8]) -> bool {
-    judge(policy, frame).unwrap_or(false)
+    let policy = if is_to_neighbour(policy, frame) {
+        GuardPolicy { allowed: policy.near, served: &[], ..*policy }
+    } else {
+        *policy
+    };
+    judge(&policy, frame).unwrap_or(false)
+}
+
+/// Whether the frame is for another port of the bridge, and not for the bridge.
+fn is_to_neighbour(policy: &GuardPolicy<'_>, frame: &[u8]) -> bool {
+    policy.bridge.is_some_and(|bridge| frame.get(..6) != Some(&bridge.0[..]))
+}
+
+/// Whether the container may send from the address.
+fn is_source(policy: &GuardPolicy<'_>, is_v4: bool, addr: u128) -> bool {
+    let Some(own) = policy.sources else { return true };
+    let is_of_link = !is_v4 && (addr == 0 || addr >> 118 == 0xfe80 >> 6);
+    is_of_link || own.iter().any(|source| source.is_ipv4() == is_v4 && numbered_ip(*source) == addr)
 }
 
 /// The number in the bytes; `None` if the frame is too short.
@@ -46,10 +63,10 @@ fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     if number(frame, 14, 6)? != 0x0001_0800_0604 || frame.get(22..28)? != policy.mac.0 {
         return Some(false);
     }
-    let may_ask = is_router(policy, true, target) || find(&policy.allowed.v4, target).is_some();
+    let is_near = find(&policy.near.v4, target).is_some();
     Some(match number(frame, 20, 2)? {
-        1 => may_ask,
-        2 => true,
+        1 => is_near || is_router(policy, true, target),
+        2 => is_near || !is_to_neighbour(policy, frame),
         _ => false,
     })
 }
@@ -57,7 +74,7 @@ fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
 fn judge_v4(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     let to = number(frame, 30, 4)?;
     let (version, words) = (frame[14] >> 4, usize::from(frame[14] & 15));
-    if version != 4 || words < 5 {
+    if version != 4 || words < 5 || !is_source(policy, true, number(frame, 26, 4)?) {
         return Some(false);
     }
     let range = find(&policy.allowed.v4, to);
@@ -88,7 +105,7 @@ fn judge_transport(
 
 fn judge_v6(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     let to = number(frame, 38, 16)?;
-    if frame[14] >> 4 != 6 {
+    if frame[14] >> 4 != 6 || !is_source(policy, false, number(frame, 22, 16)?) {
         return Some(false);
     }
     let range = find(&policy.allowed.v6, to);
@@ -125,19 +142,23 @@ fn is_listener_report(frame: &[u8], to: u128) -> Option<Judgement> {
 
 fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judgement> {
     let (kind, is_near) = (number(frame, 54, 1)?, frame[21] == 255);
+    let is_reached = |addr: u128| find(&policy.near.v6, addr).is_some();
     let is_neighbour = |addr: u128| {
         let is_local = Ipv6Addr::from(addr).segments()[0] & 0xffc0 == 0xfe80;
-        is_local || is_router(policy, false, addr) || find(&policy.allowed.v6, addr).is_some()
+        is_local || is_router(policy, false, addr) || is_reached(addr)
     };
+    let to_neighbour = is_to_neighbour(policy, frame);
+    let passes_if = |passes| if passes { Judgement::Passes } else { Judgement::Dropped };
     Some(match (kind, is_multicast(to)) {
         (131 | 132 | 143, true) => Judgement::Passes,
         (135, true) if is_near => {
             let target = number(frame, 62, 16)?;
-            let may_ask = number(frame, 22, 16)? == 0 || is_neighbour(target);
-            if may_ask { Judgement::Passes } else { Judgement::Dropped }
+            passes_if(number(frame, 22, 16)? == 0 || is_neighbour(target))
         }
-        (133 | 136, true) if is_near => Judgement::Passes,
-        (135 | 136, false) if is_near && is_neighbour(to) => Judgement::Passes,
+        (133, true) if is_near => Judgement::Passes,
+        (136, true) if is_near => passes_if(!to_neighbour),
+        (135 | 136, false) if is_near && to_neighbour => passes_if(is_reached(to)),
+        (135 | 136, false) if is_near => passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16)),
         _ => Judgement::ByDestination,
     })
 }
