@@ -316,3 +316,8 @@ fn refusals_change_nothing() {
     assert_eq!(status(json!({"addroutes": [{"dst": "fd50::/64", "gw": "10.1.2.1"}]})), 50);
     pod.call_with("STATUS", &json!({"flushroutes": true})).ok();
 }
+
+#[test]
+fn many_containers_are_attached_at_once() {
+    SUBJECT.attaches_many_at_once();
+}

@@ -162,3 +162,8 @@ fn check_finds_each_damage() {
     let msg = "prevResult has no interface whose sandbox is \"c1\"";
     assert_eq!(pod.call("CHECK").error().brief(), (999, msg));
 }
+
+#[test]
+fn many_containers_are_attached_at_once() {
+    SUBJECT.attaches_many_at_once();
+}

@@ -181,3 +181,8 @@ fn a_failed_second_add_keeps_the_policy() {
     assert!(!world.reaches(&world.outside, "192.0.2.7", 9), "the former policy is in force");
     settles(&before, || world.node.snapshot());
 }
+
+#[test]
+fn many_containers_are_attached_at_once() {
+    SUBJECT.attaches_many_at_once();
+}

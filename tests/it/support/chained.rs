@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::conflist::{Attached, Conflist};
 use crate::support::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
-use crate::support::net::{Net, dual_ipam, merged, normal_json};
+use crate::support::net::{Net, dual_ipam, merged, normal_json, settles};
 use crate::support::node::{
     Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists, set_sysctl,
 };
+use crate::support::parallel::at_once_in;
 use crate::support::strace;
 
 /// A plugin under test.
@@ -217,6 +219,34 @@ fn bridge(node: &Node) -> Value {
 }
 
 impl Subject {
+    /// 64 containers are attached at once, and detached at once: nothing is left.
+    pub(crate) fn attaches_many_at_once(&self) {
+        const PODS: usize = 64;
+        let node = Node::new();
+        let containers: Vec<Container> = (0..PODS).map(|_| Container::new()).collect();
+        for container in &containers {
+            (self.prepare)(&node, container);
+        }
+        let (interface, keys) = self.behind;
+        let plugins = [(interface, keys(&node)), (self.plugin, (self.keys)(&node))]
+            .map(|(plugin, keys)| merged(&json!({"type": plugin}), &keys));
+        let list = Conflist::new(&node, json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins}));
+        let at: Vec<Attached> =
+            containers.iter().enumerate().map(|(i, c)| Attached::new(&format!("pod{i}"), &c.path())).collect();
+        // What stays after the first container of a node.
+        let first = list.add(&at[0]).unwrap();
+        list.del(&at[0], Some(&first)).unwrap();
+        let before = (node.snapshot(), containers[1].snapshot(&node));
+        for _ in 0..2 {
+            let results = at_once_in(PODS, PODS, |i| list.add(&at[i]).unwrap());
+            at_once_in(PODS, PODS, |i| list.del(&at[i], Some(&results[i])).unwrap());
+            settles(&before.0, || node.snapshot());
+            for container in &containers[1..] {
+                settles(&before.1, || container.snapshot(&node));
+            }
+        }
+    }
+
     /// Defaults for a plugin behind ptp.
     pub(crate) const BEHIND_PTP: Subject = Subject {
         plugin: "none",
