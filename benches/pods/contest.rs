@@ -74,8 +74,13 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
 }
 
 /// Gives the network of one pod after the other to a virtual machine: by the chained plugin; by the kernel's part of
-/// that alone; and by that with the start of a program.
-pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize, empty: &Path) -> Result<[Vec<f64>; 3]> {
+/// that alone; and by that with the start of `empty`.
+pub(crate) fn redirected_taps(
+    world: &World,
+    case: &Case,
+    rounds: usize,
+    empty: Option<&Path>,
+) -> Result<[Vec<f64>; 3]> {
     let mut times = [const { Vec::new() }; 3];
     let mut used = Vec::new();
     for round in 0..=rounds {
@@ -86,8 +91,8 @@ pub(crate) fn redirected_taps(world: &World, case: &Case, rounds: usize, empty: 
         let [plugins, kernel] = &mut pods;
         let plugin = world.on_host(|| world.chained("ADD", plugins))??;
         let requests = kernel::redirected_tap(kernel.netns())?;
-        let (_, start) = output(&mut Command::new(empty), "{}")?;
-        let took = [plugin, requests, requests + start];
+        let start = empty.map(|empty| output(&mut Command::new(empty), "{}")).transpose()?;
+        let took = [plugin, requests, requests + start.map_or(Duration::ZERO, |(_, took)| took)];
         world.on_host(|| world.call(case, "DEL", plugins))??;
         world.on_host(|| world.interface("DEL", kernel))??;
         for (list, took) in times.iter_mut().zip(took).filter(|_| round > 0) {

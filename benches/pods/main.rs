@@ -82,9 +82,11 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         if case.name == case::REDIRECT_TAP {
             let world = World::new(&bench.ours, dir, case, 0, options)?;
             let empty = kernel::empty_program(dir)?;
-            let [add, requests, started] = contest::redirected_taps(&world, case, options.rounds, &empty)?;
+            let [add, requests, started] = contest::redirected_taps(&world, case, options.rounds, empty.as_deref())?;
             table.beside("kernel", case.name, "ADD", Unit::Ms, &[add.clone(), requests]);
-            table.beside("kernel, started", case.name, "ADD, process", Unit::Ms, &[add, started]);
+            if empty.is_some() {
+                table.beside("kernel, started", case.name, "ADD, process", Unit::Ms, &[add, started]);
+            }
             continue;
         }
         for &pods in options.pods_of(case) {

@@ -67,6 +67,12 @@ pub struct RestorableState {
 }
 
 impl TableLayout {
+    /// An empty table.
+    pub const fn new(table: NftTable<'static>) -> TableLayout {
+        let (sets, recorders, additions) = (&[], &[], &[]);
+        TableLayout { table, sets, recorders, chains: &[], additions, subnet: None, has_other_chains: false }
+    }
+
     /// The first deviation of the table from its layout. Also `None` if no container depends on the table, which the
     /// next ADD restores.
     pub fn first_deviation(self, nft: &NftSocket, is_needed: &dyn Fn() -> bool) -> NetlinkResult<Option<String>> {

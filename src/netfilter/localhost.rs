@@ -45,8 +45,6 @@ const TO: &str = "to loopback addresses from outside";
 const FROM: &str = "from loopback addresses outside";
 
 const LAYOUT: TableLayout = TableLayout {
-    table: TABLE,
-    sets: &[],
     chains: &[(
         PREROUTING,
         &[
@@ -54,10 +52,7 @@ const LAYOUT: TableLayout = TableLayout {
             (FROM, || from_outside().saddr_in(IpNet::V4(LOOPBACK)).drop()),
         ],
     )],
-    additions: &[],
-    recorders: &[],
-    subnet: None,
-    has_other_chains: false,
+    ..TableLayout::new(TABLE)
 };
 
 fn from_outside() -> NftRule {

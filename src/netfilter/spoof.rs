@@ -69,13 +69,9 @@ fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPor
 }
 
 const LAYOUT: TableLayout = TableLayout {
-    table: TABLE,
     sets: &SETS,
     chains: &[(PREROUTING, &[("another source", drop_other_sources)])],
-    additions: &[],
-    recorders: &[],
-    subnet: None,
-    has_other_chains: false,
+    ..TableLayout::new(TABLE)
 };
 
 fn drop_other_sources() -> NftRule {

@@ -159,9 +159,9 @@ impl GuardCompiler<'_> {
         let near =
             [self.put_lookup(&ADDRESS[..1], &self.policy.near.v4), self.put_lookup(&ADDRESS, &self.policy.near.v6)];
         let [near4, near6] = near.map(|lookup| self.put_any_service(lookup));
-        let v4 = [&self.policy.allowed.v4, &self.policy.near.v4].map(|ranges| self.put_lookup(&ADDRESS[..1], ranges));
-        let v6 = [&self.policy.allowed.v6, &self.policy.near.v6].map(|ranges| self.put_lookup(&ADDRESS, ranges));
-        let [v4, v6] = [v4, v6].map(|[to_bridge, to_neighbour]| self.put_by_side(to_bridge, to_neighbour));
+        let v4 = self.put_lookup(&ADDRESS[..1], &self.policy.allowed.v4);
+        let v6 = self.put_lookup(&ADDRESS, &self.policy.allowed.v6);
+        let (v4, v6) = (self.put_by_side(v4, near[0]), self.put_by_side(v6, near[1]));
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
         let v4_destination = self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
         let destination = self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);

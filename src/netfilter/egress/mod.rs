@@ -31,7 +31,7 @@ use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 use self::policy::{CompiledPolicy, EgressPolicy};
 #[cfg(test)]
 pub(crate) use self::table::SINK_PORT;
-use self::table::{FRAME_SETS, FRAMES, GUARD_REFUSED, PACKET_SETS, PACKETS};
+use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{self, LayoutTransaction, RestorableState};
 use super::names::{AttachmentId, stale_matcher};
@@ -251,13 +251,7 @@ fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects)
 
 /// The sets with elements of containers.
 fn all_sets() -> Vec<NftSet<'static>> {
-    PACKET_SETS
-        .all()
-        .into_iter()
-        .chain(FRAME_SETS.all())
-        .chain(table::SOURCES)
-        .chain([table::BOUND, GUARD_REFUSED])
-        .collect()
+    table::layouts_of_port(true).iter().flat_map(|layout| layout.sets).copied().collect()
 }
 
 /// The first missing object that attachments of this host depend on.

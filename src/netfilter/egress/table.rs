@@ -85,10 +85,6 @@ impl PortSets {
             refused: table.named_set("refused", &PORT).with_counters(),
         }
     }
-
-    pub(super) const fn all(self) -> [NftSet<'static>; 3] {
-        [self.guarded, self.ports, self.refused]
-    }
 }
 
 /// The key of a container: the interface by which its packets arrive, and their source address.
@@ -234,7 +230,6 @@ const DROP: FixedRule = ("drop", || NftRule::new().drop());
 const FOREIGN: &str = "from another address";
 
 const PACKET_LAYOUT: TableLayout = TableLayout {
-    table: PACKETS,
     sets: &[PACKET_SETS.guarded, PACKET_SETS.ports, PACKET_SETS.refused, SOURCES[0], SOURCES[1]],
     recorders: &PACKET_RECORDERS,
     chains: &[
@@ -256,9 +251,8 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    additions: &[],
-    subnet: None,
     has_other_chains: true,
+    ..TableLayout::new(PACKETS)
 };
 
 /// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
@@ -294,9 +288,7 @@ fn group_message(first: u8, last: u8) -> NftRule {
 }
 
 const FRAME_LAYOUT: TableLayout = TableLayout {
-    table: FRAMES,
     sets: &[FRAME_SETS.guarded, FRAME_SETS.ports, FRAME_SETS.refused, BOUND],
-    recorders: &[],
     chains: &[
         (FRAMES.named_chain(REFUSED), &[("count", || count_refusal(FRAME_SETS.refused)), DROP]),
         (
@@ -316,14 +308,12 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
             &[("policy of the container", || select_policy(FRAME_SETS.ports))],
         ),
     ],
-    additions: &[],
-    subnet: None,
     has_other_chains: true,
+    ..TableLayout::new(FRAMES)
 };
 
 /// Counts and records what the second guard refuses, before the link drops it.
 pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
-    table: GUARD,
     sets: &[GUARD_REFUSED],
     recorders: &GUARD_RECORDERS,
     chains: &[(
@@ -337,7 +327,6 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
             DROP,
         ],
     )],
-    additions: &[],
-    subnet: None,
     has_other_chains: true,
+    ..TableLayout::new(GUARD)
 };

@@ -160,7 +160,6 @@ pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
 /// The table for packets.
 const PACKET_LAYOUT: TableLayout = TableLayout {
-    table: TABLE,
     sets: &[PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
     chains: &[
         (ADMIN, &[]),
@@ -191,9 +190,7 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
         ),
     ],
     additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
-    recorders: &[],
-    subnet: None,
-    has_other_chains: false,
+    ..TableLayout::new(TABLE)
 };
 
 fn translated() -> NftRule {
@@ -217,7 +214,6 @@ fn to_same_bridge(rule: NftRule, from: PacketField) -> NftRule {
 
 /// The table for frames between two ports of a bridge.
 const FRAME_LAYOUT: TableLayout = TableLayout {
-    table: FRAMES,
     sets: &[PORTS],
     chains: &[(
         FRAMES_FORWARD,
@@ -226,10 +222,7 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
             ("to isolated ports", || NftRule::new().in_set(&[PacketField::Oifname], PORTS).drop()),
         ],
     )],
-    additions: &[],
-    recorders: &[],
-    subnet: None,
-    has_other_chains: false,
+    ..TableLayout::new(FRAMES)
 };
 
 /// The attachment's elements with these addresses, or, if `ips` is empty, all of its elements.

@@ -85,7 +85,6 @@ pub(super) fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeReco
 }
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
-    table: TABLE,
     sets: &PODS,
     chains: &[(
         POSTROUTING,
@@ -96,10 +95,8 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
             ("by IPv6 source", || NftRule::new().verdict_by_map(&[PacketField::Ip6Saddr], PODS[1])),
         ],
     )],
-    additions: &[],
-    recorders: &[],
     subnet: Some(subnet_rules),
-    has_other_chains: false,
+    ..TableLayout::new(TABLE)
 };
 
 /// The destinations that are never masqueraded.

@@ -77,7 +77,6 @@ const BY_PORT6: [PacketField; 3] = [PacketField::Ip6Daddr, PacketField::L4proto,
 const ENTRY: FixedRule = ("only what is sent to this host", || NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name));
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
-    table: TABLE,
     sets: &[ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
     chains: &[
         (CONDITIONAL, &[("mappings with conditions", || NftRule::new().with_verdict(&PacketVerdict::CONTINUE))]),
@@ -106,9 +105,8 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
         ),
     ],
     additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
-    recorders: &[],
     subnet: Some(client_chain_rules),
-    has_other_chains: false,
+    ..TableLayout::new(TABLE)
 };
 
 fn translated() -> NftRule {

@@ -71,12 +71,12 @@ pub(crate) fn without_recorded(rules: &str) -> String {
     lines.join("\n")
 }
 
-/// The output of a command; its message if it fails.
+/// The output of a command; the command and its message if it fails.
 fn output(command: &str) -> Result<String, String> {
     let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(format!("{command}: {}", text(output.stderr))) }
 }
 
 /// The files below a directory for which the function is true, one a line; links and sockets are files.
@@ -111,7 +111,7 @@ fn qdiscs() -> String {
         if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
             let filters = match output(&format!("tc filter show dev {dev} ingress")) {
                 // A child process of a DEL has deleted the link meanwhile.
-                Err(message) if message.starts_with("Cannot find device") => return qdiscs(),
+                Err(message) if message.contains("Cannot find device") => return qdiscs(),
                 filters => filters.unwrap(),
             };
             // The kernel numbers the actions of all links.
