@@ -1,5 +1,5 @@
 #!/bin/bash
-# lanes.sh host-and-vm | vm [PATTERN]: runs the tests in two lanes.
+# lanes.sh host-and-vm | vm [PATTERN] | build: runs the tests in two lanes, or only compiles them.
 #
 # The host lane is cargo test on this machine's kernel: the unit tests, the tests of the documentation and
 # the integration tests; the checks of texts belong to `make lint`. A test that needs a kernel feature which
@@ -8,8 +8,8 @@
 # skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
 # that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
 #
-# Both lanes run concurrently: the host lane sleeps most of the time, while emulation is CPU-bound,
-# so the VMs run at the lowest priority.
+# Both lanes run concurrently: the tests of the host lane, two for each processor, sleep most of the time, while
+# emulation is CPU-bound, so the VMs run at a low priority.
 #
 # "vm" runs the VM lane only. PATTERN, an extended regular expression, selects tests by name.
 set -euo pipefail
@@ -84,7 +84,7 @@ start_vms() {
     for shard in "$dir"/shard.*.list; do
         CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-2700} \
             CNIBOX_VM_QEMU=${CNIBOX_VM_QEMU:--device e1000,romfile= -device virtio-net-pci,romfile=} \
-            nice -n 19 scripts/vm.sh bash scripts/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
+            nice -n 10 scripts/vm.sh bash scripts/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
         vms+=($!)
     done
 }
@@ -125,16 +125,10 @@ outcomes() {
 
 case ${1-} in
     list) run_list "$2"; exit ;;
-    host-and-vm | vm) ;;
-    *) echo "usage: scripts/lanes.sh host-and-vm | vm [PATTERN]" >&2 && exit 2 ;;
+    host-and-vm | vm | build) ;;
+    *) echo "usage: scripts/lanes.sh host-and-vm | vm [PATTERN] | build" >&2 && exit 2 ;;
 esac
 
-dir=$(mktemp -d)
-vms=()
-trap end EXIT
-trap 'exit 130' INT TERM HUP
-touch "$dir/skipped" "$dir/vm" "$dir/retried" "$dir/times"
-status=0
 # The whole workspace, so that all of them share the library and its dependencies.
 workspace=(--locked --workspace)
 tests=("${workspace[@]}" --no-fail-fast --lib --bin cni-sanity --test it)
@@ -142,6 +136,14 @@ executables=(--bin cni-sanity --examples)
 [ -n "${CNIBOX_BIN-}" ] || executables+=(--bin cnibox)
 cargo build "${workspace[@]}" "${executables[@]}"
 cargo test "${tests[@]}" --no-run
+[ "$1" != build ] || exit 0
+
+dir=$(mktemp -d)
+vms=()
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+touch "$dir/skipped" "$dir/vm" "$dir/retried" "$dir/times"
+status=0
 # With CNIBOX_LANE=list tests record their missing features and are skipped or fail, but do not run.
 RUST_BACKTRACE=0 CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test "${tests[@]}" -- "${flags[@]}" \
     >"$dir/host" 2>&1 || true
@@ -158,7 +160,7 @@ if [ "$1" = host-and-vm ]; then
     : >"$dir/skipped"
     export CNIBOX_SKIPPED=$dir/skipped CARGO_TERM_COLOR=never
     {
-        CNIBOX_TIMES=$dir/times cargo test "${tests[@]}" -- "${flags[@]}" || status=1
+        CNIBOX_TIMES=$dir/times cargo test "${tests[@]}" -- --test-threads=$((2 * $(nproc))) "${flags[@]}" || status=1
         cargo test "${workspace[@]}" --doc -- "${flags[@]}" || status=1
         exit $status
     } 2>&1 | tee "$dir/host" || status=1
