@@ -113,6 +113,32 @@ fn sixty_four_calls_of_chained_plugins_leave_nothing() {
 }
 
 #[test]
+fn sixteen_first_adds_with_one_policy_create_it_once() {
+    let node = Node::new();
+    let (conf, ids) = (bridge_conf(&node), ids("pod", WORKERS));
+    let containers: Vec<_> = (0..WORKERS).map(|_| Container::new()).collect();
+    let call = |plugin: &str, verb: &str, conf: &Value, i: usize| -> Call {
+        node.call(plugin, verb).conf(conf).id(&ids[i]).netns(&containers[i].path())
+    };
+    let policy = json!({"name": "n", "cniVersion": "1.0.0", "profile": "sandbox"});
+    let confs: Vec<Value> = (0..WORKERS)
+        .map(|i| merged(&policy, &json!({"prevResult": call("bridge", "ADD", &conf, i).result()})))
+        .collect();
+    for round in 0..20 {
+        let start = Barrier::new(WORKERS);
+        at_once(WORKERS, |i| {
+            start.wait();
+            call("egress", "ADD", &confs[i], i).result();
+        });
+        let rules = node.sh("nft list ruleset");
+        let of_policies = rules.split("\tchain ").filter(|chain| chain.starts_with("policy_"));
+        let last = of_policies.map(|chain| chain.matches("goto refused comment \"refused\"").count());
+        assert_eq!(last.collect::<Vec<_>>(), [1, 1], "round {round}: {rules}");
+        at_once(WORKERS, |i| call("egress", "DEL", &confs[i], i).ok());
+    }
+}
+
+#[test]
 fn sixteen_first_adds_make_one_bridge() {
     let node = Node::new();
     for round in 0..4 {

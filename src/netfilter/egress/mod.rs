@@ -244,6 +244,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
 fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
     let is_created = !policy.exist(change.nft)? && change.begin_chain(policy.table, &policy.chain);
     if is_created {
+        // Another container's ADD may create the same policy.
+        change.require_unchanged();
         change.batch.append_batch(policy.creation(change.nft)?);
     }
     Ok(is_created)

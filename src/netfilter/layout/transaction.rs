@@ -189,7 +189,7 @@ impl LayoutTransaction<'_> {
                 left.comment.as_deref().unwrap_or_default()
             ));
         }
-        self.is_conditional = true;
+        self.require_unchanged();
         self.batch.delete_element(left);
         self.put_element(left);
         false
@@ -220,6 +220,11 @@ impl LayoutTransaction<'_> {
         let living = kept.restorable_parts::<T>();
         self.records.extend(living.iter().map(|one| (kept, one.attachment_id().instance_id())));
         living
+    }
+
+    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first read.
+    pub fn require_unchanged(&mut self) {
+        self.is_conditional = true;
     }
 
     /// Whether nothing in this transaction has created the chain yet: the caller does.

@@ -241,6 +241,22 @@ impl NftSocket {
         outcome
     }
 
+    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is always
+    /// a commit.
+    pub(super) fn read_between_commits<T>(&self, read: &mut dyn FnMut() -> NetlinkResult<T>) -> NetlinkResult<T> {
+        for _ in 0..ATTEMPTS {
+            let generation = self.read_generation()?;
+            // A batch waits for the end of a commit, which changes the generation at its beginning.
+            let empty = self.encode_changes(&[], self.socket.reserve_sequence(2), 0);
+            self.socket.send_datagram(&empty).map_err(batch_error)?;
+            let found = read()?;
+            if self.read_generation()? == generation {
+                return Ok(found);
+            }
+        }
+        Err(batch_error(Errno::ERESTART.into()))
+    }
+
     /// Applies all changes, or none of them. Fails with `ERESTART` if a process changed anything since this
     /// [generation](super::read::TableContent::generation); 0 stands for any generation.
     pub fn commit_at_generation(&self, mut batch: NftBatch, generation: u32) -> NetlinkResult<()> {

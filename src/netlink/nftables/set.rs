@@ -123,7 +123,17 @@ impl NftBatch {
 
 impl NftSocket {
     /// Whether the set has these intervals and no others.
+    ///
+    /// While the kernel ends a commit, a dump of a set of intervals lacks elements that are there before and after
+    /// it, although the generation is the new one: only what is missing without a commit is missing.
     pub fn has_intervals(&self, set: NftSet<'_>, intervals: &[KeyInterval]) -> NetlinkResult<bool> {
+        let wanted = stored_intervals(set, intervals);
+        let mut is_equal = || Ok(self.dump_intervals(set)? == wanted);
+        Ok(is_equal()? || self.read_between_commits(&mut is_equal)?)
+    }
+
+    /// The elements of a set of intervals, sorted.
+    fn dump_intervals(&self, set: NftSet<'_>) -> NetlinkResult<Vec<StoredInterval>> {
         let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
         let value =
             |attr: ReplyAttribute<'_>, kind| Some(attr.find_nested(kind)?.find_nested(NFTA_DATA_VALUE)?.value.to_vec());
@@ -134,7 +144,7 @@ impl NftSocket {
         };
         let mut found: Vec<_> = element_lists(&bodies).filter_map(parse).collect();
         found.sort();
-        Ok(found == stored_intervals(set, intervals))
+        Ok(found)
     }
 
     /// The elements of a set [with counters](NftSet::with_counters), with their counters; none if there is no such set.

@@ -1,9 +1,12 @@
 //! Sets of intervals, with counters, and filled by packets; chains at the ingress of a link.
 
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use super::*;
 use crate::netlink::{LinkChange, Netlink};
+use crate::netns::Netns;
 
 const SERVICE: [ValueType; 3] = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];
 const RANGES: NftSet<'_> = T.named_set("ranges", &[ValueType::Ipv4Addr]).with_intervals();
@@ -103,6 +106,29 @@ fn intervals_are_compared_and_replaced_in_one_batch() {
         put(&nft, set, &[]);
         assert!(nft.has_intervals(set, &[]).unwrap());
     }
+}
+
+#[test]
+fn intervals_are_found_while_another_socket_replaces_them() {
+    let nft = sandbox();
+    let here = Netns::open_current().unwrap();
+    let ends = AtomicBool::new(false);
+    let (ranges, ports) = ([addresses("10.0.0.0", "10.0.0.9")], [services("10.0.0.0", "10.0.0.9", [53, 80])]);
+    let replace = |nft: &NftSocket| [(RANGES, &ranges), (SERVICES, &ports)].map(|(set, all)| put(nft, set, all));
+    replace(&nft);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let nft = here.run_inside(|| NftSocket::open().unwrap()).unwrap();
+            while !ends.load(Ordering::Relaxed) {
+                replace(&nft);
+            }
+        });
+        let found = (0..2000)
+            .filter(|_| nft.has_intervals(RANGES, &ranges).unwrap() && nft.has_intervals(SERVICES, &ports).unwrap());
+        let found = found.count();
+        ends.store(true, Ordering::Relaxed);
+        assert_eq!(found, 2000);
+    });
 }
 
 #[test]
