@@ -1,6 +1,5 @@
 //! `cnibox egress`: lists the containers with an egress policy and what they were refused, and replaces policies.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,9 +11,8 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::framework::PluginService;
 use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
-use crate::netfilter::egress::compile::Service;
 use crate::netfilter::egress::policy::service_name;
-use crate::netfilter::egress::report::{PortReport, list_ports};
+use crate::netfilter::egress::report::{Flow, PortReport, list_ports};
 use crate::netfilter::egress::{self, RestrictedPort, source};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, usage_error};
@@ -29,7 +27,7 @@ Usage:
   cnibox egress set --container ID [--network NAME] [--interface NAME] FILE
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, and the last 50 refused
-flows: destination, protocol and port. A flow is kept for ten minutes after its last packet; at most 50 flows of a
+flows: destination, protocol and port; or arp, and the neighbour that was asked for. A flow is kept for ten minutes after its last packet; at most 50 flows of a
 container are recorded at once, and 5 more per minute.
 
 set replaces all policies of a running container by the one in FILE, by one transaction. Open connections are judged by
@@ -120,7 +118,7 @@ struct ListedPort {
 impl ListedPort {
     fn from_report(report: &PortReport) -> ListedPort {
         let owner = report.stored.attachment_id();
-        let flow = |(ip, service): &(IpAddr, Service)| format!("{ip} {}", service_name(*service));
+        let flow = |(ip, service): &Flow| format!("{ip} {}", service.map_or("arp".into(), service_name));
         ListedPort {
             container: owner.id.to_owned(),
             flows: report.flows.iter().map(flow).collect(),

@@ -1,7 +1,7 @@
 //! firewall: lifecycle in every version and back end, owners, refusals; the submodules test
 //! traffic, the reference's iptables rules, untrusted strings, and firewalld.
 
-mod firewalld;
+pub(crate) mod firewalld;
 mod lifecycle;
 mod odd;
 mod published;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::compile::{Service, ServiceRange};
-use super::table::{FRAME_SETS, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
+use super::table::{FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
 use super::{KEPT, RestrictedPort};
 use crate::attachment::StoredRecord;
 use crate::error::Result;
@@ -14,6 +14,10 @@ use crate::netlink::{MacAddress, NetlinkResult};
 
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
+
+/// The destination of refused packets, and their service; none for requests of ARP, whose destination is the address that
+/// they ask for.
+pub type Flow = (IpAddr, Option<Service>);
 
 /// A container with a policy, and what it was refused.
 #[derive(Debug)]
@@ -25,8 +29,8 @@ pub struct PortReport {
     pub refused: PacketCount,
     /// What came with another source address, or is neither IP nor ARP.
     pub malformed: PacketCount,
-    /// The last refused flows, the latest first: destination, and service.
-    pub flows: Vec<(IpAddr, Service)>,
+    /// The last refused flows, the latest first.
+    pub flows: Vec<Flow>,
 }
 
 /// The containers with a policy on this host.
@@ -45,7 +49,7 @@ struct Refusals {
     refused: HashMap<MacAddress, PacketCount>,
     malformed: HashMap<String, PacketCount>,
     /// For each container the remaining time and the flow.
-    flows: HashMap<MacAddress, Vec<(u64, IpAddr, Service)>>,
+    flows: HashMap<MacAddress, Vec<(u64, Flow)>>,
 }
 
 impl Refusals {
@@ -70,7 +74,9 @@ impl Refusals {
                 }
             }
         }
-        for set in [PACKET_FLOWS, GUARD_FLOWS].into_iter().flat_map(|sets| [sets.flows4, sets.flows6]) {
+        for set in
+            [PACKET_FLOWS, GUARD_FLOWS].into_iter().flat_map(|sets| [sets.flows4, sets.flows6]).chain([GUARD_ARP])
+        {
             all.read_flows(nft, set)?;
         }
         Ok(all)
@@ -78,12 +84,14 @@ impl Refusals {
 
     fn read_flows(&mut self, nft: &NftSocket, set: NftSet<'static>) -> NetlinkResult<()> {
         for (key, left) in nft.dump_recorded(set)? {
-            if let [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] =
-                key.0.as_slice()
-            {
-                let service = ServiceRange::of_port(proto.protocol_number(), *port).first;
-                self.flows.entry(*mac).or_default().push((left, *ip, service));
-            }
+            let (mac, flow) = match key.0.as_slice() {
+                [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] => {
+                    (mac, (*ip, Some(ServiceRange::of_port(proto.protocol_number(), *port).first)))
+                }
+                [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, (*ip, None)),
+                _ => continue,
+            };
+            self.flows.entry(*mac).or_default().push((left, flow));
         }
         Ok(())
     }
@@ -92,7 +100,7 @@ impl Refusals {
         let RestrictedPort { mac, end, .. } = &stored.content;
         let mut flows = self.flows.get(mac).cloned().unwrap_or_default();
         flows.sort_unstable_by(|a, b| b.cmp(a));
-        let flows = flows.into_iter().take(FLOWS).map(|(_, ip, service)| (ip, service)).collect();
+        let flows = flows.into_iter().take(FLOWS).map(|(_, flow)| flow).collect();
         PortReport {
             policy: self.policies.get(mac).cloned().unwrap_or_default(),
             refused: self.refused.get(mac).copied().unwrap_or_default(),

@@ -33,7 +33,7 @@
 //!     }
 //! }
 //! table netdev cnibox_egress {                what the second guard refuses
-//!     set refused; set flows4, flows6, talkers
+//!     set refused; set flows4, flows6, arp, talkers
 //!     chain refused { type filter hook ingress device "cnibox-dropped" priority 0 .. }
 //! }
 //! ```
@@ -132,31 +132,34 @@ impl FlowSets {
         }
     }
 
-    pub(super) const fn all(self) -> [NftSet<'static>; 3] {
-        [self.flows4, self.flows6, self.talkers]
-    }
-
     /// Records a packet of IPv4.
     fn record_v4(self) -> NftRule {
-        self.record(ETH_P_IP, PacketField::IpDaddr, self.flows4)
+        self.record_flow(ETH_P_IP, PacketField::IpDaddr, self.flows4)
     }
 
     /// Records a packet of IPv6.
     fn record_v6(self) -> NftRule {
-        self.record(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6)
+        self.record_flow(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6)
     }
 
-    fn record(self, ethertype: u16, daddr: PacketField, flows: NftSet<'_>) -> NftRule {
-        let key = [PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr];
+    fn record_flow(self, ethertype: u16, daddr: PacketField, flows: NftSet<'_>) -> NftRule {
+        self.record(ethertype, &[PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr], flows)
+    }
+
+    /// Records a key that begins with the container.
+    fn record(self, ethertype: u16, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
         let rule = NftRule::new().ethertype_is(ethertype);
-        rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(&key, flows)
+        rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(key, flows)
     }
 }
 
 pub(super) const PACKET_FLOWS: FlowSets = FlowSets::of_table(PACKETS);
 pub(super) const GUARD_FLOWS: FlowSets = FlowSets::of_table(GUARD);
-const PACKET_RECORDERS: [NftSet<'_>; 3] = PACKET_FLOWS.all();
-const GUARD_RECORDERS: [NftSet<'_>; 3] = GUARD_FLOWS.all();
+/// The neighbours that the requests of ARP which the second guard refused were for: container, address.
+pub(super) const GUARD_ARP: NftSet<'_> =
+    GUARD.named_set("arp", &[ValueType::EtherAddr, ValueType::Ipv4Addr]).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
+const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.talkers];
+const GUARD_RECORDERS: [NftSet<'_>; 4] = [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.talkers];
 /// What the second guard refused, by container.
 pub(super) const GUARD_REFUSED: NftSet<'_> = GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
 
@@ -324,6 +327,9 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
             ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
             ("record IPv4", || GUARD_FLOWS.record_v4()),
             ("record IPv6", || GUARD_FLOWS.record_v6()),
+            ("record ARP", || {
+                GUARD_FLOWS.record(ETH_P_ARP, &[PacketField::EtherSaddr, PacketField::ArpTarget], GUARD_ARP)
+            }),
             DROP,
         ],
     )],

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{FAR, OUTSIDE, World, datagram_arrives, list};
+use crate::firewall::firewalld::Firewalld;
 use crate::support::conflist::Attached;
 use crate::support::node::{Container, Running, eventually};
 use crate::support::snapshot::without_recorded;
@@ -63,6 +64,26 @@ fn watch_restores_within_a_second() {
     std::thread::sleep(Duration::from_millis(300));
     world.node.sh("nft flush ruleset");
     eventually("the policy is not restored", || list.check(&world.attached(), &world.result).is_ok());
+}
+
+#[test]
+fn a_start_and_a_reload_of_firewalld_open_nothing() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let list = list(&world.node, "bridge", &keys);
+    let Some(mut firewalld) = Firewalld::start(&world.node) else { return };
+    if !firewalld.serve_itself() {
+        return;
+    }
+    let judged = || {
+        list.check(&world.attached(), &world.result).unwrap();
+        assert!(world.reaches(&world.outside, FAR[0], 9));
+        assert!(!world.reaches(&world.outside, FAR[1], 9) && !world.reaches(&world.neighbour, "10.1.2.2", 9));
+    };
+    firewalld.trust_all_interfaces();
+    judged();
+    firewalld.reload();
+    judged();
 }
 
 #[test]

@@ -18,9 +18,11 @@ fn ls_tells_what_was_refused() {
         assert!(!world.reaches(&world.outside, FAR[1], 53));
         assert!(!world.reaches(&world.outside, FAR[3], 99));
         assert!(!world.inside.reaches_within(FAR[1], 1));
+        assert!(!world.inside.reaches_within("10.1.2.2", 1));
         let port = &json()[0];
         let flows = port["flows"].to_string();
-        for flow in ["198.51.100.7 udp/53", "2001:db8:f::7 udp/99", "198.51.100.7 icmp"] {
+        let neighbour = if kind == "bridge" { "10.1.2.2 arp" } else { "10.1.2.2 icmp" };
+        for flow in ["198.51.100.7 udp/53", "2001:db8:f::7 udp/99", "198.51.100.7 icmp", neighbour] {
             assert!(flows.contains(flow), "{kind}: {flow}: {port} {}", world.node.sh("nft list ruleset"));
         }
         assert!(port["refused_packets"].as_u64().unwrap() >= 7, "{port}");

@@ -64,7 +64,7 @@ const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus C
 </busconfig>"#;
 
 /// A private bus with a firewalld; both are terminated on drop.
-struct Firewalld<'n> {
+pub(crate) struct Firewalld<'n> {
     node: &'n Node,
     address: String,
     processes: Vec<Child>,
@@ -83,7 +83,7 @@ impl Drop for Firewalld<'_> {
 impl<'n> Firewalld<'n> {
     /// Starts the bus; prints a skip notice and returns `None` if the required programs are
     /// missing.
-    fn start(node: &'n Node) -> Option<Firewalld<'n>> {
+    pub(crate) fn start(node: &'n Node) -> Option<Firewalld<'n>> {
         let imports = Command::new("/usr/bin/python3").args(["-c", "import dbus, gi"]).output();
         let has_python = imports.is_ok_and(|output| output.status.success());
         if !has_python || Command::new("dbus-daemon").arg("--version").output().is_err() {
@@ -120,7 +120,7 @@ impl<'n> Firewalld<'n> {
     /// Starts the distribution's firewalld in the node's namespace with its own configuration.
     /// Prints a skip notice and returns `false` if firewalld is not installed: a test must not
     /// install a service that would change the firewall of the machine.
-    fn serve_itself(&mut self) -> bool {
+    pub(crate) fn serve_itself(&mut self) -> bool {
         let dir = self.node.path("firewalld");
         fs::create_dir(&dir).unwrap();
         let log = self.node.path("firewalld.log");
@@ -149,11 +149,21 @@ impl<'n> Firewalld<'n> {
     }
 
     /// As `firewall-cmd --reload`.
-    fn reload(&self) {
+    pub(crate) fn reload(&self) {
+        self.send("reload");
+    }
+
+    /// As `firewall-cmd --set-default-zone=trusted`.
+    pub(crate) fn trust_all_interfaces(&self) {
+        self.send("setDefaultZone string:trusted");
+    }
+
+    /// Calls a method with arguments of `dbus-send`.
+    fn send(&self, call: &str) {
         let bus = &self.address;
         self.node.sh(&format!(
             "dbus-send --bus={bus} --print-reply --dest=org.fedoraproject.FirewallD1 \
-             /org/fedoraproject/FirewallD1 org.fedoraproject.FirewallD1.reload"
+             /org/fedoraproject/FirewallD1 org.fedoraproject.FirewallD1.{call}"
         ));
     }
 
