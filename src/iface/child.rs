@@ -318,14 +318,14 @@ pub fn requested_mac(sources: &[&str]) -> Result<Option<MacAddress>> {
     mac.context(|| format!("invalid args {text} for MAC addr")).map(Some)
 }
 
-/// CHECK: fails unless `link` has the configured MTU; 0 means that no MTU is configured.
-pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
-    if configured == 0 || link.mtu == configured {
+/// CHECK: fails unless `link` has this MTU; 0 means any.
+pub fn verify_mtu(link: &Link, wanted: u32) -> Result<()> {
+    if wanted == 0 || link.mtu == wanted {
         return Ok(());
     }
     let Link { name, mtu, .. } = link;
-    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}"))
-        .with_details(format!("{}ip link set {name} mtu {configured}", verify::IN_CONTAINER)))
+    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu} instead of {wanted}"))
+        .with_details(format!("{}ip link set {name} mtu {wanted}", verify::IN_CONTAINER)))
 }
 
 /// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there

@@ -178,7 +178,7 @@ fn check_reports_every_kind_of_damage() {
     );
     let mac = "Interface eth0 Mac MAC doesn't match link Mac: 02:00:00:00:00:99";
     broken("ip link set eth0 address 02:00:00:00:00:99", mac);
-    let mtu = "interface \"eth0\" has MTU 1300, configured is 1400";
+    let mtu = "interface \"eth0\" has MTU 1300 instead of 1400";
     broken("ip link set eth0 mtu 1300", mtu);
     let address = "Failed to match addr 10.1.2.2/24 on interface eth0";
     broken("ip addr del 10.1.2.2/24 dev eth0", address);

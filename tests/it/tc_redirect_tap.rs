@@ -118,7 +118,7 @@ fn check_finds_each_damage() {
         (on_link, "ingress of \"eth0\" is not redirected to \"tap0\""),
         ("tc qdisc del dev eth0 ingress", "ingress of \"eth0\" is not redirected to \"tap0\""),
         ("ip link set tap0 down", "interface \"tap0\" is down"),
-        ("ip link set tap0 mtu 1400", "interface \"tap0\" has MTU 1400, configured is 1500"),
+        ("ip link set tap0 mtu 1400", "interface \"tap0\" has MTU 1400 instead of 1500"),
         ("ip link del tap0", "Interface name tap0 not found in NETNS"),
         ("ip link set tap0 name tap7", "Interface name tap0 not found in NETNS"),
         (

@@ -48,8 +48,8 @@ use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_m
 use crate::netfilter::shared::{find_heirs, has_same_owner};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ANSWERS, CT_STATUS_DNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet,
-    NftSocket, NftTable, NftValue, PacketField, SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ANSWERS, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
+    NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
@@ -167,8 +167,8 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ISOLATION,
             &[
                 ("neighbours", || to_same_bridge(NftRule::new(), PacketField::Iifname)),
-                (ANSWERS, || if_answer(translated()).return_to_caller()),
-                (NEIGHBOURS_PORTS, || to_same_bridge(translated(), PacketField::Oifname)),
+                (ANSWERS, || if_answer(NftRule::new().match_dnat()).return_to_caller()),
+                (NEIGHBOURS_PORTS, || to_same_bridge(NftRule::new().match_dnat(), PacketField::Oifname)),
                 ("others", || NftRule::new().drop()),
             ],
         ),
@@ -184,18 +184,14 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
                 ("IPv6 answers to containers", || accept_if(if_answer(NftRule::new()), PacketField::Ip6Daddr)),
                 ("from containers", || accept_if(NftRule::new(), PacketField::IpSaddr)),
                 ("IPv6 from containers", || accept_if(NftRule::new(), PacketField::Ip6Saddr)),
-                (PUBLISHED, || accept_if(translated(), PacketField::IpDaddr)),
-                (PUBLISHED6, || accept_if(translated(), PacketField::Ip6Daddr)),
+                (PUBLISHED, || accept_if(NftRule::new().match_dnat(), PacketField::IpDaddr)),
+                (PUBLISHED6, || accept_if(NftRule::new().match_dnat(), PacketField::Ip6Daddr)),
             ],
         ),
     ],
     additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
     ..TableLayout::new(TABLE)
 };
-
-fn translated() -> NftRule {
-    NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT)
-}
 
 fn if_answer(rule: NftRule) -> NftRule {
     rule.any_bit_set(PacketField::CtState, CT_STATE_ANSWERS)

@@ -26,8 +26,8 @@ use ipnet::{IpNet, Ipv4Net};
 use super::SourceTranslation;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::nftables::{
-    CT_STATUS_DNAT, DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT,
-    SetElement, ValueType,
+    DSTNAT, NetfilterHook, NftChain, NftRule, NftSet, NftTable, PacketField, PacketVerdict, SRCNAT, SetElement,
+    ValueType,
 };
 
 pub(super) const TABLE: NftTable<'_> =
@@ -99,8 +99,10 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
             &[
                 (SKIP, || NftRule::new().no_bit_set(PacketField::CtMark, TRANSLATED).return_to_caller()),
                 (FORGET, || NftRule::new().clear_ct_mark(TRANSLATED)),
-                ("by container", || translated().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])),
-                ("by IPv6 container", || translated().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])),
+                ("by container", || NftRule::new().match_dnat().verdict_by_map(&[PacketField::IpDaddr], MAPPED[0])),
+                ("by IPv6 container", || {
+                    NftRule::new().match_dnat().verdict_by_map(&[PacketField::Ip6Daddr], MAPPED[1])
+                }),
             ],
         ),
     ],
@@ -108,10 +110,6 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
     subnet: Some(client_chain_rules),
     ..TableLayout::new(TABLE)
 };
-
-fn translated() -> NftRule {
-    NftRule::new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT)
-}
 
 /// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in
 /// names.

@@ -17,7 +17,7 @@ use super::value::{NftValue, TransportProtocol, ValueType};
 pub const CT_STATE_ANSWERS: u32 = 2 | 4;
 
 /// `ct status dnat`: the destination of the connection was translated.
-pub const CT_STATUS_DNAT: u32 = 0x20;
+pub(super) const CT_STATUS_DNAT: u32 = 0x20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RuleStep {

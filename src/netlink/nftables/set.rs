@@ -8,7 +8,9 @@ use super::batch::NftBatch;
 use super::flavour::SetFlavour;
 use super::object::{NftSet, SetElement, element_request, write_value};
 use super::read::{find_in_message, parse_element};
-use super::rule::{NftRule, PacketField, RegisterIndex, build_expression, compare_expression, register_number};
+use super::rule::{
+    CT_STATUS_DNAT, NftRule, PacketField, RegisterIndex, build_expression, compare_expression, register_number,
+};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::ElementKey;
@@ -241,6 +243,11 @@ impl NftRule {
     /// `ether type type`, an `ETH_P_*`: also that of a VLAN tag.
     pub fn frame_type_is(self, ethertype: u16) -> NftRule {
         self.match_bytes(PacketField::EtherType, true, &ethertype.to_be_bytes())
+    }
+
+    /// `ct status dnat`: a packet of a connection whose destination was translated.
+    pub fn match_dnat(self) -> NftRule {
+        self.any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT)
     }
 
     /// `ct direction reply`

@@ -161,7 +161,7 @@ fn check_reports_every_kind_of_damage() {
         ("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0"),
         ("ip link set up2 nomaster", "link \"up2\" is not a port of \"eth0\""),
         ("ip link del up2", "link \"up2\" not found"),
-        ("ip link set eth0 mtu 1300", "interface \"eth0\" has MTU 1300, configured is 1400"),
+        ("ip link set eth0 mtu 1300", "interface \"eth0\" has MTU 1300 instead of 1400"),
         ("ip link set eth0 type bond miimon 20", "bond \"eth0\" has miimon 20, configured is 100"),
         ("ip link del eth0", "Interface name eth0 not found in NETNS"),
     ];

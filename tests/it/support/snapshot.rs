@@ -100,6 +100,12 @@ fn files(root: &Path, is_wanted: &dyn Fn(&str) -> bool) -> String {
 
 /// Traffic control without the kernel's default qdiscs, including ingress filters.
 fn qdiscs() -> String {
+    let mut attempts = (0..100).filter_map(|_| listed_qdiscs());
+    attempts.next().expect("a listed link is never found")
+}
+
+/// `None` if a child process of a DEL has deleted a link meanwhile.
+fn listed_qdiscs() -> Option<String> {
     let all = output("tc qdisc show").unwrap();
     let mut lines = Vec::new();
     for line in all.lines().filter(|line| !line.contains(" 0: dev ")) {
@@ -110,8 +116,7 @@ fn qdiscs() -> String {
         lines.push(kept.collect::<Vec<_>>().join(" "));
         if let ["qdisc", "ingress" | "clsact", _, "dev", dev, ..] = words[..] {
             let filters = match output(&format!("tc filter show dev {dev} ingress")) {
-                // A child process of a DEL has deleted the link meanwhile.
-                Err(message) if message.contains("Cannot find device") => return qdiscs(),
+                Err(message) if message.contains("Cannot find device") => return None,
                 filters => filters.unwrap(),
             };
             // The kernel numbers the actions of all links.
@@ -122,5 +127,5 @@ fn qdiscs() -> String {
             }));
         }
     }
-    lines.join("\n")
+    Some(lines.join("\n"))
 }

@@ -28,7 +28,7 @@ fn check_reports_changes_in_the_container() {
             "ip link set eth0 address 02:00:00:00:00:99",
             "Interface eth0 Mac MAC doesn't match link Mac: 02:00:00:00:00:99",
         ),
-        ("ip link set eth0 mtu 1300", "interface \"eth0\" has MTU 1300, configured is 1400"),
+        ("ip link set eth0 mtu 1300", "interface \"eth0\" has MTU 1300 instead of 1400"),
         ("ip addr del 10.1.2.2/24 dev eth0", "Failed to match addr 10.1.2.2/24 on interface eth0"),
         ("ip route del default", "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table"),
     ] {
@@ -48,7 +48,7 @@ fn check_reports_changed_configuration() {
     let (net, result) = attached(&node, &container);
     for (keys, msg) in [
         (json!({"vlanId": 101}), "interface \"eth0\" is of VLAN 100, configured is 101"),
-        (json!({"mtu": 1500}), "interface \"eth0\" has MTU 1400, configured is 1500"),
+        (json!({"mtu": 1500}), "interface \"eth0\" has MTU 1400 instead of 1500"),
         (json!({"master": "wire1"}), "interface \"eth0\" is not on top of \"wire1\""),
         (json!({"master": "gone"}), "failed to lookup master \"gone\": Link not found"),
     ] {

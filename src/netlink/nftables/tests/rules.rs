@@ -41,7 +41,7 @@ fn conditions_are_listed_by_nft_as_intended() {
             "ether saddr 02:00:00:00:00:01 goto regular",
         ),
         (new().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept(), "ct state established,related accept"),
-        (new().any_bit_set(PacketField::CtStatus, CT_STATUS_DNAT).accept(), "ct status dnat accept"),
+        (new().match_dnat().accept(), "ct status dnat accept"),
         (
             new().no_bit_set(PacketField::CtMark, 1 << 27).return_to_caller(),
             "ct mark & 0x08000000 == 0x00000000 return",
