@@ -67,10 +67,13 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
 pub const SINK: FrameSink = FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
 
 impl FrameSink {
-    /// Creates what is missing. Returns the index of the entry.
+    /// Creates what is missing, and repairs the port if somebody has deleted the bridge, or set the port down. Returns the
+    /// index of the entry.
     fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
-        if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up) {
-            return self.require_dropping(netlink, &entry, true);
+        if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up)
+            && let Ok(index) = self.require_dropping(netlink, &entry, true)
+        {
+            return Ok(index);
         }
         // Another process may create the same links at the same time.
         let ensure = |name, new: &NewLink<'_>| {
@@ -84,6 +87,9 @@ impl FrameSink {
         let pair = NewLink::new(self.port, LinkKind::Veth { peer: VethPeer::new(self.entry) });
         let port = ensure(self.port, &pair.with_master(bridge.index))?;
         let entry = netlink.require_link(self.entry)?;
+        if port.master.is_none() && entry.link == Some(port.index) {
+            netlink.change_link(port.index, LinkChange::new().set_master(bridge.index))?;
+        }
         self.require_dropping(netlink, &entry, false)?;
         put_filter(netlink, &port, &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None })?;
         // The entry last: an entry that is up has a port with the filter.

@@ -11,6 +11,7 @@
 //! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the
 //! links of the sink ([`guard`]).
 
+use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -30,7 +31,7 @@ use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, layout};
-use crate::netlink::{Link, MacAddress, Netlink};
+use crate::netlink::{Link, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
@@ -170,6 +171,7 @@ impl Plugin for Egress {
         RuleBackend::Nftables.require_usable(cx.packet_filter())?;
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let _lock = egress::lock_policy(owner)?;
         let (end, port) = find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
@@ -215,7 +217,9 @@ impl Plugin for Egress {
 
     /// The filter stays: until the interface plugin deletes the pair, the container may still run.
     fn del(cx: &CallContext<'_>, _: &EgressConfig, req: &DelRequest) -> Result<()> {
-        egress::delete_port(cx.packet_filter(), AttachmentId::new(&cx.net.name, &req.id, &req.ifname))
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let _lock = egress::lock_policy(owner)?;
+        egress::delete_port(cx.packet_filter(), owner)
     }
 
     fn gc(cx: &CallContext<'_>, _: &EgressConfig, req: &GcRequest) -> Result<()> {
@@ -283,8 +287,12 @@ fn find_port(
     let mut routers: Vec<_> = gateways.collect();
     routers.sort_unstable();
     routers.dedup();
-    let known = HostAddresses::read(host)?;
+    let known = HostAddresses::of_networks(host.dump_all_addresses()?.iter().map(|addr| addr.net));
     let is_routed_here = routers.iter().all(|router| known.own.contains(router));
+    let bridge_mac = match master.as_ref().filter(|_| is_bridged && is_routed_here) {
+        Some(bridge) => pin_mac(host, bridge)?,
+        None => None,
+    };
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
@@ -293,7 +301,7 @@ fn find_port(
         mac,
         arrives_at,
         is_bridged,
-        bridge_mac: master.filter(|_| is_bridged && is_routed_here).and_then(|bridge| bridge.mac),
+        bridge_mac,
         on_link,
         host: known.for_filter(&routers),
         routers,
@@ -302,6 +310,19 @@ fn find_port(
         policies,
     };
     Ok((end, port))
+}
+
+/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a bridge has
+/// the lowest one of its ports, and would get another one with another container.
+fn pin_mac(host: &Netlink, bridge: &Link) -> Result<Option<MacAddress>> {
+    /// `NET_ADDR_SET` of `linux/netdevice.h`.
+    const IS_SET: &str = "3";
+    let kind = fs::read_to_string(format!("/sys/class/net/{}/addr_assign_type", bridge.name));
+    if let Some(mac) = bridge.mac.filter(|_| !kind.is_ok_and(|kind| kind.trim() == IS_SET)) {
+        let set = host.change_link(bridge.index, LinkChange::new().set_mac(mac));
+        set.context(|| format!("set the MAC address of bridge \"{}\" to its present one", bridge.name))?;
+    }
+    Ok(bridge.mac)
 }
 
 /// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets of that port.
@@ -321,12 +342,16 @@ struct HostAddresses {
 }
 
 impl HostAddresses {
-    fn read(host: &Netlink) -> Result<HostAddresses> {
-        let networks: Vec<IpNet> = host.dump_all_addresses()?.iter().map(|addr| addr.net).collect();
-        let own = networks.iter().map(IpNet::addr).collect();
-        let wide =
-            networks.iter().filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
-        Ok(HostAddresses { own, groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect() })
+    /// Each address once; those of the public Internet, which policies allow most often, first.
+    fn of_networks(networks: impl Iterator<Item = IpNet> + Clone) -> HostAddresses {
+        let own = networks.clone().map(|net| net.addr()).collect();
+        let wide = networks.filter(|net| !net.addr().is_loopback() && net.prefix_len() + 1 < net.max_prefix_len());
+        let mut known = HostAddresses { own, groups: wide.flat_map(|net| [net.network(), net.broadcast()]).collect() };
+        for list in [&mut known.own, &mut known.groups] {
+            list.sort_unstable_by_key(|ip| (!is_public(*ip), *ip));
+            list.dedup();
+        }
+        known
     }
 
     /// Those that the filter knows: the container's routers first.
@@ -335,6 +360,13 @@ impl HostAddresses {
         known.extend(self.own.into_iter().filter(|addr| !addr.is_loopback()).take(MOST_HOST_ADDRESSES));
         known.extend(self.groups.into_iter().take(2 * MOST_HOST_ADDRESSES));
         known
+    }
+}
+
+fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_private() && !ip.is_link_local() && !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_unique_local() && !ip.is_unicast_link_local() && !ip.is_loopback(),
     }
 }
 
@@ -363,21 +395,45 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
             .with_details("attach the container again")
     })?;
     let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let place =
-        master.filter(|master| master.kind.as_deref() != Some("vrf")).map_or(end.name.clone(), |bridge| bridge.name);
-    if port.arrives_at.first() != Some(&place) {
-        return Err(Error::internal(format!(
-            "port \"{}\" is no longer a port of \"{}\"",
-            end.name, port.arrives_at[0]
-        ))
-        .with_details("attach the container again"));
-    }
-    Ok((end, port))
+    let bridge = master.filter(|master| master.kind.as_deref() != Some("vrf"));
+    let arrives_at = match &bridge {
+        Some(bridge) => vlans_above(host, bridge)?,
+        None => vec![end.name.clone()],
+    };
+    let mac = bridge.and_then(|bridge| bridge.mac);
+    let changed = if port.arrives_at.first() != arrives_at.first() {
+        format!("port \"{}\" is no longer a port of \"{}\"", end.name, port.arrives_at[0])
+    } else if port.arrives_at != arrives_at {
+        format!(
+            "packets of port \"{}\" arrive at {}, its policy is for {}",
+            end.name,
+            arrives_at.join(", "),
+            port.arrives_at.join(", ")
+        )
+    } else if port.bridge_mac.is_some() && port.bridge_mac != mac {
+        format!("the MAC address of bridge \"{}\" was changed", arrives_at[0])
+    } else {
+        return Ok((end, port));
+    };
+    Err(Error::internal(changed).with_details("attach the container again"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_many_links_are_known_once_and_public_ones_first() {
+        let network = |net: &str| net.parse::<IpNet>().unwrap();
+        let mut all = vec![network("10.1.0.1/16"); 70];
+        all.extend((0..70).map(|i| network(&format!("fe80::{i:x}/64"))));
+        all.extend(["198.51.100.1/32", "2001:db8::1/64", "127.0.0.1/8"].map(network));
+        let known = HostAddresses::of_networks(all.into_iter()).for_filter(&[]);
+        let texts: Vec<String> = known.iter().take(3).map(ToString::to_string).collect();
+        assert_eq!(texts, ["198.51.100.1", "2001:db8::1", "10.1.0.1"]);
+        let groups: Vec<String> = known[MOST_HOST_ADDRESSES..].iter().map(ToString::to_string).collect();
+        assert_eq!(groups.len(), 6, "{groups:?}");
+    }
 
     #[test]
     fn refused_frames_are_counted_at_the_port_of_the_sink() {

@@ -179,16 +179,21 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let filter = PacketFilter::new();
     let mut ports = selected_ports(line, &filter)?;
     let id = line.last_value("--container").unwrap_or_default();
-    let Some(report) = ports.pop() else {
-        return Err(Error::config(format!("container \"{id}\" has no egress policy"))
-            .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress"));
+    let without_policy = || {
+        Error::config(format!("container \"{id}\" has no egress policy"))
+            .with_details("see: cnibox egress ls; a policy begins with an ADD of the plugin egress")
     };
+    let report = ports.pop().ok_or_else(without_policy)?;
     if !ports.is_empty() {
         return Err(Error::config(format!("container \"{id}\" has several interfaces with a policy"))
             .with_details("add --interface, or --network"));
     }
     let policy = source::read_policy(Path::new(&line.words[0]))?;
-    let port = RestrictedPort { policies: vec![policy], ..report.stored.content.clone() };
+    let owner = report.stored.attachment_id();
+    let _lock = egress::lock_policy(owner)?;
+    // Meanwhile it may have been detached, or attached again.
+    let stored: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(without_policy)?;
+    let port = RestrictedPort { policies: vec![policy], ..stored };
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;
     let host = Netlink::open()?;
@@ -196,7 +201,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
     let place = guard::find_place(&host, &end)?;
     place.program.as_ref().ok_or_else(missing)?;
-    egress::add_port(&filter, report.stored.attachment_id(), &port, &compiled)?;
+    egress::add_port(&filter, owner, &port, &compiled)?;
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     Ok(ExitCode::SUCCESS)
 }

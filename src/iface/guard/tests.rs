@@ -66,6 +66,28 @@ fn a_guard_is_put_replaced_found_and_removed() {
 }
 
 #[test]
+fn the_sink_is_repaired() {
+    let (netlink, end) = rig();
+    let is_usable = || SINK.require_usable(&netlink);
+    put_guard(&netlink, &end, always(DROP), SINK).unwrap();
+    let port = netlink.require_link(SINK.port).unwrap();
+    for damage in [
+        || drop(Netlink::open().unwrap().delete_link(SINK.bridge)),
+        || {
+            let netlink = Netlink::open().unwrap();
+            let port = netlink.require_link(SINK.port).unwrap();
+            netlink.change_link(port.index, LinkChange::new().set_down()).unwrap();
+        },
+    ] {
+        damage();
+        is_usable().unwrap_err();
+        put_guard(&netlink, &end, always(DROP), SINK).unwrap();
+        assert_eq!(is_usable(), Ok(true));
+        assert_eq!(netlink.require_link(SINK.port).unwrap().index, port.index, "no new port");
+    }
+}
+
+#[test]
 fn a_redirect_after_a_guard_has_the_next_priority() {
     let (netlink, end) = rig();
     let device = ifb(&netlink);

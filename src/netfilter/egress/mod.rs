@@ -25,7 +25,7 @@ use std::slice;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use self::compile::{AllowedTraffic, ServiceRange};
+use self::compile::{AllowedTraffic, ServiceRange, merge_services};
 use self::guard::GuardPolicy;
 use self::objects::{PolicyObjects, delete_unused, list_policies, policy_chains};
 use self::policy::{CompiledPolicy, EgressPolicy};
@@ -39,6 +39,7 @@ use super::shared::is_left_in_place;
 use super::{RepairMode, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
+use crate::files::lock::FileLock;
 use crate::log;
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, SetElement};
 use crate::netlink::traffic::program::ClassicInstruction;
@@ -100,7 +101,7 @@ impl RestrictedPort {
         let mut compiled = all.into_iter().reduce(|all, one| all.intersect(&one)).unwrap_or_default();
         let published: Vec<ServiceRange> =
             self.published.iter().map(|text| policy::parse_service(text)).collect::<Result<_>>()?;
-        compiled.served.extend(published);
+        compiled.served = merge_services([compiled.served, published].concat());
         Ok(compiled)
     }
 
@@ -144,7 +145,21 @@ fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
         .with_details("a policy is bound to the address: give each container an address of its own")
 }
 
-/// Puts the policies of the container in force, in place of earlier ones, by one transaction.
+/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other, and
+/// the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
+pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
+    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()))?)
+}
+
+/// The elements of a container by their keys; their data is not in the record.
+fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetElement> {
+    let mut all = table::port_elements(owner, port, &policy_chains(&[]));
+    all.push(table::guard_element(owner, port.mac));
+    all
+}
+
+/// Puts the policies of the container in force, in place of earlier ones, by one transaction. The caller has the
+/// [lock](lock_policy).
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -154,10 +169,13 @@ pub fn add_port(
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
+    let mut left = KEPT.read_content(owner).map_or(Vec::new(), |earlier| recorded_elements(owner, &earlier));
     KEPT.add_part(owner, port);
     let layouts = table::layouts_of_port(port.is_bridged);
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
+    // The container may have had other addresses.
+    left.retain(|old| all.iter().all(|new| (new.set, &new.key) != (old.set, &old.key)));
     let (mut taken, mut former) = (None, HashSet::new());
     let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
         let mut known = elements.iter().zip(&found).filter_map(|(element, found)| Some((element, found.as_ref()?)));
@@ -165,7 +183,13 @@ pub fn add_port(
         if taken.is_some() {
             return Ok(());
         }
-        former = found.iter().flatten().filter_map(SetElement::target_chain).map(str::to_owned).collect();
+        let mut of_before: Vec<SetElement> = change.nft.read_elements(&left)?.into_iter().flatten().collect();
+        of_before.retain(|element| owner.owns_comment(element.comment.as_deref()));
+        former =
+            found.iter().flatten().chain(&of_before).filter_map(SetElement::target_chain).map(str::to_owned).collect();
+        for element in &of_before {
+            change.batch.delete_element(element);
+        }
         for policy in &objects {
             create_if_missing(change, policy)?;
         }
@@ -295,11 +319,7 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
 /// Removes the policies of the attachment. The second guard stays until the port vanishes.
 pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()> {
     // Without a record all elements are searched.
-    let known = KEPT.read_content::<RestrictedPort>(owner).map(|port| {
-        let chains = policy_chains(&[]);
-        let elements = table::port_elements(owner, &port, &chains).into_iter();
-        elements.chain([table::guard_element(owner, port.mac)]).collect::<Vec<_>>()
-    });
+    let known = KEPT.read_content(owner).map(|port| recorded_elements(owner, &port));
     let removed = KEPT.remove_part(owner);
     let is_own = owner.comment_matcher();
     let known = known.unwrap_or_default();

@@ -160,6 +160,39 @@ fn add_and_del_survive_kill() {
 }
 
 #[test]
+fn a_second_add_with_another_address_leaves_none_of_the_first() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let list = list(&world.node, "bridge", &keys);
+    let mut moved = world.result.clone();
+    moved["ips"][0]["address"] = json!("10.1.2.99/24");
+    list.call("ADD", &world.attached(), 1, Some(&moved)).result();
+    let rules = world.node.sh("nft list ruleset");
+    assert!(rules.contains("10.1.2.99") && !rules.contains(&format!(". {} ", world.ip(false))), "{rules}");
+    list.call("DEL", &world.attached(), 1, Some(&moved)).ok();
+    let rules = world.node.sh("nft list ruleset");
+    assert!(!rules.contains("c1 eth0"), "{rules}");
+}
+
+#[test]
+fn a_bridge_with_a_policy_keeps_its_mac_address() {
+    let (node, container) = (Node::new(), Container::new());
+    node.sh("ip link add br0 type bridge; ip addr add 10.1.2.1/24 dev br0; ip link set br0 up");
+    node.sh("sysctl -qw net.ipv4.ip_forward=1; ip addr add 2001:db8:1::1/64 dev br0 nodad");
+    let list = list(&node, "bridge", &json!({"allow": [{"to": ["192.0.2.0/24"]}]}));
+    let at = Attached::new("c1", &container.path());
+    let result = list.add(&at).unwrap();
+    let mac = || node.ip("link show br0")[0]["address"].clone();
+    let before = mac();
+    node.sh("ip link add low address 02:00:00:00:00:01 type veth peer name low2; ip link set low master br0");
+    assert_eq!(mac(), before);
+    list.check(&at, &result).unwrap();
+    node.sh("ip link set br0 address 02:00:00:00:00:02");
+    let failed = list.call("CHECK", &at, 1, Some(&result)).error();
+    assert_eq!(failed.msg, "the MAC address of bridge \"br0\" was changed");
+}
+
+#[test]
 fn a_failed_second_add_keeps_the_policy() {
     let keys = json!({"allow": [{"to": ["10.9.0.0/24"]}]});
     let world = World::new("bridge", &keys);

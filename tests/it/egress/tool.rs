@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{FAR, World, list};
 use crate::support::node::Node;
+use crate::support::parallel::at_once;
 use crate::support::traffic::Place;
 
 fn listed(node: &Node, args: &[&str]) -> String {
@@ -36,6 +37,45 @@ fn ls_tells_what_was_refused() {
         let text = listed(&world.node, &["--container", "c1"]);
         assert!(text.lines().count() >= 4 && text.contains("udp/53"), "{text}");
         assert_eq!(listed(&world.node, &["--container", "c9", "--json"]), "[]\n");
+    }
+}
+
+#[test]
+fn set_during_other_calls_leaves_one_policy_or_none() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let list = list(&world.node, "bridge", &keys);
+    let at = world.attached();
+    let files = ["192.0.2.7", "198.51.100.7"].map(|addr| {
+        let file = world.node.path(&format!("{addr}.json"));
+        std::fs::write(&file, json!({"allow": [{"to": [addr]}]}).to_string()).unwrap();
+        file.display().to_string()
+    });
+    let set = |file: &str| world.node.tool("egress", &["set", "--container", "c1", file]).run();
+    for _ in 0..15 {
+        at_once(2, |i| assert_eq!(set(&files[i]).status, Some(0)));
+        list.check(&at, &world.result).unwrap();
+        at_once(2, |i| {
+            if i == 0 {
+                assert_eq!(set(&files[0]).status, Some(0));
+            } else {
+                list.call("ADD", &at, 1, Some(&world.result)).result();
+            }
+        });
+        list.check(&at, &world.result).unwrap();
+    }
+    for round in 0..15 {
+        list.call("ADD", &at, 1, Some(&world.result)).result();
+        at_once(2, |i| {
+            if i == 0 {
+                drop(set(&files[0]));
+            } else {
+                std::thread::sleep(std::time::Duration::from_micros(round * 300));
+                list.call("DEL", &at, 1, Some(&world.result)).ok();
+            }
+        });
+        assert_eq!(listed(&world.node, &["--json"]), "[]\n", "round {round}");
+        assert!(!world.node.sh("nft list ruleset").contains("policy_"), "round {round}");
     }
 }
 
