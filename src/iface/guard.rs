@@ -99,9 +99,14 @@ impl FrameSink {
         Ok(entry.index)
     }
 
-    /// For STATUS: fails if other links have the names. Returns whether the links are there.
+    /// For STATUS: fails if other links have the names. Returns whether the links are there, and need no repair by ADD.
     pub fn require_usable(self, netlink: &Netlink) -> Result<bool> {
         let Some(entry) = netlink.find_link(self.entry)? else { return Ok(false) };
+        match netlink.find_link(self.port)?.filter(|port| entry.link == Some(port.index)) {
+            Some(port) if port.master.is_none() => return Ok(false),
+            Some(port) if !port.up => return self.require_dropping(netlink, &entry, false).map(|_| false),
+            _ => {}
+        }
         self.require_dropping(netlink, &entry, entry.up).map(|_| entry.up)
     }
 

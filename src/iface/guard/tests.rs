@@ -80,7 +80,8 @@ fn the_sink_is_repaired() {
         },
     ] {
         damage();
-        is_usable().unwrap_err();
+        assert_eq!(is_usable(), Ok(false), "no error, as the next ADD repairs it");
+        assert!(!has_guard(&netlink, &end, &always(DROP), SINK).unwrap_or(false));
         put_guard(&netlink, &end, always(DROP), SINK).unwrap();
         assert_eq!(is_usable(), Ok(true));
         assert_eq!(netlink.require_link(SINK.port).unwrap().index, port.index, "no new port");
