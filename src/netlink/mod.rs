@@ -59,6 +59,7 @@ pub use self::bridge_vlan::{BridgePortVlans, PortVlanRange, VlanTagging};
 pub use self::detached_delete::set_process_ends;
 pub use self::error::{NetlinkError, NetlinkResult};
 pub use self::events::{LossEvents, WaitOutcome};
+pub use self::fdb::FdbEntry;
 pub use self::link::{Link, OperationalState, ParentDevice};
 pub use self::link_change::{LinkChange, OnOffSetting};
 pub use self::link_info::{BOND_HASH_POLICIES, BOND_MODES, BondSettings, IpvlanMode, MacvlanMode};

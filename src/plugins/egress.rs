@@ -11,7 +11,6 @@
 //! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the
 //! links of the sink ([`guard`]).
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -31,7 +30,7 @@ use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, layout};
-use crate::netlink::{Link, LinkChange, MacAddress, Netlink};
+use crate::netlink::{FdbEntry, Link, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
@@ -275,9 +274,9 @@ fn find_port(
         _ => vec![end.name.clone()],
     };
     let is_bridged = arrives_at[0] != end.name;
-    if let Some(bridge) = master.as_ref().filter(|_| is_bridged) {
-        require_unused_mac(host, bridge, &end, mac)?;
-    }
+    let bridge = master.as_ref().filter(|_| is_bridged);
+    let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
+    require_unused_mac(&fdb, &end, mac)?;
     let ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
     if ips.is_empty() {
         return Err(Error::config(format!("interface \"{ifname}\" has no address"))
@@ -289,10 +288,7 @@ fn find_port(
     routers.dedup();
     let known = HostAddresses::of_networks(host.dump_all_addresses()?.iter().map(|addr| addr.net));
     let is_routed_here = routers.iter().all(|router| known.own.contains(router));
-    let bridge_mac = match master.as_ref().filter(|_| is_bridged && is_routed_here) {
-        Some(bridge) => pin_mac(host, bridge)?,
-        None => None,
-    };
+    let bridge_mac = bridge.filter(|_| is_routed_here).map_or(Ok(None), |bridge| pin_mac(host, bridge, &fdb))?;
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
@@ -314,11 +310,9 @@ fn find_port(
 
 /// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a bridge has
 /// the lowest one of its ports, and would get another one with another container.
-fn pin_mac(host: &Netlink, bridge: &Link) -> Result<Option<MacAddress>> {
-    /// `NET_ADDR_SET` of `linux/netdevice.h`.
-    const IS_SET: &str = "3";
-    let kind = fs::read_to_string(format!("/sys/class/net/{}/addr_assign_type", bridge.name));
-    if let Some(mac) = bridge.mac.filter(|_| !kind.is_ok_and(|kind| kind.trim() == IS_SET)) {
+fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
+    let is_of_port = |entry: &FdbEntry| Some(entry.mac) == bridge.mac && entry.port != bridge.index;
+    if let Some(mac) = bridge.mac.filter(|_| fdb.iter().any(is_of_port)) {
         let set = host.change_link(bridge.index, LinkChange::new().set_mac(mac));
         set.context(|| format!("set the MAC address of bridge \"{}\" to its present one", bridge.name))?;
     }
@@ -326,9 +320,8 @@ fn pin_mac(host: &Netlink, bridge: &Link) -> Result<Option<MacAddress>> {
 }
 
 /// Fails if the bridge knows the MAC address at another port: the policy would hold for the packets of that port.
-fn require_unused_mac(host: &Netlink, bridge: &Link, end: &Link, mac: MacAddress) -> Result<()> {
-    let known = host.dump_fdb(bridge.index)?;
-    let Some(other) = known.iter().find(|entry| entry.mac == mac && entry.port != end.index) else { return Ok(()) };
+fn require_unused_mac(fdb: &[FdbEntry], end: &Link, mac: MacAddress) -> Result<()> {
+    let Some(other) = fdb.iter().find(|entry| entry.mac == mac && entry.port != end.index) else { return Ok(()) };
     let (name, port) = (&end.name, other.port);
     Err(Error::config(format!("the MAC address {mac} of port \"{name}\" is in use at port {port} of the bridge"))
         .with_details("a policy is bound to the address: request another one"))
