@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -146,11 +148,22 @@ impl Node {
 /// A container: a namespace that lives as long as this value.
 pub(crate) struct Container {
     netns: Netns,
+    /// The descriptor that the path leads to.
+    _file: OwnedFd,
 }
 
 impl Container {
+    /// The number of the descriptor is in the path. The kernel gives the lowest free one to the next file, which may be
+    /// the namespace of another test's node: a DEL after the end of this container must not find it.
     pub(crate) fn new() -> Container {
-        Container { netns: Netns::create_unnamed().unwrap() }
+        const FIRST: i32 = 300;
+        const COUNT: i32 = 700;
+        static NEXT: AtomicI32 = AtomicI32::new(0);
+        let unnamed = fs::File::open(Netns::create_unnamed().unwrap().path());
+        let number = FIRST + NEXT.fetch_add(1, Ordering::Relaxed).rem_euclid(COUNT);
+        let file = rustix::io::fcntl_dupfd_cloexec(unnamed.unwrap(), number).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        Container { netns: Netns::open(Path::new(&path)).unwrap(), _file: file }
     }
 
     /// The namespace's path, for `CNI_NETNS`. It dangles after the container is dropped.
