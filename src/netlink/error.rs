@@ -47,8 +47,11 @@ impl NetlinkError {
 
     /// Whether the object to be read, changed or deleted is absent.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, NetlinkError::NoLink(_))
-            || matches!(self.errno(), Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL))
+        match self {
+            NetlinkError::NoLink(_) => true,
+            NetlinkError::Request { failure, .. } => failure.is_not_found(),
+            _ => false,
+        }
     }
 
     /// Whether the kernel did not reply, so that the outcome of the request is unknown.
@@ -137,6 +140,11 @@ pub struct RequestFailure {
 impl RequestFailure {
     pub(super) fn new_unanswered(errno: Errno) -> RequestFailure {
         RequestFailure { unanswered: true, ..errno.into() }
+    }
+
+    /// Whether the object to be read, changed or deleted is absent.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self.refusal_errno(), Some(Errno::ENODEV | Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL))
     }
 
     /// The error number, if it is the kernel's reply.

@@ -1,7 +1,7 @@
 //! Ethernet addresses.
 
 use std::collections::hash_map::RandomState;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::hash::{BuildHasher, Hasher};
 use std::str::FromStr;
 
@@ -58,9 +58,15 @@ impl MacAddress {
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [first, rest @ ..] = self.0;
-        write!(f, "{first:02x}")?;
-        rest.iter().try_for_each(|octet| write!(f, ":{octet:02x}"))
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
+        for (position, octet) in self.0.into_iter().enumerate() {
+            if position > 0 {
+                f.write_char(':')?;
+            }
+            f.write_char(digit(octet >> 4))?;
+            f.write_char(digit(octet & 0xf))?;
+        }
+        Ok(())
     }
 }
 

@@ -297,7 +297,10 @@ fn socket_failure(cause: &io::Error) -> RequestFailure {
 /// The messages in a datagram, up to the first malformed one.
 pub(super) fn split_messages(mut datagram: &[u8]) -> Vec<KernelMessage> {
     let mut messages = Vec::new();
-    while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
+    // The error for a datagram without bytes would be a text that nobody reads.
+    while !datagram.is_empty()
+        && let Ok(message) = NetlinkBuffer::new_checked(datagram)
+    {
         messages.push(KernelMessage {
             kind: message.message_type(),
             flags: message.flags(),

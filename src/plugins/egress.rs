@@ -175,12 +175,12 @@ impl Plugin for Egress {
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
-        let mut undo = Rollback::new();
         // A failure leaves a former policy of the attachment in force.
-        let former = egress::KEPT.read_content::<RestrictedPort>(owner).filter(|former| former.end == end.name);
+        let former: Option<RestrictedPort> = egress::KEPT.read_content(owner);
+        let mut undo = Rollback::new();
         cx.record_attachment(Self::NAME, req, prev, &mut undo);
-        undo.add_step("restore the policy", move || match &former {
-            Some(former) => egress::add_port(filter, owner, former, &former.compile()?),
+        undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
+            Some(former) => egress::add_port(filter, owner, former, &former.compile()?, Some(&port)),
             None => egress::delete_port(filter, owner),
         });
         undo.add_step(format!("restore the filter of \"{}\"", end.name), || {
@@ -188,7 +188,7 @@ impl Plugin for Egress {
         });
         // Before the rules: it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
-        egress::add_port(filter, owner, &port, &compiled)?;
+        egress::add_port(filter, owner, &port, &compiled, former.as_ref())?;
         undo.commit();
         Ok(prev.clone())
     }

@@ -193,7 +193,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let _lock = egress::lock_policy(owner)?;
     // Meanwhile it may have been detached, or attached again.
     let stored: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(without_policy)?;
-    let port = RestrictedPort { policies: vec![policy], ..stored };
+    let port = RestrictedPort { policies: vec![policy], ..stored.clone() };
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;
     let host = Netlink::open()?;
@@ -201,7 +201,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
     let place = guard::find_place(&host, &end)?;
     place.program.as_ref().ok_or_else(missing)?;
-    egress::add_port(&filter, owner, &port, &compiled)?;
+    egress::add_port(&filter, owner, &port, &compiled, Some(&stored))?;
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -158,18 +158,19 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetE
     all
 }
 
-/// Puts the policies of the container in force, in place of earlier ones, by one transaction. The caller has the
+/// Puts the policies of the container in force, in place of `former` ones, by one transaction. The caller has the
 /// [lock](lock_policy).
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
     port: &RestrictedPort,
     compiled: &CompiledPolicy,
+    former: Option<&RestrictedPort>,
 ) -> Result<()> {
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
-    let mut left = KEPT.read_content(owner).map_or(Vec::new(), |earlier| recorded_elements(owner, &earlier));
+    let mut left = former.map_or(Vec::new(), |former| recorded_elements(owner, former));
     KEPT.add_part(owner, port);
     let layouts = table::layouts_of_port(port.is_bridged);
     let counter = table::guard_element(owner, port.mac);
@@ -191,7 +192,7 @@ pub fn add_port(
             change.batch.delete_element(element);
         }
         for policy in &objects {
-            create_if_missing(change, policy)?;
+            create_unless(change, policy, PolicyObjects::exist)?;
         }
         for (element, found) in elements.iter().zip(&found) {
             change.replace_element(found.as_ref(), element);
@@ -251,7 +252,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
         for policy in &objects {
-            match create_if_missing(change, policy) {
+            match create_unless(change, policy, PolicyObjects::are_complete) {
                 Ok(true) => change.count_restored(),
                 Ok(false) => {}
                 Err(error) => log::warn(error),
@@ -263,10 +264,14 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
-/// is created.
-fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
-    let is_created = !policy.exist(change.nft)? && change.begin_chain(policy.table, &policy.chain);
+/// Creates the policy, or replaces its content, unless it `exists` or the transaction creates it already. Returns whether
+/// it is created.
+fn create_unless(
+    change: &mut LayoutTransaction<'_>,
+    policy: &PolicyObjects,
+    exists: fn(&PolicyObjects, &NftSocket) -> NetlinkResult<bool>,
+) -> NetlinkResult<bool> {
+    let is_created = !exists(policy, change.nft)? && change.begin_chain(policy.table, &policy.chain);
     if is_created {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
@@ -304,7 +309,7 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
             .with_details(KEPT.restore_remedy(owner, None)))
     };
     for policy in &objects {
-        if !policy.exist(nft)? {
+        if !policy.are_complete(nft)? {
             return missing(format!("chain {} {}", policy.table, policy.chain));
         }
     }

@@ -142,14 +142,33 @@ impl PolicyObjects {
         rules.into_iter().map(|rule| rule.accept().with_comment(name)).collect()
     }
 
-    /// Whether the table has these chains and sets with this content.
+    /// Whether the table has these chains and sets, which were complete when they were created: nothing was flushed.
     pub(super) fn exist(&self, nft: &NftSocket) -> NetlinkResult<bool> {
+        let beginnings = self.sets.iter().map(|set| (set.nft_set(self.table), &set.intervals[0]));
+        let beginnings: Vec<_> = beginnings.collect();
+        if !self.have_rules(nft)? {
+            return Ok(false);
+        }
+        // Elements may be missing in an answer, see `has_intervals`.
+        Ok(nft.has_beginnings(&beginnings)? || self.have_elements(nft)?)
+    }
+
+    /// Whether the table has these chains and sets with this content.
+    pub(super) fn are_complete(&self, nft: &NftSocket) -> NetlinkResult<bool> {
+        Ok(self.have_rules(nft)? && self.have_elements(nft)?)
+    }
+
+    fn have_rules(&self, nft: &NftSocket) -> NetlinkResult<bool> {
         for (name, rules) in &self.chains {
             let found = nft.dump_rules(self.table.named_chain(name))?;
             if !found.iter().map(|rule| &rule.comment).eq(rules.iter().map(|rule| &rule.comment)) {
                 return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    fn have_elements(&self, nft: &NftSocket) -> NetlinkResult<bool> {
         for set in &self.sets {
             if !nft.has_intervals(set.nft_set(self.table), &set.intervals)? {
                 return Ok(false);

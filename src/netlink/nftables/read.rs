@@ -241,10 +241,12 @@ fn parse_element_reply(
     wanted: &SetElement,
     reply: NetlinkResult<NetlinkReply, RequestFailure>,
 ) -> NetlinkResult<Option<SetElement>> {
-    let target = format_args!("{wanted} of {}", wanted.set);
-    let reply = reply.map_err(|f| f.into_error("read element", &target));
-    let bodies = unless_absent(reply, NetlinkReply::default())?.bodies;
-    Ok(parse_elements(wanted.set, &bodies).into_iter().next())
+    match reply {
+        Ok(NetlinkReply { bodies, .. }) => Ok(parse_elements(wanted.set, &bodies).into_iter().next()),
+        // Without an error, whose text would name the element.
+        Err(failure) if failure.is_not_found() => Ok(None),
+        Err(failure) => Err(failure.into_error("read element", &format_args!("{wanted} of {}", wanted.set))),
+    }
 }
 
 pub(super) fn find_in_message(body: &[u8], kind: u16) -> Option<ReplyAttribute<'_>> {
