@@ -20,7 +20,7 @@ use super::liveness::{Liveness, LivenessDoubt};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
 use crate::error::Result;
-use crate::files::FileOperationContext;
+use crate::files::{FileOperationContext, FileResult};
 
 /// The parts of one feature in all records; the field is the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,13 +49,18 @@ impl RecordStore {
                 AttachmentRecord::load_for_change(owner)?.unwrap_or_else(|| AttachmentRecord::new(owner, "", ""));
             record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
             record.save_record()?;
-            let instance = owner.instance_id();
-            Ok(file::link_record(&self.link_path(&instance), &instance)?)
+            Ok(self.link_part(owner)?)
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
             file::log_unrecorded(format_args!("{e}; flushed rules of this attachment will not be restored"));
         }
+    }
+
+    /// Lists the attachment, whose record has the part, under the feature.
+    pub fn link_part(self, owner: AttachmentId<'_>) -> FileResult<()> {
+        let instance = owner.instance_id();
+        file::link_record(&self.link_path(&instance), &instance)
     }
 
     /// How an operator restores the attachment's rules; `trouble` describes the missing rules, if known.

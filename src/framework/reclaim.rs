@@ -5,11 +5,15 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::context::CallContext;
 use super::plugin::{AddRequest, GcRequest};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, log_unrecorded};
+use crate::attachment::{
+    AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, RecordStore, log_unrecorded,
+};
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, ErrorContext, Result};
 use crate::iface::peer;
@@ -58,8 +62,37 @@ impl<'a> CallContext<'a> {
     /// Records the attachment on the node, before the first state is created that outlives the container. The record
     /// of an earlier plugin of the list is sufficient.
     pub fn record_attachment(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
+        self.write_record(plugin, req, result, None, undo);
+    }
+
+    /// Like [`CallContext::record_attachment`]; adds a part, as [`RecordStore::add_part`] does, by the same write.
+    pub fn record_with_part<T: Serialize>(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        (kept, content): (RecordStore, T),
+        undo: &mut Rollback<'a>,
+    ) {
+        match serde_json::to_value(content) {
+            Ok(content) => self.write_record(plugin, req, result, Some((kept, content)), undo),
+            Err(e) => log_unrecorded(format_args!("encode the record: {e}")),
+        }
+    }
+
+    fn write_record(
+        &self,
+        plugin: &str,
+        req: &AddRequest,
+        result: &CniResult,
+        part: Option<(RecordStore, Value)>,
+        undo: &mut Rollback<'a>,
+    ) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
         if req.prev.is_some() && self.is_recorded(owner, req) {
+            if let Some((kept, content)) = part {
+                kept.add_part(owner, content);
+            }
             return;
         }
         let data_dir = self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
@@ -71,7 +104,7 @@ impl<'a> CallContext<'a> {
             data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
-        let mut write = || {
+        let record_now = || {
             let _turn = AttachmentRecord::lock_attachment(owner)?;
             match AttachmentRecord::find_by_attachment(owner) {
                 Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
@@ -80,9 +113,12 @@ impl<'a> CallContext<'a> {
                 }
                 _ => {}
             }
-            record.save_with_addresses()
+            let Some((kept, content)) = part else { return record.save_with_addresses() };
+            record.rules.insert(kept.0.to_owned(), content);
+            record.save_with_addresses()?;
+            Ok(kept.link_part(owner)?)
         };
-        if let Err(e) = write() {
+        if let Err(e) = record_now() {
             log_unrecorded(format_args!("{e}; if the container dies without a DEL, its state is not reclaimed"));
         }
         undo.add_step("forget the attachment", move || record.remove_with_addresses());

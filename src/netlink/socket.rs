@@ -4,7 +4,7 @@
 //! (docs/decisions/0018-plain-netlink-sockets.md).
 
 use std::borrow::Borrow;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -48,6 +48,8 @@ pub(super) struct NetlinkSocket {
     keeper: Option<DeferredClose>,
     protocol: isize,
     sequence: Cell<u32>,
+    /// The memory of [`NetlinkSocket::receive_datagram`].
+    buffer: RefCell<Vec<u8>>,
 }
 
 impl AsFd for NetlinkSocket {
@@ -79,7 +81,7 @@ impl NetlinkSocket {
             // The kernel applies the filters of dumps. Kernels before 4.20 lack this.
             drop(inner.set_netlink_get_strict_chk(true));
         }
-        Ok(NetlinkSocket { inner, keeper: None, protocol, sequence: Cell::new(1) })
+        Ok(NetlinkSocket { inner, keeper: None, protocol, sequence: Cell::new(1), buffer: RefCell::default() })
     }
 
     /// A socket for the events of multicast groups of the calling thread's namespace.
@@ -231,15 +233,17 @@ impl NetlinkSocket {
     /// The messages in the next datagram of the kernel; `None` if the queue is empty. Datagrams of
     /// other processes are discarded. `ENOBUFS` means that datagrams were lost.
     pub(super) fn receive_datagram(&self) -> NetlinkResult<Option<Vec<KernelMessage>>, RequestFailure> {
-        let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
+        let (buffer, mut failures) = (&mut *self.buffer.borrow_mut(), 0);
+        buffer.clear();
+        buffer.reserve(BUFFER);
         loop {
-            match self.inner.recv_from(&mut buffer, MSG_DONTWAIT | MSG_TRUNC) {
+            match self.inner.recv_from(buffer, MSG_DONTWAIT | MSG_TRUNC) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
                 // With `MSG_TRUNC` this is the size of the datagram.
                 Ok((size, _)) if size > buffer.len() => {
                     return Err(RequestFailure::new_unanswered(Errno::EMSGSIZE));
                 }
-                Ok(_) => return Ok(Some(split_messages(&buffer))),
+                Ok(_) => return Ok(Some(split_messages(buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) if failures == RECEIVE_RETRIES || cause.raw_os_error() == Some(ENOBUFS) => {

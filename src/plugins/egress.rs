@@ -178,9 +178,12 @@ impl Plugin for Egress {
         // A failure leaves a former policy of the attachment in force.
         let former: Option<RestrictedPort> = egress::KEPT.read_content(owner);
         let mut undo = Rollback::new();
-        cx.record_attachment(Self::NAME, req, prev, &mut undo);
+        cx.record_with_part(Self::NAME, req, prev, (egress::KEPT, &port), &mut undo);
         undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
-            Some(former) => egress::add_port(filter, owner, former, &former.compile()?, Some(&port)),
+            Some(former) => {
+                egress::KEPT.add_part(owner, former);
+                egress::add_port(filter, owner, former, &former.compile()?, Some(&port))
+            }
             None => egress::delete_port(filter, owner),
         });
         undo.add_step(format!("restore the filter of \"{}\"", end.name), || {

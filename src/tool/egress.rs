@@ -201,6 +201,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
     let place = guard::find_place(&host, &end)?;
     place.program.as_ref().ok_or_else(missing)?;
+    egress::KEPT.add_part(owner, &port);
     egress::add_port(&filter, owner, &port, &compiled, Some(&stored))?;
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     Ok(ExitCode::SUCCESS)

@@ -257,6 +257,9 @@ pub fn merge_services(mut services: Vec<ServiceRange>) -> Vec<ServiceRange> {
 
 /// A combination of services that [`merge_services`] has merged; merged too.
 pub fn combine_services(ours: &[ServiceRange], theirs: &[ServiceRange], is_allowed: Operation) -> Vec<ServiceRange> {
+    if ours == theirs {
+        return if is_allowed(true, true) { ours.to_vec() } else { Vec::new() };
+    }
     for (present, absent, alone) in [(ours, theirs, is_allowed(true, false)), (theirs, ours, is_allowed(false, true))] {
         if absent.is_empty() {
             return if alone { present.to_vec() } else { Vec::new() };

@@ -109,7 +109,7 @@ pub struct GuardPolicy<'a> {
 /// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of the host's end of a veth pair. Fails with code 7 if the program would be longer than the kernel
 /// accepts.
 pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
-    let mut code = Assembler::default();
+    let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
     GuardCompiler { policy, code: &mut code, pass, drop }.put_program();
     let program = code.into_program();

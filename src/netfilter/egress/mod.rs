@@ -159,7 +159,7 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetE
 }
 
 /// Puts the policies of the container in force, in place of `former` ones, by one transaction. The caller has the
-/// [lock](lock_policy).
+/// [lock](lock_policy), and has recorded the port.
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
@@ -171,7 +171,6 @@ pub fn add_port(
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
     let mut left = former.map_or(Vec::new(), |former| recorded_elements(owner, former));
-    KEPT.add_part(owner, port);
     let layouts = table::layouts_of_port(port.is_bridged);
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();

@@ -76,9 +76,8 @@ impl Plugin for Portmap {
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
         open_localhost(filter, &localnet)?;
-        cx.record_attachment(Self::NAME, req, prev, &mut undo);
+        cx.record_with_part(Self::NAME, req, prev, (KEPT, &forward), &mut undo);
         undo.add_step("remove the record of the mappings", || KEPT.remove_part(owner));
-        KEPT.add_part(owner, &forward);
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
         unmap.add_step("delete the mappings", || ports::delete_mappings(filter, owner, None));

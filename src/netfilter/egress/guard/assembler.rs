@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use nix::libc;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::netlink::traffic::program::ClassicInstruction;
 
@@ -46,8 +46,11 @@ pub(super) const IF_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
+/// The number of instructions for which memory is reserved: most programs have fewer.
+const USUAL_LENGTH: usize = 400;
+
 /// A program without its beginning.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
@@ -58,6 +61,12 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
+    /// An empty program.
+    pub(super) fn new() -> Assembler {
+        let known = FxHashMap::with_capacity_and_hasher(USUAL_LENGTH, FxBuildHasher);
+        Assembler { reversed: Vec::with_capacity(USUAL_LENGTH), known, bridges: BTreeMap::new() }
+    }
+
     /// The program with its first instruction first.
     pub(super) fn into_program(mut self) -> Vec<ClassicInstruction> {
         self.reversed.reverse();
