@@ -104,14 +104,19 @@ impl<'a> CallContext<'a> {
             data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
+        let mut former = None;
         let record_now = || {
             let _turn = AttachmentRecord::lock_attachment(owner)?;
-            match AttachmentRecord::find_by_attachment(owner) {
-                Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
-                Some(earlier) if earlier.is_gone() => {
+            if let Some(earlier) = AttachmentRecord::find_by_attachment(owner) {
+                let is_same = earlier.is_same_instance(&record);
+                if !is_same && earlier.is_gone() {
                     remove_attachment_state(owner, &earlier.ips).unwrap_or_else(log::warn);
+                } else {
+                    if is_same {
+                        record.rules.clone_from(&earlier.rules);
+                    }
+                    former = Some(earlier);
                 }
-                _ => {}
             }
             let Some((kept, content)) = part else { return record.save_with_addresses() };
             record.rules.insert(kept.0.to_owned(), content);
@@ -121,7 +126,11 @@ impl<'a> CallContext<'a> {
         if let Err(e) = record_now() {
             log_unrecorded(format_args!("{e}; if the container dies without a DEL, its state is not reclaimed"));
         }
-        undo.add_step("forget the attachment", move || record.remove_with_addresses());
+        undo.add_step("forget the attachment", move || {
+            record.remove_with_addresses()?;
+            // An earlier ADD of the same container goes on.
+            former.map_or(Ok(()), |former| former.save_with_addresses())
+        });
     }
 
     /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is

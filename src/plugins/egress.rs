@@ -171,12 +171,14 @@ impl Plugin for Egress {
         let (host, filter) = (cx.host_netlink()?, cx.packet_filter());
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let _lock = egress::lock_policy(owner)?;
-        let (end, port) = find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
+        let (end, mut port) =
+            find_port(host, req.sandbox.open_netns()?, owner.ifname, prev, policies, conf.published())?;
         let compiled = port.compile()?;
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
         let former: Option<RestrictedPort> = egress::KEPT.read_content(owner);
+        port.replaces(former.as_ref());
         let mut undo = Rollback::new();
         cx.record_with_part(Self::NAME, req, prev, (egress::KEPT, &port), &mut undo);
         undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
@@ -268,16 +270,11 @@ fn find_port(
     if let Some(listed) = listed.filter(|entry| !entry.mac.is_empty() && entry.mac.parse() != Ok(mac)) {
         return Err(refuse(format!("interface \"{ifname}\" has the MAC address {mac}, not {}", listed.mac)));
     }
-    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let arrives_at = match &master {
-        Some(bridge) if bridge.kind.as_deref() == Some("bridge") => vlans_above(host, bridge)?,
-        Some(other) if other.kind.as_deref() != Some("vrf") => {
-            return Err(refuse(format!("\"{}\" is a port of \"{}\", which is not a bridge", end.name, other.name)));
-        }
-        _ => vec![end.name.clone()],
-    };
-    let is_bridged = arrives_at[0] != end.name;
-    let bridge = master.as_ref().filter(|_| is_bridged);
+    let master = find_master(host, &end)?;
+    if let Some(other) = master.as_ref().filter(|master| master.kind.as_deref() != Some("bridge")) {
+        return Err(refuse(format!("\"{}\" is a port of \"{}\", which is not a bridge", end.name, other.name)));
+    }
+    let (arrives_at, bridge) = (arrival_interfaces(host, &end, master.as_ref())?, master.as_ref());
     let fdb = bridge.map_or(Ok(Vec::new()), |bridge| host.dump_fdb(bridge.index))?;
     require_unused_mac(&fdb, &end, mac)?;
     let ips: Vec<IpAddr> = prev.ips.iter().map(|ip| ip.address.addr()).collect();
@@ -299,7 +296,7 @@ fn find_port(
         end: end.name.clone(),
         mac,
         arrives_at,
-        is_bridged,
+        is_bridged: bridge.is_some(),
         bridge_mac,
         on_link,
         host: known.for_filter(&routers),
@@ -307,6 +304,7 @@ fn find_port(
         ips,
         published,
         policies,
+        former: None,
     };
     Ok((end, port))
 }
@@ -366,8 +364,15 @@ fn is_public(ip: IpAddr) -> bool {
     }
 }
 
-/// The names of a bridge and of the VLANs of the bridge.
-fn vlans_above(host: &Netlink, bridge: &Link) -> Result<Vec<String>> {
+/// The link whose port the end is. A VRF is none: packets arrive at its ports.
+fn find_master(host: &Netlink, end: &Link) -> Result<Option<Link>> {
+    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    Ok(master.filter(|master| master.kind.as_deref() != Some("vrf")))
+}
+
+/// The names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the VLANs of the bridge.
+fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Result<Vec<String>> {
+    let Some(bridge) = bridge else { return Ok(vec![end.name.clone()]) };
     let mut names = vec![bridge.name.clone()];
     if bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering) {
         let is_above = |link: &Link| link.link == Some(bridge.index) && link.link_netnsid.is_none();
@@ -390,12 +395,8 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
         Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", owner.ifname, port.end))
             .with_details("attach the container again")
     })?;
-    let master = end.master.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let bridge = master.filter(|master| master.kind.as_deref() != Some("vrf"));
-    let arrives_at = match &bridge {
-        Some(bridge) => vlans_above(host, bridge)?,
-        None => vec![end.name.clone()],
-    };
+    let bridge = find_master(host, &end)?;
+    let arrives_at = arrival_interfaces(host, &end, bridge.as_ref())?;
     let mac = bridge.and_then(|bridge| bridge.mac);
     let changed = if port.arrives_at.first() != arrives_at.first() {
         format!("port \"{}\" is no longer a port of \"{}\"", end.name, port.arrives_at[0])

@@ -100,8 +100,10 @@ pub struct GuardPolicy<'a> {
     pub routers: &'a [IpAddr],
     /// The container's addresses, from which alone it may send; `None`: any.
     pub sources: Option<&'a [IpAddr]>,
-    /// The part of `allowed` on the container's own link.
-    pub near: &'a AllowedTraffic,
+    /// The part of `allowed` on the container's own link, whose MAC addresses the container may ask for.
+    pub found: &'a AllowedTraffic,
+    /// The part of that for neighbours: without addresses of the host.
+    pub neighbours: &'a AllowedTraffic,
     /// The address of the bridge, if it is the only router: frames to others are for neighbours.
     pub bridge: Option<MacAddress>,
 }
@@ -132,8 +134,8 @@ struct GuardCompiler<'a> {
 /// What the parts for IPv4 and IPv6 continue with.
 struct IpParts {
     /// Whether any service is allowed at the address in [`ADDRESS`], on the link.
-    near4: Label,
-    near6: Label,
+    found4: Label,
+    found6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
     v6_destination: Label,
     /// Judges a packet of the protocol in A, whose header begins behind the X bytes of the IP header.
@@ -156,17 +158,19 @@ impl GuardCompiler<'_> {
 
     /// Judges frames of all ethertypes.
     fn put_frames(&mut self) -> Label {
-        let near =
-            [self.put_lookup(&ADDRESS[..1], &self.policy.near.v4), self.put_lookup(&ADDRESS, &self.policy.near.v6)];
-        let [near4, near6] = near.map(|lookup| self.put_any_service(lookup));
+        let found4 = self.put_lookup(&ADDRESS[..1], &self.policy.found.v4);
+        let found6 = self.put_lookup(&ADDRESS, &self.policy.found.v6);
+        let [found4, found6] = [found4, found6].map(|lookup| self.put_any_service(lookup));
         let v4 = self.put_lookup(&ADDRESS[..1], &self.policy.allowed.v4);
         let v6 = self.put_lookup(&ADDRESS, &self.policy.allowed.v6);
-        let (v4, v6) = (self.put_by_side(v4, near[0]), self.put_by_side(v6, near[1]));
+        let neighbour4 = self.put_lookup(&ADDRESS[..1], &self.policy.neighbours.v4);
+        let neighbour6 = self.put_lookup(&ADDRESS, &self.policy.neighbours.v6);
+        let (v4, v6) = (self.put_by_side(v4, neighbour4), self.put_by_side(v6, neighbour6));
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
         let v4_destination = self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
         let destination = self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
         let transport = self.put_transport(destination);
-        let parts = IpParts { near4, near6, v6_destination, transport };
+        let parts = IpParts { found4, found6, v6_destination, transport };
         let ipv6 = self.put_ipv6(&parts);
         let ipv4 = self.put_ipv4(&parts, v4_destination);
         let arp = self.put_arp(&parts);
@@ -316,9 +320,9 @@ impl GuardCompiler<'_> {
     /// What the link needs passes, `other` judges the rest.
     fn put_icmpv6(&mut self, parts: &IpParts, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
-        let neighbour = self.put_neighbour(parts.near6);
+        let neighbour = self.put_neighbour(parts.found6);
         let serves_all = self.policy.served.iter().any(|range| (range.first..=range.last).contains(&(ICMPV6 << 16)));
-        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.near6);
+        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.found6);
         let unicast = self.put_load_v6(IPV6_DESTINATION, unicast);
         let solicited = self.put_solicitation(neighbour);
         let solicitation = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
@@ -364,10 +368,10 @@ impl GuardCompiler<'_> {
             IpAddr::V6(_) => None,
         });
         let routers = routers.map(|addr| (addr, addr)).collect();
-        let request = self.put_addresses(&ADDRESS[..1], routers, parts.near4);
+        let request = self.put_addresses(&ADDRESS[..1], routers, parts.found4);
         let request = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
         // A reply to the host itself is for the bridge.
-        let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.near4);
+        let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.found4);
         let reply = self.put_by_side(self.pass, reply);
         let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, reply)], self.drop);
         let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, operation, self.drop);

@@ -91,9 +91,21 @@ pub struct RestrictedPort {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
+    /// The port of the attachment's last ADD, if this one has other elements: those of the former are left until the
+    /// commit, which a killed ADD does not reach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub former: Option<Box<RestrictedPort>>,
 }
 
 impl RestrictedPort {
+    /// Notes the port that this one replaces.
+    pub fn replaces(&mut self, former: Option<&RestrictedPort>) {
+        let keys = |port: &RestrictedPort| (port.end.clone(), port.mac, port.arrives_at.clone(), port.ips.clone());
+        let former = former.filter(|former| keys(former) != keys(self));
+        self.former =
+            former.map(|former| Box::new(RestrictedPort { former: None, policies: Vec::new(), ..former.clone() }));
+    }
+
     /// The traffic that all policies allow.
     pub fn compile(&self) -> Result<CompiledPolicy> {
         let all = self.policies.iter().map(|policy| policy.compile(&self.on_link));
@@ -107,12 +119,18 @@ impl RestrictedPort {
 
     /// The program of the second guard.
     pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
-        let own: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
-        let allowed = &compiled.routed.without(&own).union(&compiled.host.restrict_to(&own));
-        let near = &allowed.restrict_to(&self.near_networks());
-        let (mac, served, routers) = (self.mac, compiled.served.as_slice(), self.routers.as_slice());
-        let sources = Some(self.ips.as_slice());
-        guard::compile_program(&GuardPolicy { mac, allowed, served, routers, sources, near, bridge: self.bridge_mac })
+        let own = as_networks(&self.host);
+        let (allowed, near) = (&compiled.with_host(&own), self.near_networks());
+        guard::compile_program(&GuardPolicy {
+            mac: self.mac,
+            allowed,
+            served: &compiled.served,
+            routers: &self.routers,
+            sources: Some(&self.ips),
+            found: &allowed.restrict_to(&near),
+            neighbours: &compiled.routed.without(&own).restrict_to(&near),
+            bridge: self.bridge_mac,
+        })
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
@@ -122,7 +140,10 @@ impl RestrictedPort {
     }
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        let mut objects = vec![PolicyObjects::of_packets(compiled)];
+        // In a VRF the kernel does not tell the rules that the addresses of the host are local: the routers are known.
+        let routers: Vec<IpAddr> = self.routers.iter().copied().filter(|router| self.host.contains(router)).collect();
+        let routed = compiled.with_host(&as_networks(&routers));
+        let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
         if self.is_bridged {
             let traffic = match self.bridge_mac {
                 Some(_) => &compiled.routed.restrict_to(&self.near_networks()),
@@ -138,6 +159,10 @@ impl RestrictedPort {
     }
 }
 
+fn as_networks(addrs: &[IpAddr]) -> Vec<IpNet> {
+    addrs.iter().copied().map(IpNet::from).collect()
+}
+
 /// The error of a MAC address that two containers have.
 fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
     let other = comment.unwrap_or("another program");
@@ -151,10 +176,12 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
     Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()))?)
 }
 
-/// The elements of a container by their keys; their data is not in the record.
+/// The elements that a container may have, by their keys; their data is not in the record.
 fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetElement> {
     let mut all = table::port_elements(owner, port, &policy_chains(&[]));
     all.push(table::guard_element(owner, port.mac));
+    let former = port.former.as_deref();
+    all.extend(former.into_iter().flat_map(|former| recorded_elements(owner, former)));
     all
 }
 
@@ -191,7 +218,7 @@ pub fn add_port(
             change.batch.delete_element(element);
         }
         for policy in &objects {
-            create_unless(change, policy, PolicyObjects::exist)?;
+            create_if_missing(change, policy)?;
         }
         for (element, found) in elements.iter().zip(&found) {
             change.replace_element(found.as_ref(), element);
@@ -251,7 +278,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
         for policy in &objects {
-            match create_unless(change, policy, PolicyObjects::are_complete) {
+            match create_if_missing(change, policy) {
                 Ok(true) => change.count_restored(),
                 Ok(false) => {}
                 Err(error) => log::warn(error),
@@ -263,14 +290,10 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// Creates the policy, or replaces its content, unless it `exists` or the transaction creates it already. Returns whether
-/// it is created.
-fn create_unless(
-    change: &mut LayoutTransaction<'_>,
-    policy: &PolicyObjects,
-    exists: fn(&PolicyObjects, &NftSocket) -> NetlinkResult<bool>,
-) -> NetlinkResult<bool> {
-    let is_created = !exists(policy, change.nft)? && change.begin_chain(policy.table, &policy.chain);
+/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
+/// is created.
+fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
+    let is_created = !policy.exist(change.nft)? && change.begin_chain(policy.table, &policy.chain);
     if is_created {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
@@ -308,7 +331,7 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
             .with_details(KEPT.restore_remedy(owner, None)))
     };
     for policy in &objects {
-        if !policy.are_complete(nft)? {
+        if !policy.exist(nft)? {
             return missing(format!("chain {} {}", policy.table, policy.chain));
         }
     }

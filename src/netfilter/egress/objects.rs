@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use nix::libc;
 
 use super::compile::{AllowedRange, AllowedTraffic, ServiceRange};
-use super::policy::CompiledPolicy;
 use super::table::{FRAMES, PACKETS, PolicyChains};
 use crate::attachment::sha512_hex;
 use crate::netlink::NetlinkResult;
@@ -51,14 +50,14 @@ impl PolicyObjects {
         PolicyObjects { table, chain: format!("{POLICY}{id}"), sets: Vec::new(), chains: Vec::new() }
     }
 
-    /// The policy of packets that enter the host's stack.
-    pub(super) fn of_packets(policy: &CompiledPolicy) -> PolicyObjects {
-        let id = sha512_hex([policy.routed.to_bytes(), policy.host.to_bytes()].concat(), 16);
+    /// The policy of packets that enter the host's stack, to other hosts and to the host.
+    pub(super) fn of_packets(routed: &AllowedTraffic, to_host: &AllowedTraffic) -> PolicyObjects {
+        let id = sha512_hex([routed.to_bytes(), to_host.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(PACKETS, &id);
         let mut rules = vec![NftRule::new().jump_to("link").with_comment("replies and the link")];
-        if policy.host != policy.routed {
+        if to_host != routed {
             let host = format!("{HOST}{id}");
-            let to_host = objects.add_traffic(&host, &policy.host);
+            let to_host = objects.add_traffic(&host, to_host);
             for (kind, comment) in [
                 (libc::RTN_LOCAL, "the host itself"),
                 (libc::RTN_BROADCAST, "broadcast of the host"),
@@ -68,7 +67,7 @@ impl PolicyObjects {
             }
             objects.chains.push((host, to_host));
         }
-        rules.extend(objects.add_traffic(&objects.chain.clone(), &policy.routed));
+        rules.extend(objects.add_traffic(&objects.chain.clone(), routed));
         objects.chains.push((objects.chain.clone(), rules));
         objects
     }
@@ -142,33 +141,14 @@ impl PolicyObjects {
         rules.into_iter().map(|rule| rule.accept().with_comment(name)).collect()
     }
 
-    /// Whether the table has these chains and sets, which were complete when they were created: nothing was flushed.
-    pub(super) fn exist(&self, nft: &NftSocket) -> NetlinkResult<bool> {
-        let beginnings = self.sets.iter().map(|set| (set.nft_set(self.table), &set.intervals[0]));
-        let beginnings: Vec<_> = beginnings.collect();
-        if !self.have_rules(nft)? {
-            return Ok(false);
-        }
-        // Elements may be missing in an answer, see `has_intervals`.
-        Ok(nft.has_beginnings(&beginnings)? || self.have_elements(nft)?)
-    }
-
     /// Whether the table has these chains and sets with this content.
-    pub(super) fn are_complete(&self, nft: &NftSocket) -> NetlinkResult<bool> {
-        Ok(self.have_rules(nft)? && self.have_elements(nft)?)
-    }
-
-    fn have_rules(&self, nft: &NftSocket) -> NetlinkResult<bool> {
+    pub(super) fn exist(&self, nft: &NftSocket) -> NetlinkResult<bool> {
         for (name, rules) in &self.chains {
             let found = nft.dump_rules(self.table.named_chain(name))?;
             if !found.iter().map(|rule| &rule.comment).eq(rules.iter().map(|rule| &rule.comment)) {
                 return Ok(false);
             }
         }
-        Ok(true)
-    }
-
-    fn have_elements(&self, nft: &NftSocket) -> NetlinkResult<bool> {
         for set in &self.sets {
             if !nft.has_intervals(set.nft_set(self.table), &set.intervals)? {
                 return Ok(false);

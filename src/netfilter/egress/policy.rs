@@ -94,6 +94,16 @@ pub struct CompiledPolicy {
     pub served: Vec<ServiceRange>,
 }
 
+impl CompiledPolicy {
+    /// What packets may reach if these are the addresses of the host, and others are not.
+    pub fn with_host(&self, own: &[IpNet]) -> AllowedTraffic {
+        if self.routed == self.host {
+            return self.routed.clone();
+        }
+        self.routed.without(own).union(&self.host.restrict_to(own))
+    }
+}
+
 impl EgressPolicy {
     /// Compiles the policy for a container whose interface has addresses of the networks `on_link`.
     ///

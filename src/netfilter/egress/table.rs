@@ -333,6 +333,5 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
             DROP,
         ],
     )],
-    has_other_chains: true,
     ..TableLayout::new(GUARD)
 };

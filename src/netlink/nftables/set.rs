@@ -2,7 +2,7 @@
 //! which a packet adds itself.
 
 use super::super::attribute::{AttributeBuilder, ReplyAttribute};
-use super::super::error::{NetlinkResult, RequestFailure};
+use super::super::error::NetlinkResult;
 use super::NftSocket;
 use super::batch::NftBatch;
 use super::flavour::SetFlavour;
@@ -132,31 +132,6 @@ impl NftSocket {
         let wanted = stored_intervals(set, intervals);
         let mut is_equal = || Ok(self.dump_intervals(set)? == wanted);
         Ok(is_equal()? || self.read_between_commits(&mut is_equal)?)
-    }
-
-    /// Whether each of the sets has an element at the beginning of the interval. If it was there before, the set was not
-    /// flushed since.
-    pub fn has_beginnings(&self, beginnings: &[(NftSet<'_>, &KeyInterval)]) -> NetlinkResult<bool> {
-        let request = |(set, interval): &(NftSet<'_>, &KeyInterval)| {
-            let mut request = element_request(NFT_MSG_GETSETELEM, *set);
-            request.body.put_nested(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-                list.put_nested(NFTA_LIST_ELEM, |elem| {
-                    elem.put_nested(NFTA_SET_ELEM_KEY, |data| write_value(data, &interval.first.to_bytes()))
-                })
-            });
-            (request, 0)
-        };
-        let Some((first, _)) = beginnings.first() else { return Ok(true) };
-        let failed = |failure: RequestFailure| failure.into_error("read elements of", first);
-        let requests: Vec<_> = beginnings.iter().map(request).collect();
-        for reply in self.socket.exchange_all(&requests).map_err(failed)? {
-            match reply {
-                Ok(_) => {}
-                Err(failure) if failure.is_not_found() => return Ok(false),
-                Err(failure) => return Err(failed(failure)),
-            }
-        }
-        Ok(true)
     }
 
     /// The elements of a set of intervals, sorted.

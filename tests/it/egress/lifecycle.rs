@@ -1,8 +1,8 @@
 //! ADD, CHECK, DEL, GC and STATUS in every version; faults and kills.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{World, list};
+use super::{FAR, World, list};
 use crate::support::chained::Subject;
 use crate::support::conflist::Attached;
 use crate::support::net::settles;
@@ -197,22 +197,29 @@ fn a_failed_second_add_keeps_the_policy() {
     let keys = json!({"allow": [{"to": ["10.9.0.0/24"]}]});
     let world = World::new("bridge", &keys);
     let before = world.node.snapshot();
-    // The reply of the kernel to the commit is an error.
-    let add =
-        list(&world.node, "bridge", &json!({"policy": "allow"})).call("ADD", &world.attached(), 1, Some(&world.result));
-    let strace = [
-        "strace",
-        "-f",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=sendto,sendmsg",
-        "-e",
-        "inject=sendto,sendmsg:error=ENOBUFS:when=12+",
-    ];
-    assert_ne!(add.under(&strace).run().status, Some(0));
-    assert!(!world.reaches(&world.outside, "192.0.2.7", 9), "the former policy is in force");
-    settles(&before, || world.node.snapshot());
+    let recorded = || {
+        let record: Value = serde_json::from_str(&world.node.sh("cat /run/cni/cnibox/attachments/*.json")).unwrap();
+        record["rules"]["egress"]["policies"].clone()
+    };
+    let policies = recorded();
+    let (own, other) = (list(&world.node, "bridge", &keys), list(&world.node, "bridge", &json!({"policy": "allow"})));
+    let mut failures = 0;
+    // Each request to the kernel fails once; up to the first change also with all that follow.
+    for when in (1..=45).map(|from| from.to_string()).chain((1..=12).map(|from| format!("{from}+"))) {
+        let inject = format!("inject=sendto,sendmsg:error=ENOBUFS:when={when}");
+        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
+        let add = other.call("ADD", &world.attached(), 1, Some(&world.result)).under(&strace).run();
+        if add.status == Some(0) {
+            own.call("ADD", &world.attached(), 1, Some(&world.result)).result();
+        } else {
+            failures += 1;
+        }
+        assert_eq!(recorded(), policies, "{when}");
+        assert!(!world.reaches(&world.outside, FAR[0], 9), "{when}: the former policy is in force");
+        settles(&before, || world.node.snapshot());
+        own.check(&world.attached(), &world.result).unwrap();
+    }
+    assert!(failures > 30, "{failures}");
 }
 
 #[test]

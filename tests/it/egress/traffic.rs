@@ -1,8 +1,12 @@
 //! What passes and what does not: destinations, ports, replies, translated destinations, containers without a policy.
 
+use std::net::UdpSocket;
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::{FAR, OUTSIDE, World, datagram_arrives, list};
+use crate::lane::{self, needs};
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::GATEWAYS;
 use crate::support::node::Container;
@@ -77,7 +81,7 @@ fn replies_pass_from_served_ports_only() {
         let own = format!("{}:81", world.ip(false));
         let answered = world.outside.within(|| {
             let listener = world.inside.within(|| std::net::TcpListener::bind("0.0.0.0:81").unwrap());
-            let timeout = std::time::Duration::from_millis(400);
+            let timeout = Duration::from_millis(400);
             let connected = std::net::TcpStream::connect_timeout(&own.parse().unwrap(), timeout).is_ok();
             drop(listener);
             connected
@@ -96,9 +100,9 @@ fn the_translated_destination_counts() {
     world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 53 dnat to 10.9.0.2:53'");
     world.node.sh("nft 'add rule ip services pre ip daddr 192.0.2.7 udp dport 54 dnat to 198.51.100.7:54'");
     let arrives = |ip: &str, port: u16| {
-        let far = world.outside.within(|| std::net::UdpSocket::bind((ip, port)).unwrap());
-        far.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
-        let near = world.inside.within(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        let far = world.outside.within(|| UdpSocket::bind((ip, port)).unwrap());
+        far.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
         (0..3).any(|_| near.send_to(b"x", ("192.0.2.7", port)).is_ok() && far.recv(&mut [0; 4]).is_ok())
     };
     assert!(arrives("198.51.100.7", 54), "both addresses are allowed");
@@ -161,4 +165,41 @@ fn another_router_on_the_bridge_is_found() {
         assert!(!datagram_arrives(&inside, router, ip, 54), "{ip}");
     }
     assert!(!datagram_arrives(&inside, router, "10.1.2.2", 53), "the router itself");
+}
+
+/// The addresses of a VRF are local in its own routing table only.
+#[test]
+fn a_sandbox_in_a_vrf_asks_the_node_for_names_only() {
+    needs!(lane::VRF);
+    for kind in ["bridge", "ptp"] {
+        let world = World::new(kind, &json!({"profile": "sandbox"}));
+        let node = &world.node;
+        let far = node.sh(&format!("ip -o route get {} | sed 's/.* dev \\([^ ]*\\).*/\\1/'", OUTSIDE[0]));
+        let gateways = node.sh("ip -o addr show to 10.1.2.1 | cut -d' ' -f2");
+        node.sh("ip link add blue type vrf table 10 && ip link set blue up && ip addr add 203.0.113.9/32 dev blue");
+        node.sh("sysctl -q net.ipv4.udp_l3mdev_accept=1");
+        for link in gateways.split_whitespace().chain([far.trim()]) {
+            node.sh(&format!("ip link set {link} master blue"));
+        }
+        node.sh(&format!("ip route add {} via {} dev {} vrf blue onlink", FAR[0], OUTSIDE[0], far.trim()));
+        list(node, kind, &json!({"profile": "sandbox"}))
+            .call("ADD", &world.attached(), 1, Some(&world.result))
+            .result();
+        let reaches = |place: &dyn Fn(u16) -> UdpSocket, ip: &str, port: u16| {
+            let far = place(port);
+            far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+            (0..3).any(|_| near.send_to(b"question", (ip, port)).is_ok() && far.recv(&mut [0; 16]).is_ok())
+        };
+        let any = |port: u16| UdpSocket::bind(("0.0.0.0", port)).unwrap();
+        let (on_node, outside) = (|port| node.within(|| any(port)), |port| world.outside.within(|| any(port)));
+        for (ip, port, passes) in
+            [("10.1.2.1", 53, true), ("10.1.2.1", 54, false), ("203.0.113.9", 53, true), ("203.0.113.9", 54, false)]
+        {
+            assert_eq!(reaches(&on_node, ip, port), passes, "{kind}: {ip}, port {port}");
+        }
+        for (ip, passes) in [(FAR[0], true), (OUTSIDE[0], false)] {
+            assert_eq!(reaches(&outside, ip, 4000), passes, "{kind}: {ip}");
+        }
+    }
 }

@@ -196,6 +196,13 @@ fn neighbour_ways(map: &Map) -> Vec<Way> {
             vec![map.eth(map.neighbour, 0x0800, &ipv4(map.ip, far, 17, 0x4000, &udp(5, 5)))],
         ),
         (
+            "the neighbour by the name service of the node",
+            vec![
+                map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 53))),
+                map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::1", 17, 64, &udp(5, 53))),
+            ],
+        ),
+        (
             "all neighbours by an allowed address",
             vec![map.eth(BROADCAST, 0x0800, &ipv4(map.ip, far, 17, 0x4000, &udp(5, 5)))],
         ),

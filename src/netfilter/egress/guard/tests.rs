@@ -20,7 +20,9 @@ struct OwnedPolicy {
     served: Vec<ServiceRange>,
     routers: Vec<IpAddr>,
     /// `None`: all that is allowed.
-    near: Option<AllowedTraffic>,
+    found: Option<AllowedTraffic>,
+    /// `None`: all that is found.
+    neighbours: Option<AllowedTraffic>,
     sources: Option<Vec<IpAddr>>,
     bridge: Option<MacAddress>,
 }
@@ -32,7 +34,8 @@ impl OwnedPolicy {
             allowed: &self.allowed,
             served: &self.served,
             routers: &self.routers,
-            near: self.near.as_ref().unwrap_or(&self.allowed),
+            found: self.found.as_ref().unwrap_or(&self.allowed),
+            neighbours: self.neighbours.as_ref().or(self.found.as_ref()).unwrap_or(&self.allowed),
             sources: self.sources.as_deref(),
             bridge: self.bridge,
         }
@@ -83,12 +86,15 @@ fn sample_policy() -> OwnedPolicy {
     OwnedPolicy { allowed: AllowedTraffic { v4, v6 }, served, routers, ..OwnedPolicy::default() }
 }
 
-/// The policy of a container at a bridge, with two addresses: every second allowed range is on its own link.
+/// The policy of a container at a bridge, with two addresses: every second allowed range is on its own link, and every
+/// second one of those is a neighbour's.
 fn at_bridge(policy: OwnedPolicy) -> OwnedPolicy {
-    let half = |ranges: &[AllowedRange]| ranges.iter().step_by(2).cloned().collect();
-    let near = AllowedTraffic { v4: half(&policy.allowed.v4), v6: half(&policy.allowed.v6) };
+    let part = |ranges: &[AllowedRange], step| ranges.iter().step_by(step).cloned().collect();
+    let [found, neighbours] =
+        [2, 4].map(|step| AllowedTraffic { v4: part(&policy.allowed.v4, step), v6: part(&policy.allowed.v6, step) });
     let sources = ["10.88.0.2", "2001:db8:9::5"].map(|text| text.parse().unwrap()).to_vec();
-    OwnedPolicy { near: Some(near), sources: Some(sources), bridge: Some(BRIDGE), ..policy }
+    let (found, neighbours) = (Some(found), Some(neighbours));
+    OwnedPolicy { found, neighbours, sources: Some(sources), bridge: Some(BRIDGE), ..policy }
 }
 
 /// Up to three of the services, or all; sorted.

@@ -109,25 +109,6 @@ fn intervals_are_compared_and_replaced_in_one_batch() {
 }
 
 #[test]
-fn a_beginning_shows_that_no_set_was_flushed() {
-    let nft = sandbox();
-    let ranges = addresses("10.0.0.0", "10.0.0.255");
-    let ports = services("10.0.0.0", "10.0.0.255", [80, 90]);
-    let has = || nft.has_beginnings(&[(RANGES, &ranges), (SERVICES, &ports)]).unwrap();
-    assert!(nft.has_beginnings(&[]).unwrap());
-    assert!(!has(), "there are no sets");
-    put(&nft, RANGES, &[addresses("192.0.2.0", "192.0.2.9"), ranges.clone()]);
-    assert!(!has(), "there is one");
-    put(&nft, SERVICES, &[services("10.0.1.0", "10.0.1.0", [80, 90]), ports.clone()]);
-    assert!(has());
-    put(&nft, SERVICES, &[services("10.0.1.0", "10.0.1.0", [80, 90])]);
-    assert!(!has());
-    put(&nft, SERVICES, std::slice::from_ref(&ports));
-    put(&nft, RANGES, &[]);
-    assert!(!has());
-}
-
-#[test]
 fn intervals_are_found_while_another_socket_replaces_them() {
     let nft = sandbox();
     let here = Netns::open_current().unwrap();

@@ -9,7 +9,7 @@ use crate::netfilter::egress::compile::{AllowedRange, ServiceRange};
 /// Whether the frame passes.
 pub(super) fn passes(policy: &GuardPolicy<'_>, frame: &[u8]) -> bool {
     let policy = if is_to_neighbour(policy, frame) {
-        GuardPolicy { allowed: policy.near, served: &[], ..*policy }
+        GuardPolicy { allowed: policy.neighbours, served: &[], ..*policy }
     } else {
         *policy
     };
@@ -63,7 +63,7 @@ fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     if number(frame, 14, 6)? != 0x0001_0800_0604 || frame.get(22..28)? != policy.mac.0 {
         return Some(false);
     }
-    let is_near = find(&policy.near.v4, target).is_some();
+    let is_near = find(&policy.found.v4, target).is_some();
     Some(match number(frame, 20, 2)? {
         1 => is_near || is_router(policy, true, target),
         2 => is_near || !is_to_neighbour(policy, frame),
@@ -142,7 +142,7 @@ fn is_listener_report(frame: &[u8], to: u128) -> Option<Judgement> {
 
 fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judgement> {
     let (kind, is_near) = (number(frame, 54, 1)?, frame[21] == 255);
-    let is_reached = |addr: u128| find(&policy.near.v6, addr).is_some();
+    let is_reached = |addr: u128| find(&policy.found.v6, addr).is_some();
     let is_neighbour = |addr: u128| {
         let is_local = Ipv6Addr::from(addr).segments()[0] & 0xffc0 == 0xfe80;
         is_local || is_router(policy, false, addr) || is_reached(addr)
