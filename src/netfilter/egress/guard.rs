@@ -136,6 +136,9 @@ struct IpParts {
     /// Whether any service is allowed at the address in [`ADDRESS`], on the link.
     found4: Label,
     found6: Label,
+    /// The same, of a neighbour.
+    neighbour4: Label,
+    neighbour6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
     v6_destination: Label,
     /// Judges a packet of the protocol in A, whose header begins behind the X bytes of the IP header.
@@ -166,11 +169,12 @@ impl GuardCompiler<'_> {
         let neighbour4 = self.put_lookup(&ADDRESS[..1], &self.policy.neighbours.v4);
         let neighbour6 = self.put_lookup(&ADDRESS, &self.policy.neighbours.v6);
         let (v4, v6) = (self.put_by_side(v4, neighbour4), self.put_by_side(v6, neighbour6));
+        let [neighbour4, neighbour6] = [neighbour4, neighbour6].map(|lookup| self.put_any_service(lookup));
         let v6_destination = self.put_load_v6(IPV6_DESTINATION, v6);
         let v4_destination = self.code.put_all(&[(LOAD_WORD, IPV4_DESTINATION), (STORE_CELL, ADDRESS[0])], v4);
         let destination = self.put_if(LOAD_HALF, ETHERTYPE, ETHERTYPE_IPV4, v4_destination, v6_destination);
         let transport = self.put_transport(destination);
-        let parts = IpParts { found4, found6, v6_destination, transport };
+        let parts = IpParts { found4, found6, neighbour4, neighbour6, v6_destination, transport };
         let ipv6 = self.put_ipv6(&parts);
         let ipv4 = self.put_ipv4(&parts, v4_destination);
         let arp = self.put_arp(&parts);
@@ -322,7 +326,7 @@ impl GuardCompiler<'_> {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let neighbour = self.put_neighbour(parts.found6);
         let serves_all = self.policy.served.iter().any(|range| (range.first..=range.last).contains(&(ICMPV6 << 16)));
-        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.found6);
+        let unicast = self.put_by_side(if serves_all { self.pass } else { neighbour }, parts.neighbour6);
         let unicast = self.put_load_v6(IPV6_DESTINATION, unicast);
         let solicited = self.put_solicitation(neighbour);
         let solicitation = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, solicited, unicast);
@@ -371,7 +375,7 @@ impl GuardCompiler<'_> {
         let request = self.put_addresses(&ADDRESS[..1], routers, parts.found4);
         let request = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], request);
         // A reply to the host itself is for the bridge.
-        let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.found4);
+        let reply = self.code.put_all(&[(LOAD_WORD, ARP_TARGET), (STORE_CELL, ADDRESS[0])], parts.neighbour4);
         let reply = self.put_by_side(self.pass, reply);
         let operation = self.put_choice(LOAD_HALF, 20, &[(1, request), (2, reply)], self.drop);
         let sender = self.put_if_mac(ARP_SENDER_MAC, self.policy.mac, operation, self.drop);

@@ -63,10 +63,9 @@ fn judge_arp(policy: &GuardPolicy<'_>, frame: &[u8]) -> Option<bool> {
     if number(frame, 14, 6)? != 0x0001_0800_0604 || frame.get(22..28)? != policy.mac.0 {
         return Some(false);
     }
-    let is_near = find(&policy.found.v4, target).is_some();
     Some(match number(frame, 20, 2)? {
-        1 => is_near || is_router(policy, true, target),
-        2 => is_near || !is_to_neighbour(policy, frame),
+        1 => find(&policy.found.v4, target).is_some() || is_router(policy, true, target),
+        2 => find(&policy.neighbours.v4, target).is_some() || !is_to_neighbour(policy, frame),
         _ => false,
     })
 }
@@ -142,10 +141,10 @@ fn is_listener_report(frame: &[u8], to: u128) -> Option<Judgement> {
 
 fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judgement> {
     let (kind, is_near) = (number(frame, 54, 1)?, frame[21] == 255);
-    let is_reached = |addr: u128| find(&policy.found.v6, addr).is_some();
+    let is_in_range = |ranges: &[AllowedRange], addr: u128| find(ranges, addr).is_some();
     let is_neighbour = |addr: u128| {
         let is_local = Ipv6Addr::from(addr).segments()[0] & 0xffc0 == 0xfe80;
-        is_local || is_router(policy, false, addr) || is_reached(addr)
+        is_local || is_router(policy, false, addr) || is_in_range(&policy.found.v6, addr)
     };
     let to_neighbour = is_to_neighbour(policy, frame);
     let passes_if = |passes| if passes { Judgement::Passes } else { Judgement::Dropped };
@@ -157,7 +156,7 @@ fn judge_icmpv6(policy: &GuardPolicy<'_>, frame: &[u8], to: u128) -> Option<Judg
         }
         (133, true) if is_near => Judgement::Passes,
         (136, true) if is_near => passes_if(!to_neighbour),
-        (135 | 136, false) if is_near && to_neighbour => passes_if(is_reached(to)),
+        (135 | 136, false) if is_near && to_neighbour => passes_if(is_in_range(&policy.neighbours.v6, to)),
         (135 | 136, false) if is_near => passes_if(is_neighbour(to) || is_in(policy.served, 58 << 16)),
         _ => Judgement::ByDestination,
     })
