@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::libc;
 
-use super::compile::{AllowedRange, AllowedTraffic, ServiceRange};
+use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
 use super::table::{FRAMES, PACKETS, PolicyChains};
 use crate::attachment::sha512_hex;
 use crate::netlink::NetlinkResult;
@@ -18,7 +18,16 @@ const POLICY: &str = "policy_";
 const HOST: &str = "host_";
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 6] = ["all4", "all6", "some4", "some6", "arp", "nd"];
+const SET_NAMES: [&str; 8] = ["all4", "all6", "most4", "most6", "some4", "some6", "arp", "nd"];
+
+/// The number of ICMPv6 (RFC 4443).
+const ICMPV6: u8 = 58;
+/// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set of addresses and
+/// services from large networks, so such addresses have a set of their own.
+const ALL_BUT_ICMPV6: [ServiceRange; 2] = [
+    ServiceRange { first: 0, last: ((ICMPV6 as u32) << 16) - 1 },
+    ServiceRange { first: (ICMPV6 as u32 + 1) << 16, last: LAST_SERVICE },
+];
 
 /// A policy in one table.
 #[derive(Clone, Debug)]
@@ -109,10 +118,16 @@ impl PolicyObjects {
         let mut rules = Vec::new();
         for (is_ipv4, ranges) in [(true, &traffic.v4), (false, &traffic.v6)] {
             let (kind, field) = address_type(is_ipv4);
-            let [all, some] = if is_ipv4 { ["all4", "some4"] } else { ["all6", "some6"] };
+            let [all, most, some] = if is_ipv4 { ["all4", "most4", "some4"] } else { ["all6", "most6", "some6"] };
             let is_complete = |range: &AllowedRange| range.services == [ServiceRange::ALL];
             rules.extend(self.add_set(prefix, all, kind, addresses(ranges, is_ipv4, is_complete), |set| {
                 vec![NftRule::new().in_set(&[field], set)]
+            }));
+            let lacks_icmpv6 = |range: &AllowedRange| range.services == ALL_BUT_ICMPV6;
+            rules.extend(self.add_set(prefix, most, kind, addresses(ranges, is_ipv4, lacks_icmpv6), |set| {
+                let others = [(0, ICMPV6 - 1), (ICMPV6 + 1, u8::MAX)];
+                let of = |(first, last)| NftRule::new().byte_in_range(PacketField::L4proto, first, last);
+                others.map(|range| of(range).in_set(&[field], set)).to_vec()
             }));
             let key = if is_ipv4 { &SOME4 } else { &SOME6 };
             rules.extend(self.add_set(prefix, some, key, services(ranges, is_ipv4), |set| {
@@ -258,7 +273,7 @@ fn addresses(ranges: &[AllowedRange], is_ipv4: bool, which: impl Fn(&AllowedRang
 /// The intervals of address, protocol and port of the ranges that allow some services only.
 fn services(ranges: &[AllowedRange], is_ipv4: bool) -> Vec<KeyInterval> {
     let mut all = Vec::new();
-    for AllowedRange { first, last, services } in ranges {
+    for AllowedRange { first, last, services } in ranges.iter().filter(|range| range.services != ALL_BUT_ICMPV6) {
         for service in services.iter().filter(|service| **service != ServiceRange::ALL) {
             for (low, high) in split_by_protocol(*service) {
                 let key = |number, service: u32| {
@@ -297,7 +312,18 @@ fn split_by_protocol(ServiceRange { first, last }: ServiceRange) -> Vec<(u32, u3
 
 #[cfg(test)]
 mod tests {
+    use super::super::policy::EgressPolicy;
     use super::*;
+
+    #[test]
+    fn a_sandbox_has_no_set_of_networks_of_the_internet_and_services() {
+        let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
+        let compiled = policy.compile(&[]).unwrap();
+        let objects = PolicyObjects::of_packets(&compiled.routed, &compiled.host);
+        let names = objects.sets.iter().filter(|set| set.name.starts_with(POLICY));
+        let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();
+        assert_eq!(ends, ["all4", "most6"]);
+    }
 
     #[test]
     fn service_ranges_are_split_into_rectangles() {
