@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_has_no_set_of_networks_of_the_internet_and_services() {
+    fn a_sandbox_has_plain_sets_for_the_internet() {
         let policy = EgressPolicy { profile: "sandbox".to_owned(), ..EgressPolicy::default() };
         let compiled = policy.compile(&[]).unwrap();
         let objects = PolicyObjects::of_packets(&compiled.routed, &compiled.host);
