@@ -141,12 +141,13 @@ impl RestrictedPort {
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
         // In a VRF the kernel does not tell the rules that the addresses of the host are local: the routers are known.
-        let routers: Vec<IpAddr> = self.routers.iter().copied().filter(|router| self.host.contains(router)).collect();
-        let routed = compiled.with_host(&as_networks(&routers));
+        let own: Vec<IpAddr> = self.routers.iter().copied().filter(|router| self.host.contains(router)).collect();
+        let own = as_networks(&own);
+        let routed = compiled.with_host(&own);
         let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
         if self.is_bridged {
             let traffic = match self.bridge_mac {
-                Some(_) => &compiled.routed.restrict_to(&self.near_networks()),
+                Some(_) => &compiled.routed.without(&own).restrict_to(&self.near_networks()),
                 None => &compiled.routed,
             };
             // Another router than the host is found through the bridge.

@@ -437,6 +437,27 @@ fn no_way_leads_out_of_a_sandbox() {
     }
 }
 
+#[test]
+fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
+    for remove in ["true", "tc qdisc del dev $end ingress", "nft flush ruleset"] {
+        let gateways = json!({"to": ["10.1.2.1", "2001:db8:1::1"], "ports": ["udp/53"]});
+        let world = World::new("bridge", &json!({"allow": [gateways, {"to": [FAR[0]]}]}));
+        assert!(world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.node, "10.1.2.1", 53), "{remove}");
+        world.node.sh(&remove.replace("$end", &world.end()));
+        let map = Map::of(&world);
+        let [outside, neighbour] = [&world.outside, &world.neighbour].map(Capture::at);
+        for frame in [
+            map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 53))),
+            map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::1", 17, 64, &udp(5, 53))),
+            map.v4(FAR[0], 17, &udp(7, 7)),
+        ] {
+            send_frame(&world.inside, &frame);
+        }
+        settle(&outside);
+        assert_eq!(neighbour.marked(), 0, "{remove}");
+    }
+}
+
 /// Ends a flood, also when a test fails.
 struct EndOfFlood<'a>(&'a AtomicBool);
 
