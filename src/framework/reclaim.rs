@@ -74,10 +74,10 @@ impl<'a> CallContext<'a> {
         (kept, content): (RecordStore, T),
         undo: &mut Rollback<'a>,
     ) {
-        match serde_json::to_value(content) {
-            Ok(content) => self.write_record(plugin, req, result, Some((kept, content)), undo),
-            Err(e) => log_unrecorded(format_args!("encode the record: {e}")),
-        }
+        let content = serde_json::to_value(content);
+        let content =
+            content.map_err(|e| log_unrecorded(format_args!("encode the record of the {}: {e}", kept.0))).ok();
+        self.write_record(plugin, req, result, content.map(|content| (kept, content)), undo);
     }
 
     fn write_record(

@@ -101,9 +101,13 @@ impl RestrictedPort {
     /// Notes the port that this one replaces.
     pub fn replaces(&mut self, former: Option<&RestrictedPort>) {
         let keys = |port: &RestrictedPort| (port.end.clone(), port.mac, port.arrives_at.clone(), port.ips.clone());
-        let former = former.filter(|former| keys(former) != keys(self));
-        self.former =
-            former.map(|former| Box::new(RestrictedPort { former: None, policies: Vec::new(), ..former.clone() }));
+        let Some(former) = former else { return };
+        self.former = if keys(former) == keys(self) {
+            // The former ADD may have been killed as well.
+            former.former.clone()
+        } else {
+            Some(Box::new(RestrictedPort { former: None, policies: Vec::new(), ..former.clone() }))
+        };
     }
 
     /// The traffic that all policies allow.
@@ -119,8 +123,11 @@ impl RestrictedPort {
 
     /// The program of the second guard.
     pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
-        let own = as_networks(&self.host);
-        let (allowed, near) = (&compiled.with_host(&own), self.near_networks());
+        let (allowed, near) = (&compiled.with_host(&as_networks(&self.host)), self.near_networks());
+        // The broadcast address of the link, which the host has too, is also for neighbours.
+        let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
+        let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
+        let own: Vec<IpAddr> = self.host.iter().copied().filter(|addr| !broadcasts.contains(addr)).collect();
         guard::compile_program(&GuardPolicy {
             mac: self.mac,
             allowed,
@@ -128,7 +135,7 @@ impl RestrictedPort {
             routers: &self.routers,
             sources: Some(&self.ips),
             found: &allowed.restrict_to(&near),
-            neighbours: &compiled.routed.without(&own).restrict_to(&near),
+            neighbours: &compiled.routed.without(&as_networks(&own)).restrict_to(&near),
             bridge: self.bridge_mac,
         })
     }
@@ -177,13 +184,21 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
     Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()))?)
 }
 
-/// The elements that a container may have, by their keys; their data is not in the record.
+/// The elements that a container may have, by their keys, each once; their data is not in the record.
 fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetElement> {
     let mut all = table::port_elements(owner, port, &policy_chains(&[]));
     all.push(table::guard_element(owner, port.mac));
-    let former = port.former.as_deref();
-    all.extend(former.into_iter().flat_map(|former| recorded_elements(owner, former)));
+    if let Some(former) = &port.former {
+        let mut left = recorded_elements(owner, former);
+        left.retain(|old| !has_key_of(&all, old));
+        all.extend(left);
+    }
     all
+}
+
+/// Whether one of the elements is in the same set and has the same key.
+fn has_key_of(elements: &[SetElement], other: &SetElement) -> bool {
+    elements.iter().any(|element| (element.set, &element.key) == (other.set, &other.key))
 }
 
 /// Puts the policies of the container in force, in place of `former` ones, by one transaction. The caller has the
@@ -203,7 +218,7 @@ pub fn add_port(
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
     // The container may have had other addresses.
-    left.retain(|old| all.iter().all(|new| (new.set, &new.key) != (old.set, &old.key)));
+    left.retain(|old| !has_key_of(&all, old));
     let (mut taken, mut former) = (None, HashSet::new());
     let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
         let mut known = elements.iter().zip(&found).filter_map(|(element, found)| Some((element, found.as_ref()?)));

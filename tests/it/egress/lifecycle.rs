@@ -166,6 +166,10 @@ fn a_second_add_with_another_address_leaves_none_of_the_first() {
     let list = list(&world.node, "bridge", &keys);
     let mut moved = world.result.clone();
     moved["ips"][0]["address"] = json!("10.1.2.99/24");
+    // Another container has the same policy.
+    let container = Container::new();
+    let other = Attached::new("c2", &container.path());
+    let of_other = list.add(&other).unwrap();
     list.call("ADD", &world.attached(), 1, Some(&moved)).result();
     let rules = world.node.sh("nft list ruleset");
     assert!(rules.contains("10.1.2.99") && !rules.contains(&format!(". {} ", world.ip(false))), "{rules}");
@@ -178,9 +182,13 @@ fn a_second_add_with_another_address_leaves_none_of_the_first() {
         let inject = format!("inject=sendto,sendmsg:signal=KILL:when={when}");
         let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
         list.call("ADD", &world.attached(), 1, Some(&moved)).under(&strace).run();
+        if when % 4 == 0 {
+            list.call("ADD", &world.attached(), 1, Some(&moved)).under(&strace).run();
+        }
         list.call("DEL", &world.attached(), 1, Some(&moved)).ok();
         assert_eq!(left(), "", "{when}");
     }
+    list.check(&other, &of_other).unwrap();
 }
 
 #[test]

@@ -124,6 +124,19 @@ fn allowed_neighbours_are_reached_on_the_bridge() {
 }
 
 #[test]
+fn an_allowed_broadcast_reaches_neighbours() {
+    let world = World::new("bridge", &json!({"allow": [{"to": ["10.1.2.0/24"], "ports": ["udp/67"]}]}));
+    let far = world.neighbour.within(|| UdpSocket::bind("0.0.0.0:67").unwrap());
+    far.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+    let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    near.set_broadcast(true).unwrap();
+    for (to, arrives) in [("10.1.2.255:67", true), ("10.1.2.255:68", false), ("255.255.255.255:67", false)] {
+        near.send_to(to.as_bytes(), to).unwrap();
+        assert_eq!(far.recv(&mut [0; 32]).is_ok(), arrives, "{to}");
+    }
+}
+
+#[test]
 fn containers_without_a_policy_are_not_affected() {
     let world = World::new("bridge", &json!({}));
     for ip in [OUTSIDE[0], OUTSIDE[1], FAR[0], FAR[3]] {
