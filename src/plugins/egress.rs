@@ -178,14 +178,13 @@ impl Plugin for Egress {
         let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
         let former: Option<RestrictedPort> = egress::KEPT.read_content(owner);
-        port.replaces(former.as_ref());
+        if let Some(former) = &former {
+            port.replaces(former);
+        }
         let mut undo = Rollback::new();
         cx.record_with_part(Self::NAME, req, prev, (egress::KEPT, &port), &mut undo);
         undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
-            Some(former) => {
-                egress::KEPT.add_part(owner, former);
-                egress::add_port(filter, owner, former, &former.compile()?, Some(&port))
-            }
+            Some(former) => egress::restore_port(filter, owner, former, &port),
             None => egress::delete_port(filter, owner),
         });
         undo.add_step(format!("restore the filter of \"{}\"", end.name), || {
@@ -193,7 +192,7 @@ impl Plugin for Egress {
         });
         // Before the rules: it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
-        egress::add_port(filter, owner, &port, &compiled, former.as_ref())?;
+        egress::add_port(filter, owner, &port, &compiled)?;
         undo.commit();
         Ok(prev.clone())
     }
@@ -304,7 +303,7 @@ fn find_port(
         ips,
         published,
         policies,
-        former: None,
+        replaced: Vec::new(),
     };
     Ok((end, port))
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{JSON, NETWORK, ToolCommand, format_columns, print_text};
 use crate::cni::json::encode_pretty;
 use crate::error::{Error, ErrorContext, Result};
-use crate::framework::PluginService;
+use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::egress::policy::service_name;
@@ -193,7 +193,8 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let _lock = egress::lock_policy(owner)?;
     // Meanwhile it may have been detached, or attached again.
     let stored: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(without_policy)?;
-    let port = RestrictedPort { policies: vec![policy], ..stored.clone() };
+    let mut port = RestrictedPort { policies: vec![policy], ..stored.clone() };
+    port.replaces(&stored);
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;
     let host = Netlink::open()?;
@@ -201,8 +202,12 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
     let place = guard::find_place(&host, &end)?;
     place.program.as_ref().ok_or_else(missing)?;
+    let mut undo = Rollback::new();
+    undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
     egress::KEPT.add_part(owner, &port);
-    egress::add_port(&filter, owner, &port, &compiled, Some(&stored))?;
+    undo.add_step("restore the filter", || guard::restore_filter(&host, &end, place.program.as_ref()));
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
+    egress::add_port(&filter, owner, &port, &compiled)?;
+    undo.commit();
     Ok(ExitCode::SUCCESS)
 }

@@ -20,7 +20,7 @@ mod table;
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::slice;
+use std::{iter, mem, slice};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ const LINK_LOCAL_MULTICAST: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 
 const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// A container with a policy: its part of the record.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestrictedPort {
     /// The host's end of the veth pair.
@@ -91,23 +91,30 @@ pub struct RestrictedPort {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
-    /// The port of the attachment's last ADD, if this one has other elements: those of the former are left until the
-    /// commit, which a killed ADD does not reach.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub former: Option<Box<RestrictedPort>>,
+    /// The different ports of the attachment's earlier ADDs, until this one is in force: their elements and policies are
+    /// deleted then, or by DEL if the ADD is killed before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<RestrictedPort>,
 }
 
 impl RestrictedPort {
-    /// Notes the port that this one replaces.
-    pub fn replaces(&mut self, former: Option<&RestrictedPort>) {
-        let keys = |port: &RestrictedPort| (port.end.clone(), port.mac, port.arrives_at.clone(), port.ips.clone());
-        let Some(former) = former else { return };
-        self.former = if keys(former) == keys(self) {
-            // The former ADD may have been killed as well.
-            former.former.clone()
-        } else {
-            Some(Box::new(RestrictedPort { former: None, policies: Vec::new(), ..former.clone() }))
-        };
+    /// Notes the port that this one replaces, and those that the former one had not replaced yet.
+    pub fn replaces(&mut self, former: &RestrictedPort) {
+        let mut former = former.clone();
+        let older = mem::take(&mut former.replaced);
+        self.replaced.clear();
+        let own = self.clone();
+        for port in older.into_iter().chain([former]) {
+            if port != own && !self.replaced.contains(&port) {
+                self.replaced.push(port);
+            }
+        }
+    }
+
+    /// The names of the chains of replaced policies.
+    fn replaced_chains(&self) -> HashSet<String> {
+        let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
+        compiled.flat_map(|(port, compiled)| port.objects(&compiled)).map(|policy| policy.chain).collect()
     }
 
     /// The traffic that all policies allow.
@@ -123,11 +130,8 @@ impl RestrictedPort {
 
     /// The program of the second guard.
     pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
-        let (allowed, near) = (&compiled.with_host(&as_networks(&self.host)), self.near_networks());
-        // The broadcast address of the link, which the host has too, is also for neighbours.
-        let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
-        let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
-        let own: Vec<IpAddr> = self.host.iter().copied().filter(|addr| !broadcasts.contains(addr)).collect();
+        let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
+        let (allowed, near) = (&compiled.with_host(&host), self.near_networks());
         guard::compile_program(&GuardPolicy {
             mac: self.mac,
             allowed,
@@ -135,21 +139,31 @@ impl RestrictedPort {
             routers: &self.routers,
             sources: Some(&self.ips),
             found: &allowed.restrict_to(&near),
-            neighbours: &compiled.routed.without(&as_networks(&own)).restrict_to(&near),
+            neighbours: &compiled.routed.without(&self.own_networks(|_| true)).restrict_to(&near),
             bridge: self.bridge_mac,
         })
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
     fn near_networks(&self) -> Vec<IpNet> {
-        let groups = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
-        self.on_link.iter().copied().chain(groups).collect()
+        let always = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6), IpNet::V6(LINK_LOCAL)];
+        self.on_link.iter().copied().chain(always).collect()
+    }
+
+    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks, which
+    /// are also for neighbours.
+    fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
+        let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
+        let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
+        let own = self.host.iter().filter(|addr| !broadcasts.contains(addr) && which(addr));
+        own.copied().map(IpNet::from).collect()
     }
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        // In a VRF the kernel does not tell the rules that the addresses of the host are local: the routers are known.
-        let own: Vec<IpAddr> = self.routers.iter().copied().filter(|router| self.host.contains(router)).collect();
-        let own = as_networks(&own);
+        // The kernel does not tell the rules that an address of the host is local in a VRF, or on a bridge. Those of other
+        // networks come and go, and policies would not be equal.
+        let own =
+            self.own_networks(|addr| self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr)));
         let routed = compiled.with_host(&own);
         let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
         if self.is_bridged {
@@ -167,10 +181,6 @@ impl RestrictedPort {
     }
 }
 
-fn as_networks(addrs: &[IpAddr]) -> Vec<IpNet> {
-    addrs.iter().copied().map(IpNet::from).collect()
-}
-
 /// The error of a MAC address that two containers have.
 fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
     let other = comment.unwrap_or("another program");
@@ -186,12 +196,12 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
 
 /// The elements that a container may have, by their keys, each once; their data is not in the record.
 fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetElement> {
-    let mut all = table::port_elements(owner, port, &policy_chains(&[]));
-    all.push(table::guard_element(owner, port.mac));
-    if let Some(former) = &port.former {
-        let mut left = recorded_elements(owner, former);
-        left.retain(|old| !has_key_of(&all, old));
-        all.extend(left);
+    let mut all = Vec::new();
+    for port in iter::once(port).chain(&port.replaced) {
+        let counter = table::guard_element(owner, port.mac);
+        let elements = table::port_elements(owner, port, &policy_chains(&[])).into_iter().chain([counter]);
+        let new: Vec<SetElement> = elements.filter(|element| !has_key_of(&all, element)).collect();
+        all.extend(new);
     }
     all
 }
@@ -201,23 +211,22 @@ fn has_key_of(elements: &[SetElement], other: &SetElement) -> bool {
     elements.iter().any(|element| (element.set, &element.key) == (other.set, &other.key))
 }
 
-/// Puts the policies of the container in force, in place of `former` ones, by one transaction. The caller has the
-/// [lock](lock_policy), and has recorded the port.
+/// Puts the policies of the container in force, in place of the [replaced](RestrictedPort::replaces) ones, by one
+/// transaction. The caller has the [lock](lock_policy), and has recorded the port.
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
     port: &RestrictedPort,
     compiled: &CompiledPolicy,
-    former: Option<&RestrictedPort>,
 ) -> Result<()> {
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
     let objects = port.objects(compiled);
     let elements = table::port_elements(owner, port, &policy_chains(&objects));
-    let mut left = former.map_or(Vec::new(), |former| recorded_elements(owner, former));
     let layouts = table::layouts_of_port(port.is_bridged);
     let counter = table::guard_element(owner, port.mac);
     let all: Vec<SetElement> = elements.iter().chain([&counter]).cloned().collect();
     // The container may have had other addresses.
+    let mut left = if port.replaced.is_empty() { Vec::new() } else { recorded_elements(owner, port) };
     left.retain(|old| !has_key_of(&all, old));
     let (mut taken, mut former) = (None, HashSet::new());
     let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
@@ -247,8 +256,29 @@ pub fn add_port(
     if let Some(comment) = taken {
         return Err(taken_error(port, comment.as_deref()));
     }
+    former.extend(port.replaced_chains());
     former.retain(|chain| objects.iter().all(|policy| policy.chain != *chain));
-    if former.is_empty() { Ok(()) } else { delete_former_policies(filter.nft_socket()?, &former).context(failed) }
+    if former.is_empty() && port.replaced.is_empty() {
+        return Ok(());
+    }
+    match delete_former_policies(filter.nft_socket()?, &former) {
+        Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
+        Err(error) => log::warn(format_args!("delete the former egress policy of port \"{}\": {error}", port.end)),
+    }
+    Ok(())
+}
+
+/// Puts the `former` port in force again, after a failure of [`add_port`] with another one.
+pub fn restore_port(
+    filter: &PacketFilter,
+    owner: AttachmentId<'_>,
+    former: &RestrictedPort,
+    failed: &RestrictedPort,
+) -> Result<()> {
+    let mut port = former.clone();
+    port.replaces(failed);
+    KEPT.add_part(owner, &port);
+    add_port(filter, owner, &port, &port.compile()?)
 }
 
 /// Counts and records what the second guard refuses. That table enforces nothing, and needs the links of the guard.
@@ -293,15 +323,20 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     for kept in change.restorable_records::<RestrictedPort>(KEPT) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
+        let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
         for policy in &objects {
+            let refers = |element: &SetElement| element.target_chain() == Some(&policy.chain);
+            if !elements.iter().any(|element| refers(element) && change.will_have_element(element)) {
+                continue;
+            }
             match create_if_missing(change, policy) {
                 Ok(true) => change.count_restored(),
                 Ok(false) => {}
                 Err(error) => log::warn(error),
             }
         }
-        for element in table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects)) {
-            change.restore_element(&element);
+        for element in &elements {
+            change.restore_element(element);
         }
     }
 }
@@ -362,11 +397,12 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
 /// Removes the policies of the attachment. The second guard stays until the port vanishes.
 pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()> {
     // Without a record all elements are searched.
-    let known = KEPT.read_content(owner).map(|port| recorded_elements(owner, &port));
+    let port: Option<RestrictedPort> = KEPT.read_content(owner);
+    let known = port.as_ref().map_or(Vec::new(), |port| recorded_elements(owner, port));
+    let replaced = port.map_or(HashSet::new(), |port| port.replaced_chains());
     let removed = KEPT.remove_part(owner);
     let is_own = owner.comment_matcher();
-    let known = known.unwrap_or_default();
-    let deleted = filter.query_nft(&|nft| delete_elements(nft, &known, &is_own, false));
+    let deleted = filter.query_nft(&|nft| delete_elements(nft, &known, &is_own, Some(&replaced)));
     join_errors([removed, deleted])
 }
 
@@ -374,17 +410,17 @@ pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()>
 pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let removed = KEPT.remove_stale_parts(network, valid);
     let is_stale = stale_matcher(network, valid);
-    let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, true));
+    let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, None));
     join_errors([removed, deleted])
 }
 
 /// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has any
-/// longer, those of the elements or with `all` any. Recorded flows expire.
+/// longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
 fn delete_elements(
     nft: &NftSocket,
     known: &[SetElement],
     which: &dyn Fn(Option<&str>) -> bool,
-    all: bool,
+    chains: Option<&HashSet<String>>,
 ) -> NetlinkResult<()> {
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
@@ -398,8 +434,12 @@ fn delete_elements(
             for chain in elements.filter_map(|element| element.target_chain()) {
                 *policies.entry(chain.to_owned()).or_default() += 1;
             }
-            if all {
-                list_policies(nft, table)?.into_iter().for_each(|name| _ = policies.entry(name).or_default());
+            let others = match chains {
+                Some(names) => names.iter().cloned().collect(),
+                None => list_policies(nft, table)?,
+            };
+            for chain in others {
+                policies.entry(chain).or_default();
             }
             for (chain, deleted) in policies {
                 delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;

@@ -1,6 +1,6 @@
 //! A transaction that changes our tables, and restores them after a flush of rules or sets.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
@@ -8,7 +8,8 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, TableLayout, TableState};
 use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::{RepairMode, shared};
+use crate::netfilter::RepairMode;
+use crate::netfilter::shared::{self, has_same_owner};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
 };
@@ -46,8 +47,9 @@ pub struct LayoutTransaction<'n> {
     pub batch: NftBatch,
     /// The chains that the batch creates for elements that jump to them.
     new_chains: HashSet<(NftTable<'static>, String)>,
-    /// If there is damage: the keys that flushed sets have again, or will have after the commit.
-    occupied: Option<HashSet<(NftSet<'static>, ElementKey)>>,
+    /// If there is damage: the keys that flushed sets have again, each with its element; without one if this transaction
+    /// adds it.
+    occupied: Option<HashMap<(NftSet<'static>, ElementKey), Option<SetElement>>>,
     /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
     repair: Option<RepairMode>,
     /// Whether only the tables of the change are restored.
@@ -122,7 +124,7 @@ impl OwnTables<'_> {
             views,
             batch: NftBatch::new(),
             new_chains: HashSet::new(),
-            occupied: is_damaged.then(HashSet::new),
+            occupied: is_damaged.then(HashMap::new),
             repair,
             is_alone,
             is_conditional: is_damaged,
@@ -156,7 +158,7 @@ impl LayoutTransaction<'_> {
             }
         }
         if let Some(occupied) = &mut self.occupied {
-            occupied.insert((element.set, element.key.clone()));
+            occupied.insert((element.set, element.key.clone()), None);
         }
         self.batch.add_element(element);
     }
@@ -239,14 +241,27 @@ impl LayoutTransaction<'_> {
             .any(|view| view.flushed.contains(&set) || (self.repair.is_some() && view.layout.sets.contains(&set)))
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key.
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. A repair also
+    /// replaces the data of the attachment's element: an ADD may have been killed between the record and the rules.
     pub fn restore_element(&mut self, element: &SetElement) {
-        let key = (element.set, element.key.clone());
-        let is_free = self.occupied.as_ref().is_some_and(|occupied| !occupied.contains(&key));
-        if is_free && self.is_flushed(element.set) {
-            self.put_element(element);
-            self.restored += 1;
+        let Some(occupied) = self.occupied.as_ref().filter(|_| self.is_flushed(element.set)) else { return };
+        match occupied.get(&(element.set, element.key.clone())) {
+            None => {}
+            Some(Some(found)) if self.repair.is_some() && is_same_with_other_data(found, element) => {
+                self.batch.delete_element(element);
+            }
+            Some(_) => return,
         }
+        self.put_element(element);
+        self.restored += 1;
+    }
+
+    /// Whether the attachment has the element, or gets it by [`LayoutTransaction::restore_element`].
+    pub fn will_have_element(&self, element: &SetElement) -> bool {
+        let Some(occupied) = self.occupied.as_ref().filter(|_| self.is_flushed(element.set)) else { return false };
+        let present = occupied.get(&(element.set, element.key.clone()));
+        let is_kept = |found: &SetElement| self.repair.is_none() && is_same_with_other_data(found, element);
+        present.is_none_or(|p| p.as_ref().is_none_or(|found| has_same_owner(found, element) && !is_kept(found)))
     }
 
     /// Counts an object that the batch restores.
@@ -270,14 +285,19 @@ impl LayoutTransaction<'_> {
         }
     }
 
+    /// The generation of the first read, if the commit depends on it; otherwise 0.
+    fn required_generation(&self) -> u32 {
+        self.views.first().filter(|_| self.is_conditional).map_or(0, |view| view.generation)
+    }
+
     /// Restores damaged state and commits. Returns the damage.
     fn restore_and_commit(mut self) -> NetlinkResult<Vec<String>> {
-        let first = self.views.first().filter(|_| self.is_conditional);
-        let generation = first.map_or(0, |view| view.generation);
         if self.occupied.is_none() {
+            let generation = self.required_generation();
             return self.nft.commit_at_generation(self.batch, generation).map(|()| Vec::new());
         }
         self.restore_tables()?;
+        let generation = self.required_generation();
         let (mut batch, mut damage) = (NftBatch::new(), Vec::new());
         for view in self.views.iter().filter(|view| view.damage.is_some()) {
             if view.exists || view.is_required || self.batch.is_about_table(view.layout.table) {
@@ -292,8 +312,8 @@ impl LayoutTransaction<'_> {
         }
         match self.restored {
             0 => {}
-            1 => damage.push("1 element was missing".to_owned()),
-            many => damage.push(format!("{many} elements were missing")),
+            1 => damage.push("1 element was missing or had another value".to_owned()),
+            many => damage.push(format!("{many} elements were missing or had another value")),
         }
         Ok(damage)
     }
@@ -315,13 +335,21 @@ impl LayoutTransaction<'_> {
         let sets = self.views.iter().filter(|view| view.exists).flat_map(|v| v.layout.sets);
         let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
         let present = self.nft.find_elements(&flushed, &[])?.into_iter();
-        let present = present.map(|element| (element.set, element.key));
-        self.occupied.get_or_insert_default().extend(present);
+        let present = present.map(|element| ((element.set, element.key.clone()), Some(element)));
+        let occupied = self.occupied.get_or_insert_default();
+        for (key, element) in present {
+            occupied.entry(key).or_insert(element);
+        }
         for RestorableState { restore, .. } in state {
             restore(self);
         }
         Ok(())
     }
+}
+
+/// Whether the element that was found belongs to the owner of `wanted`, but has other data.
+fn is_same_with_other_data(found: &SetElement, wanted: &SetElement) -> bool {
+    has_same_owner(found, wanted) && found.data != wanted.data
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before
@@ -354,4 +382,44 @@ fn remove_deleted_attachments(
         })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::netlink::nftables::ValueType;
+    use crate::netns::isolate_test_thread;
+
+    const TABLE: NftTable<'_> = NftTable::new_inet("layout");
+    const SET: NftSet<'_> = TABLE.named_set("names", &[ValueType::IfName]);
+    const OTHER: NftTable<'_> = NftTable::new_inet("other");
+    const LAYOUTS: [TableLayout; 1] = [TableLayout { sets: &[SET], ..TableLayout::new(TABLE) }];
+    const KEPT: RecordStore = RecordStore("layout-test");
+
+    static PLANS: AtomicUsize = AtomicUsize::new(0);
+
+    /// Another process commits while the first repair is planned.
+    fn restore(change: &mut LayoutTransaction<'_>) {
+        if PLANS.fetch_add(1, Ordering::Relaxed) == 0 {
+            let mut batch = NftBatch::new();
+            batch.ensure_object(OTHER);
+            NftSocket::open().unwrap().commit_batch(batch).unwrap();
+        }
+        change.count_restored();
+    }
+
+    #[test]
+    fn a_repair_is_planned_again_after_a_commit_of_another_process() {
+        isolate_test_thread();
+        let nft = NftSocket::open().unwrap();
+        let mut batch = NftBatch::new();
+        batch.ensure_object(TABLE);
+        nft.commit_batch(batch).unwrap();
+        let own = OwnTables { nft: &nft, state: vec![RestorableState { kept: KEPT, layouts: &LAYOUTS, restore }] };
+        let damage = own.repair_tables(RepairMode::Restore).unwrap();
+        assert_eq!(damage[0], "set inet layout names was flushed");
+        assert_eq!(PLANS.load(Ordering::Relaxed), 2);
+    }
 }

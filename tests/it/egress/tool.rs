@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FAR, World, list};
+use crate::support::net::settles;
 use crate::support::node::Node;
 use crate::support::parallel::at_once;
 use crate::support::traffic::Place;
@@ -77,6 +78,33 @@ fn set_during_other_calls_leaves_one_policy_or_none() {
         assert_eq!(listed(&world.node, &["--json"]), "[]\n", "round {round}");
         assert!(!world.node.sh("nft list ruleset").contains("policy_"), "round {round}");
     }
+}
+
+#[test]
+fn a_failed_set_keeps_the_policy() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"]}]});
+    let world = World::new("bridge", &keys);
+    let list = list(&world.node, "bridge", &keys);
+    let before = world.node.snapshot();
+    let record = || world.node.sh("cat /run/cni/cnibox/attachments/*-*.json");
+    let file = world.node.path("policy.json").display().to_string();
+    std::fs::write(&file, json!({"policy": "allow"}).to_string()).unwrap();
+    let mut failures = 0;
+    for when in 1..=45 {
+        let inject = format!("inject=sendto,sendmsg:error=ENOBUFS:when={when}");
+        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
+        let recorded = record();
+        let set = world.node.tool("egress", &["set", "--container", "c1", &file]).under(&strace).run();
+        if set.status == Some(0) {
+            list.call("ADD", &world.attached(), 1, Some(&world.result)).result();
+        } else {
+            failures += 1;
+            assert_eq!(record(), recorded, "{when}: {}", set.stderr);
+        }
+        settles(&before, || world.node.snapshot());
+        list.check(&world.attached(), &world.result).unwrap();
+    }
+    assert!(failures > 25, "{failures}");
 }
 
 #[test]
