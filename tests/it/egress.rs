@@ -96,10 +96,21 @@ fn address(result: &Value, nth: usize) -> String {
     result["ips"][nth]["address"].as_str().unwrap().split('/').next().unwrap().to_owned()
 }
 
+/// A socket at the port. A child process of another test that does not execute its program yet may have the former socket
+/// of the port.
+fn bind(ip: IpAddr, port: u16) -> UdpSocket {
+    let mut bound = None;
+    eventually("the port is free", || {
+        bound = UdpSocket::bind((ip, port)).ok();
+        bound.is_some()
+    });
+    bound.unwrap()
+}
+
 /// Whether a datagram arrives, and for IPv6 addresses in duplicate address detection after some attempts.
 fn datagram_arrives(from: &impl Place, to: &impl Place, ip: &str, port: u16) -> bool {
     let ip: IpAddr = ip.parse().unwrap();
-    let far = to.within(|| UdpSocket::bind((ip, port)).unwrap());
+    let far = to.within(|| bind(ip, port));
     far.set_read_timeout(Some(Duration::from_millis(120))).unwrap();
     let any: IpAddr = if ip.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let near = from.within(|| UdpSocket::bind((any, 0)).unwrap());

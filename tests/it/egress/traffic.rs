@@ -1,11 +1,11 @@
 //! What passes and what does not: destinations, ports, replies, translated destinations, containers without a policy.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::{FAR, OUTSIDE, World, datagram_arrives, list};
+use super::{FAR, OUTSIDE, World, bind, datagram_arrives, list};
 use crate::lane::{self, needs};
 use crate::support::conflist::{Attached, Conflist};
 use crate::support::net::GATEWAYS;
@@ -137,6 +137,22 @@ fn an_allowed_broadcast_reaches_neighbours() {
 }
 
 #[test]
+fn link_local_addresses_of_neighbours_follow_the_policy() {
+    for (policy, arrives) in [("allow", true), ("deny", false)] {
+        let world = World::new("bridge", &json!({"policy": policy}));
+        let text = world.neighbour.sh("ip -6 -o addr show dev eth0 scope link");
+        let ip = text.split_whitespace().nth(3).unwrap().split('/').next().unwrap().parse().unwrap();
+        let index = world.inside.ip("link show eth0")[0]["ifindex"].as_u64().unwrap();
+        let far = world.neighbour.within(|| bind(Ipv6Addr::UNSPECIFIED.into(), 53));
+        far.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+        let near = world.inside.within(|| bind(Ipv6Addr::UNSPECIFIED.into(), 0));
+        let to = SocketAddrV6::new(ip, 53, 0, u32::try_from(index).unwrap());
+        near.send_to(b"question", to).unwrap();
+        assert_eq!(far.recv(&mut [0; 32]).is_ok(), arrives, "{policy}: {ip}");
+    }
+}
+
+#[test]
 fn containers_without_a_policy_are_not_affected() {
     let world = World::new("bridge", &json!({}));
     for ip in [OUTSIDE[0], OUTSIDE[1], FAR[0], FAR[3]] {
@@ -198,21 +214,23 @@ fn a_sandbox_in_a_vrf_asks_the_node_for_names_only() {
         list(node, kind, &json!({"profile": "sandbox"}))
             .call("ADD", &world.attached(), 1, Some(&world.result))
             .result();
-        let reaches = |place: &dyn Fn(u16) -> UdpSocket, ip: &str, port: u16| {
+        let require = |place: &dyn Fn(u16) -> UdpSocket, ip: &str, port: u16, passes: bool| {
             let far = place(port);
             far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
             let near = world.inside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-            (0..3).any(|_| near.send_to(b"question", (ip, port)).is_ok() && far.recv(&mut [0; 16]).is_ok())
+            let arrives = |_| near.send_to(b"question", (ip, port)).is_ok() && far.recv(&mut [0; 16]).is_ok();
+            let attempts = if passes { 30 } else { 3 };
+            assert_eq!((0..attempts).any(arrives), passes, "{kind}: {ip}, port {port}");
         };
-        let any = |port: u16| UdpSocket::bind(("0.0.0.0", port)).unwrap();
+        let any = |port: u16| bind(Ipv4Addr::UNSPECIFIED.into(), port);
         let (on_node, outside) = (|port| node.within(|| any(port)), |port| world.outside.within(|| any(port)));
         for (ip, port, passes) in
             [("10.1.2.1", 53, true), ("10.1.2.1", 54, false), ("203.0.113.9", 53, true), ("203.0.113.9", 54, false)]
         {
-            assert_eq!(reaches(&on_node, ip, port), passes, "{kind}: {ip}, port {port}");
+            require(&on_node, ip, port, passes);
         }
         for (ip, passes) in [(FAR[0], true), (OUTSIDE[0], false)] {
-            assert_eq!(reaches(&outside, ip, 4000), passes, "{kind}: {ip}");
+            require(&outside, ip, 4000, passes);
         }
     }
 }

@@ -440,8 +440,12 @@ fn no_way_leads_out_of_a_sandbox() {
 #[test]
 fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
     for remove in ["true", "tc qdisc del dev $end ingress", "nft flush ruleset"] {
-        let gateways = json!({"to": ["10.1.2.1", "2001:db8:1::1"], "ports": ["udp/53"]});
-        let world = World::new("bridge", &json!({"allow": [gateways, {"to": [FAR[0]]}]}));
+        let own = ["10.1.2.1", "2001:db8:1::1", "10.1.2.200", "2001:db8:1::200"];
+        let keys = json!({"allow": [{"to": own, "ports": ["udp/53"]}, {"to": [FAR[0]]}]});
+        let world = World::new("bridge", &keys);
+        world.node.sh("ip addr add 10.1.2.200/24 dev br0; ip addr add 2001:db8:1::200/64 dev br0 nodad");
+        list(&world.node, "bridge", &keys).call("ADD", &world.attached(), 1, Some(&world.result)).result();
+        assert!(world.reaches(&world.node, "10.1.2.200", 53) && world.reaches(&world.node, "2001:db8:1::200", 53));
         assert!(world.reaches(&world.outside, FAR[0], 9) && world.reaches(&world.node, "10.1.2.1", 53), "{remove}");
         world.node.sh(&remove.replace("$end", &world.end()));
         let map = Map::of(&world);
@@ -449,6 +453,8 @@ fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
         for frame in [
             map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.1", 17, 0x4000, &udp(5, 53))),
             map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::1", 17, 64, &udp(5, 53))),
+            map.eth(map.neighbour, 0x0800, &ipv4(map.ip, "10.1.2.200", 17, 0x4000, &udp(5, 53))),
+            map.eth(map.neighbour, 0x86dd, &ipv6(map.ip6, "2001:db8:1::200", 17, 64, &udp(5, 53))),
             map.v4(FAR[0], 17, &udp(7, 7)),
         ] {
             send_frame(&world.inside, &frame);
