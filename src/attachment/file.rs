@@ -220,6 +220,12 @@ impl AttachmentRecord {
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 
+    /// Writes the record in place of the `former` one of the attachment, whose other addresses lose their entries.
+    pub fn replace_record(&self, former: &AttachmentRecord) -> Result<()> {
+        self.save_with_addresses()?;
+        former.remove_addresses(|ip| !self.ips.contains(ip))
+    }
+
     /// Writes the record without entries by address. The runtime serialises the calls of an attachment.
     pub(super) fn save_record(&self) -> files::FileResult<()> {
         let (path, temporary) = attachment_paths(self.attachment_id());
@@ -254,14 +260,20 @@ impl AttachmentRecord {
 
     /// Removes the record and its entries by address.
     pub fn remove_with_addresses(&self) -> Result<()> {
-        for directory in self.ips.iter().map(|ip| address_directory(*ip)) {
+        self.remove_addresses(|_| true)?;
+        let (path, temporary) = attachment_paths(self.attachment_id());
+        remove_file(&temporary)?;
+        Ok(remove_file(&path)?)
+    }
+
+    /// Removes the attachment's entries by the addresses that `which` selects.
+    fn remove_addresses(&self, which: impl Fn(&IpAddr) -> bool) -> Result<()> {
+        for directory in self.ips.iter().filter(|ip| which(ip)).map(|ip| address_directory(*ip)) {
             remove_file(&directory.join(self.attachment_id().instance_id()))?;
             // Fails while other attachments have the address.
             drop(fs::remove_dir(&directory));
         }
-        let (path, temporary) = attachment_paths(self.attachment_id());
-        remove_file(&temporary)?;
-        Ok(remove_file(&path)?)
+        Ok(())
     }
 }
 

@@ -105,7 +105,7 @@ impl<'a> CallContext<'a> {
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
         let mut former = None;
-        let record_now = || {
+        let record_now = || -> Result<()> {
             let _turn = AttachmentRecord::lock_attachment(owner)?;
             if let Some(earlier) = AttachmentRecord::find_by_attachment(owner) {
                 let is_same = earlier.is_same_instance(&record);
@@ -118,10 +118,12 @@ impl<'a> CallContext<'a> {
                     former = Some(earlier);
                 }
             }
-            let Some((kept, content)) = part else { return record.save_with_addresses() };
-            record.rules.insert(kept.0.to_owned(), content);
-            record.save_with_addresses()?;
-            Ok(kept.link_part(owner)?)
+            let kept = part.map(|(kept, content)| {
+                record.rules.insert(kept.0.to_owned(), content);
+                kept
+            });
+            former.as_ref().map_or_else(|| record.save_with_addresses(), |former| record.replace_record(former))?;
+            Ok(kept.map_or(Ok(()), |kept| kept.link_part(owner))?)
         };
         if let Err(e) = record_now() {
             log_unrecorded(format_args!("{e}; if the container dies without a DEL, its state is not reclaimed"));

@@ -150,6 +150,17 @@ fn addresses_of_the_dead_are_free_with_any_ipam_plugin() {
 }
 
 #[test]
+fn a_replaced_record_has_no_entry_by_its_former_address() {
+    let (node, first, second) = (Node::new(), Container::new(), Container::new());
+    let mut chain = with_static(&node, "nftables");
+    for (container, address) in [(&first, "10.88.0.2"), (&second, "10.88.0.3")] {
+        chain.keys["ipam"]["addresses"][0]["address"] = json!(format!("{address}/24"));
+        chain.call("bridge", "ADD", "c1", &json!({})).netns(&container.path()).result();
+        assert_eq!(node.sh("ls /run/cni/cnibox/by-address"), format!("{address}\n"));
+    }
+}
+
+#[test]
 fn cnibox_gc_removes_state_of_the_dead_without_a_lease() {
     let node = Node::new();
     let chain = with_static(&node, "nftables");

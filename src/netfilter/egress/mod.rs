@@ -320,13 +320,16 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     if !all_sets().iter().any(|set| change.is_flushed(*set)) {
         return;
     }
+    // Containers with equal policies share them.
+    let mut compared = HashSet::new();
     for kept in change.restorable_records::<RestrictedPort>(KEPT) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
         let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
         for policy in &objects {
             let refers = |element: &SetElement| element.target_chain() == Some(&policy.chain);
-            if !elements.iter().any(|element| refers(element) && change.will_have_element(element)) {
+            let is_needed = elements.iter().any(|element| refers(element) && change.will_have_element(element));
+            if !is_needed || !compared.insert(policy.chain.clone()) {
                 continue;
             }
             match create_if_missing(change, policy) {

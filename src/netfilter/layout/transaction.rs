@@ -234,11 +234,13 @@ impl LayoutTransaction<'_> {
         self.new_chains.insert((table, chain.to_owned()))
     }
 
-    /// Whether elements of the set may be missing.
+    /// Whether elements of the set, or the chains that they refer to, may be missing.
     pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
-        self.views
-            .iter()
-            .any(|view| view.flushed.contains(&set) || (self.repair.is_some() && view.layout.sets.contains(&set)))
+        self.views.iter().any(|view| {
+            // Chains that are not read may have lost their rules as well.
+            let is_suspect = view.layout.has_other_chains && !view.incomplete.is_empty();
+            view.flushed.contains(&set) || ((self.repair.is_some() || is_suspect) && view.layout.sets.contains(&set))
+        })
     }
 
     /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. A repair also

@@ -27,6 +27,13 @@ fn nothing_opens_after_a_flush_and_the_next_add_restores() {
         list.add(&Attached::new("other", &other.path())).unwrap();
         let own = super::list(&world.node, kind, &keys);
         own.check(&world.attached(), &world.result).unwrap();
+        // Without its rules the table keeps its sets, chains and elements.
+        for table in world.node.sh("nft list tables | grep egress").lines() {
+            world.node.sh(&format!("nft flush {table}"));
+        }
+        list.add(&Attached::new("third", &Container::new().path())).unwrap();
+        own.check(&world.attached(), &world.result).unwrap();
+        assert!(world.reaches(&world.outside, FAR[0], 53) && !world.reaches(&world.outside, FAR[0], 54), "{kind}");
     }
 }
 
