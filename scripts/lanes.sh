@@ -39,12 +39,12 @@ failed_tests() {
         END { exit incomplete + running || named != failed }' "$1"
 }
 
-# Retries up to three failed tests of an output, each alone, in the executable in which it failed: two
-# tests and all their processes share one slow processor. More than three failures are no accident.
+# Retries up to five failed tests of an output, each alone, in the executable in which it failed: two
+# tests and all their processes share one slow processor. More than five failures are no accident.
 try_again() {
     local executable name failed output status=0
     failed=$(failed_tests "$1") || return
-    [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 3 ] || return
+    [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 5 ] || return
     while IFS=$'\t' read -r executable name; do
         echo "second try, alone: $name"
         # With one thread libtest prints the name before the test runs, and the test's output breaks the line.
@@ -103,6 +103,12 @@ slowest() {
     grep -E $'^[0-9.]+\t' "$2" >"$dir/sorted" || return 0
     say "the slowest tests of the $1 lane, in seconds:"
     sort -rn "$dir/sorted" | awk -F '\t' 'NR <= 20 { printf "%9.1f %s\n", $1, $2 }'
+}
+
+# reasons FILE...: prints why tests failed: the first lines of each panic, up to 20 panics.
+reasons() {
+    awk '/^stack backtrace:/ { left = 0 } / panicked at / { left = ++panics <= 20 ? 8 : 0 } left-- > 0 { print "    " substr($0, 1, 400) }' "$@" >"$dir/reasons"
+    [ ! -s "$dir/reasons" ] || { say "why tests failed:" && cat "$dir/reasons"; }
 }
 
 # shellcheck disable=SC2317 # called by trap
@@ -184,6 +190,7 @@ slowest host "$dir/times"
 slowest VM "$dir/vm"
 [ "$skipped" = 0 ] || say "this kernel, $(uname -r), lacks what these tests need:"
 cat "$dir/outcomes" "$dir/again"
+reasons "$dir/host" "$dir/vm"
 # cargo counts a skipped test as passed.
 say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed; second tries: $(wc -l <"$dir/again"); in no lane: $((skipped - ran - failed))"
 ignored=$(awk '/^test result:/ { ignored += $8 } END { print ignored + 0 }' "$dir/host")
