@@ -67,8 +67,8 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
 pub const SINK: FrameSink = FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
 
 impl FrameSink {
-    /// Creates what is missing, and repairs the port if somebody has deleted the bridge, or set the port down. Returns the
-    /// index of the entry.
+    /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set the bridge up or the port
+    /// down. Returns the index of the entry.
     fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
         if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up)
             && let Ok(index) = self.require_dropping(netlink, &entry, true)
@@ -87,6 +87,9 @@ impl FrameSink {
         let pair = NewLink::new(self.port, LinkKind::Veth { peer: VethPeer::new(self.entry) });
         let port = ensure(self.port, &pair.with_master(bridge.index))?;
         let entry = netlink.require_link(self.entry)?;
+        if bridge.up && bridge.kind.as_deref() == Some("bridge") {
+            netlink.change_link(bridge.index, LinkChange::new().set_down())?;
+        }
         if port.master.is_none() && entry.link == Some(port.index) {
             netlink.change_link(port.index, LinkChange::new().set_master(bridge.index))?;
         }
@@ -104,6 +107,9 @@ impl FrameSink {
         let Some(entry) = netlink.find_link(self.entry)? else { return Ok(false) };
         match netlink.find_link(self.port)?.filter(|port| entry.link == Some(port.index)) {
             Some(port) if port.master.is_none() => return Ok(false),
+            Some(port) if netlink.find_link(self.bridge)?.is_some_and(|b| b.up && port.master == Some(b.index)) => {
+                return Ok(false);
+            }
             Some(port) if !port.up => return self.require_dropping(netlink, &entry, false).map(|_| false),
             _ => {}
         }

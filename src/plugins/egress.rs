@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::attachment::AttachmentRecord;
 use crate::cni::CniResult;
 use crate::cni::json::Json;
 use crate::cni::json::keys::DecodedKeys;
@@ -30,7 +31,7 @@ use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, layout};
-use crate::netlink::{FdbEntry, Link, LinkChange, MacAddress, Netlink};
+use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 
@@ -190,6 +191,9 @@ impl Plugin for Egress {
         undo.add_step(format!("restore the filter of \"{}\"", end.name), || {
             guard::restore_filter(host, &end, place.program.as_ref())
         });
+        if former.is_some() {
+            egress::require_recorded(owner, &port)?;
+        }
         // Before the rules: it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
@@ -211,7 +215,7 @@ impl Plugin for Egress {
     fn repair(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
         let (end, port) = recorded_port(cx, req)?;
         let (host, wanted) = (cx.host_netlink()?, port.guard_program(&port.compile()?)?);
-        if !guard::has_guard(host, &end, &wanted, SINK)? {
+        if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
             let what = format!("the filter of \"{}\"", end.name);
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
         }
@@ -285,8 +289,12 @@ fn find_port(
     let mut routers: Vec<_> = gateways.collect();
     routers.sort_unstable();
     routers.dedup();
-    let known = HostAddresses::of_networks(host.dump_all_addresses()?.iter().map(|addr| addr.net));
-    let is_routed_here = routers.iter().all(|router| known.own.contains(router));
+    let addresses = host.dump_all_addresses()?;
+    // Another network of the host may have the address of a router that is not the host.
+    let is_near = |addr: &&LinkAddress| arrives_at.iter().any(|(index, _)| *index == addr.index);
+    let near: Vec<IpAddr> = addresses.iter().filter(is_near).map(|addr| addr.net.addr()).collect();
+    let is_routed_here = routers.iter().all(|router| near.contains(router));
+    let known = HostAddresses::of_networks(addresses.iter().map(|addr| addr.net));
     let bridge_mac = bridge.filter(|_| is_routed_here).map_or(Ok(None), |bridge| pin_mac(host, bridge, &fdb))?;
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
@@ -294,7 +302,7 @@ fn find_port(
     let port = RestrictedPort {
         end: end.name.clone(),
         mac,
-        arrives_at,
+        arrives_at: names_of(arrives_at),
         is_bridged: bridge.is_some(),
         bridge_mac,
         on_link,
@@ -369,15 +377,20 @@ fn find_master(host: &Netlink, end: &Link) -> Result<Option<Link>> {
     Ok(master.filter(|master| master.kind.as_deref() != Some("vrf")))
 }
 
-/// The names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the VLANs of the bridge.
-fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Result<Vec<String>> {
-    let Some(bridge) = bridge else { return Ok(vec![end.name.clone()]) };
-    let mut names = vec![bridge.name.clone()];
-    if bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering) {
+/// The indices and names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the VLANs
+/// of the bridge.
+fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Result<Vec<(u32, String)>> {
+    let first = bridge.unwrap_or(end);
+    let mut found = vec![(first.index, first.name.clone())];
+    if let Some(bridge) = bridge.filter(|bridge| bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering)) {
         let is_above = |link: &Link| link.link == Some(bridge.index) && link.link_netnsid.is_none();
-        names.extend(host.dump_links()?.into_iter().filter(is_above).map(|link| link.name));
+        found.extend(host.dump_links()?.into_iter().filter(is_above).map(|link| (link.index, link.name)));
     }
-    Ok(names)
+    Ok(found)
+}
+
+fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
+    interfaces.into_iter().map(|(_, name)| name).collect()
 }
 
 /// The host's end of an attachment, and the policy in its record.
@@ -387,15 +400,24 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
         Error::internal("the attachment has no record of its policy").with_details("attach the container again")
     })?;
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
-    let link = inside.require_link(owner.ifname)?;
     let host = cx.host_netlink()?;
-    let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
+    let link = inside.netlink.find_link(owner.ifname)?;
+    let connected = link.map_or(Ok(None), |link| peer::find_host_end(host, &inside, &link))?;
+    // A container that renames its interface, or moves it away, does not prevent repairs.
+    let is_recorded = |end: &Link| {
+        let record = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.end);
+        record.is_some_and(|recorded| recorded.index == end.index)
+    };
+    let end = match connected.filter(|end| end.name == port.end) {
+        None => host.find_link(&port.end)?.filter(is_recorded),
+        connected => connected,
+    };
     let end = end.ok_or_else(|| {
         Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", owner.ifname, port.end))
             .with_details("attach the container again")
     })?;
     let bridge = find_master(host, &end)?;
-    let arrives_at = arrival_interfaces(host, &end, bridge.as_ref())?;
+    let arrives_at = names_of(arrival_interfaces(host, &end, bridge.as_ref())?);
     let mac = bridge.and_then(|bridge| bridge.mac);
     let changed = if port.arrives_at.first() != arrives_at.first() {
         format!("port \"{}\" is no longer a port of \"{}\"", end.name, port.arrives_at[0])

@@ -205,6 +205,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let mut undo = Rollback::new();
     undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
     egress::KEPT.add_part(owner, &port);
+    egress::require_recorded(owner, &port)?;
     undo.add_step("restore the filter", || guard::restore_filter(&host, &end, place.program.as_ref()));
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;
     egress::add_port(&filter, owner, &port, &compiled)?;

@@ -273,6 +273,18 @@ fn watch_restores_the_filter_of_a_policy() {
         let has_filter = || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
         eventually("the filter is not restored", has_filter);
     }
+    // Also if the container has renamed its interface.
+    ward.pods[0].sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
+    ward.node.sh(&format!("tc qdisc del dev {port} ingress"));
+    let has_filter = || ward.node.sh(&format!("tc filter show dev {port} ingress")).contains("cnibox-refused");
+    eventually("the filter of a renamed interface is not restored", has_filter);
+    for damage in ["ip link set cnibox-drop up", "ip link set cnibox-dropped nomaster", "ip link del cnibox-drop"] {
+        ward.node.sh(damage);
+        eventually(damage, || {
+            let links = ward.node.sh("ip -o link show cnibox-drop || :; ip -o link show master cnibox-drop || :");
+            !links.lines().next().unwrap_or("UP").contains("UP") && links.contains("cnibox-dropped")
+        });
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub mod report;
 pub mod source;
 mod table;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{iter, mem, slice};
 
@@ -41,7 +41,7 @@ use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::log;
-use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, SetElement};
+use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::traffic::program::ClassicInstruction;
 use crate::netlink::{MacAddress, NetlinkResult};
 
@@ -111,10 +111,11 @@ impl RestrictedPort {
         }
     }
 
-    /// The names of the chains of replaced policies.
-    fn replaced_chains(&self) -> HashSet<String> {
+    /// The chains of replaced policies.
+    fn replaced_chains(&self) -> HashSet<PolicyChain> {
         let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
-        compiled.flat_map(|(port, compiled)| port.objects(&compiled)).map(|policy| policy.chain).collect()
+        let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
+        objects.map(|policy| (policy.table, policy.chain)).collect()
     }
 
     /// The traffic that all policies allow.
@@ -146,8 +147,8 @@ impl RestrictedPort {
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
     fn near_networks(&self) -> Vec<IpNet> {
-        let always = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6), IpNet::V6(LINK_LOCAL)];
-        self.on_link.iter().copied().chain(always).collect()
+        let groups = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
+        self.on_link.iter().copied().chain(groups).collect()
     }
 
     /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks, which
@@ -206,6 +207,14 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetE
     all
 }
 
+/// The chain of a policy: its table, and its name, which chains of both tables may have.
+type PolicyChain = (NftTable<'static>, String);
+
+/// The chain that the element selects.
+fn selected_chain(element: &SetElement) -> Option<PolicyChain> {
+    Some((element.set.table, element.target_chain()?.to_owned()))
+}
+
 /// Whether one of the elements is in the same set and has the same key.
 fn has_key_of(elements: &[SetElement], other: &SetElement) -> bool {
     elements.iter().any(|element| (element.set, &element.key) == (other.set, &other.key))
@@ -237,8 +246,7 @@ pub fn add_port(
         }
         let mut of_before: Vec<SetElement> = change.nft.read_elements(&left)?.into_iter().flatten().collect();
         of_before.retain(|element| owner.owns_comment(element.comment.as_deref()));
-        former =
-            found.iter().flatten().chain(&of_before).filter_map(SetElement::target_chain).map(str::to_owned).collect();
+        former = found.iter().flatten().chain(&of_before).filter_map(selected_chain).collect();
         for element in &of_before {
             change.batch.delete_element(element);
         }
@@ -247,6 +255,15 @@ pub fn add_port(
         }
         for (element, found) in elements.iter().zip(&found) {
             change.replace_element(found.as_ref(), element);
+        }
+        if !port.replaced.is_empty() {
+            // A repair that has read the replaced policy at the same time is refused and planned again, or this change is,
+            // which writes an element also if nothing else differs.
+            change.require_unchanged();
+            let mut equal = elements.iter().zip(&found).filter(|(element, found)| found.as_ref() == Some(*element));
+            if let Some((source, _)) = equal.find(|(element, _)| table::SOURCES.contains(&element.set)) {
+                change.replace_data(source);
+            }
         }
         // A container with the same address behind another bridge may have the counter.
         change.claim_element(found.last().and_then(Option::as_ref), &counter);
@@ -257,13 +274,24 @@ pub fn add_port(
         return Err(taken_error(port, comment.as_deref()));
     }
     former.extend(port.replaced_chains());
-    former.retain(|chain| objects.iter().all(|policy| policy.chain != *chain));
+    for PolicyObjects { table, chain, .. } in objects {
+        former.remove(&(table, chain));
+    }
     if former.is_empty() && port.replaced.is_empty() {
         return Ok(());
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
         Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
         Err(error) => log::warn(format_args!("delete the former egress policy of port \"{}\": {error}", port.end)),
+    }
+    Ok(())
+}
+
+/// Fails if the record has another port, because it could not be replaced: a repair would put that one in force.
+pub fn require_recorded(owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
+    if KEPT.read_content(owner).is_some_and(|recorded: RestrictedPort| recorded != *port) {
+        return Err(Error::internal("the record of the former policy cannot be replaced")
+            .with_details("see the warning before; is there space in /run?"));
     }
     Ok(())
 }
@@ -303,13 +331,11 @@ fn restore_recorders(filter: &PacketFilter, repair: RepairMode) -> Result<Option
 }
 
 /// Deletes those of the policies that no container has any longer.
-fn delete_former_policies(nft: &NftSocket, chains: &HashSet<String>) -> NetlinkResult<()> {
+fn delete_former_policies(nft: &NftSocket, chains: &HashSet<PolicyChain>) -> NetlinkResult<()> {
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
-        for table in [PACKETS, FRAMES] {
-            for chain in chains {
-                delete_unused(nft, &mut batch, table.named_chain(chain), 0)?;
-            }
+        for (table, chain) in chains {
+            delete_unused(nft, &mut batch, table.named_chain(chain), 0)?;
         }
         Ok(batch)
     })
@@ -327,9 +353,10 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         let objects = kept.content.objects(&compiled);
         let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
         for policy in &objects {
-            let refers = |element: &SetElement| element.target_chain() == Some(&policy.chain);
-            let is_needed = elements.iter().any(|element| refers(element) && change.will_have_element(element));
-            if !is_needed || !compared.insert(policy.chain.clone()) {
+            let chain = (policy.table, policy.chain.clone());
+            let refers = |element: &&SetElement| selected_chain(element).as_ref() == Some(&chain);
+            let is_needed = elements.iter().filter(refers).any(|element| change.will_have_data(element));
+            if !is_needed || !compared.insert(chain) {
                 continue;
             }
             match create_if_missing(change, policy) {
@@ -339,7 +366,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             }
         }
         for element in &elements {
-            change.restore_element(element);
+            change.restore_with_data(element);
         }
     }
 }
@@ -423,7 +450,7 @@ fn delete_elements(
     nft: &NftSocket,
     known: &[SetElement],
     which: &dyn Fn(Option<&str>) -> bool,
-    chains: Option<&HashSet<String>>,
+    chains: Option<&HashSet<PolicyChain>>,
 ) -> NetlinkResult<()> {
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
@@ -431,22 +458,19 @@ fn delete_elements(
         for element in &found {
             batch.delete_element(element);
         }
-        for table in [PACKETS, FRAMES] {
-            let mut policies: BTreeMap<String, usize> = BTreeMap::new();
-            let elements = found.iter().filter(|element| element.set.table == table);
-            for chain in elements.filter_map(|element| element.target_chain()) {
-                *policies.entry(chain.to_owned()).or_default() += 1;
-            }
-            let others = match chains {
-                Some(names) => names.iter().cloned().collect(),
-                None => list_policies(nft, table)?,
-            };
-            for chain in others {
-                policies.entry(chain).or_default();
-            }
-            for (chain, deleted) in policies {
-                delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;
-            }
+        let mut policies: HashMap<PolicyChain, usize> = HashMap::new();
+        for chain in found.iter().filter_map(selected_chain) {
+            *policies.entry(chain).or_default() += 1;
+        }
+        let others = match chains {
+            Some(chains) => chains.iter().cloned().collect(),
+            None => [list_policies(nft, PACKETS)?, list_policies(nft, FRAMES)?].concat(),
+        };
+        for chain in others {
+            policies.entry(chain).or_default();
+        }
+        for ((table, chain), deleted) in policies {
+            delete_unused(nft, &mut batch, table.named_chain(&chain), deleted)?;
         }
         Ok(batch)
     })

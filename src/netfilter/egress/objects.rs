@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::libc;
 
+use super::PolicyChain;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
 use super::table::{FRAMES, PACKETS, PolicyChains};
 use crate::attachment::sha512_hex;
@@ -175,7 +176,10 @@ impl PolicyObjects {
     /// The changes that create the chains and sets, or replace their content.
     pub(super) fn creation(&self, nft: &NftSocket) -> NetlinkResult<NftBatch> {
         // A deletion makes the closing of the socket slow: nothing is flushed that does not exist.
-        let exists = nft.has_object(self.table.named_chain(&self.chain))?;
+        let mut exists = false;
+        for (name, _) in &self.chains {
+            exists = exists || nft.has_object(self.table.named_chain(name))?;
+        }
         let mut batch = NftBatch::new();
         for set in &self.sets {
             let nft_set = set.nft_set(self.table);
@@ -235,10 +239,10 @@ pub(super) fn delete_unused(
     Ok(())
 }
 
-/// The names of the chains of policies in a table.
-pub(super) fn list_policies(nft: &NftSocket, table: NftTable<'static>) -> NetlinkResult<Vec<String>> {
-    let chains = nft.dump_chains(table)?.into_iter().map(|chain| chain.name);
-    Ok(chains.filter(|name| name.starts_with(POLICY)).collect())
+/// The chains of policies in a table.
+pub(super) fn list_policies(nft: &NftSocket, table: NftTable<'static>) -> NetlinkResult<Vec<PolicyChain>> {
+    let names = nft.dump_chains(table)?.into_iter().map(|chain| chain.name);
+    Ok(names.filter(|name| name.starts_with(POLICY)).map(|name| (table, name)).collect())
 }
 
 const SOME4: [ValueType; 3] = [ValueType::Ipv4Addr, ValueType::InetProto, ValueType::InetService];

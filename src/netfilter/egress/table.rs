@@ -49,8 +49,8 @@ use crate::attachment::AttachmentId;
 use crate::netfilter::layout::{FixedRule, TableLayout};
 use crate::netlink::MacAddress;
 use crate::netlink::nftables::{
-    BRIDGE_FILTER, CT_STATE_ANSWERS, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable, PacketField, PacketVerdict, RAW,
-    SetElement, TableFamily, ValueType,
+    BRIDGE_FILTER, CT_STATE_ESTABLISHED, DSTNAT, NetfilterHook, NftRule, NftSet, NftTable, PacketField, PacketVerdict,
+    RAW, SetElement, TableFamily, ValueType,
 };
 
 use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, RestrictedPort};
@@ -260,7 +260,7 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
 
 /// What passes with every policy: replies to a client, and the discovery of neighbours on the link, which no router
 /// forwards.
-const LINK_RULES: [FixedRule; 10] = [
+const LINK_RULES: [FixedRule; 11] = [
     ("router solicitation", || discovery(133, 133).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
     ("neighbour discovery", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL_MULTICAST)).accept()),
     ("neighbour discovery on the link", || discovery(135, 136).daddr_in(IpNet::V6(LINK_LOCAL)).accept()),
@@ -276,7 +276,11 @@ const LINK_RULES: [FixedRule; 10] = [
         let foreign = NftRule::new().saddr_not_in(IpNet::V6(LINK_LOCAL));
         foreign.not_in_set(&[PacketField::EtherSaddr, PacketField::Ip6Saddr], SOURCES[1]).go_to(REFUSED)
     }),
-    ("replies", || NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ANSWERS).accept()),
+    ("from the host itself", || NftRule::new().saddr_in(IpNet::V6(LINK_LOCAL)).saddr_is_local().go_to(REFUSED)),
+    // Without related packets: an ICMP error may quote a connection of another container.
+    ("replies of connections", || {
+        NftRule::new().match_reply().any_bit_set(PacketField::CtState, CT_STATE_ESTABLISHED).accept()
+    }),
 ];
 
 /// Messages of neighbour discovery of these types.

@@ -47,9 +47,8 @@ pub struct LayoutTransaction<'n> {
     pub batch: NftBatch,
     /// The chains that the batch creates for elements that jump to them.
     new_chains: HashSet<(NftTable<'static>, String)>,
-    /// If there is damage: the keys that flushed sets have again, each with its element; without one if this transaction
-    /// adds it.
-    occupied: Option<HashMap<(NftSet<'static>, ElementKey), Option<SetElement>>>,
+    /// If there is damage: the elements that flushed sets have again, or will have after the commit.
+    occupied: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
     /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
     repair: Option<RepairMode>,
     /// Whether only the tables of the change are restored.
@@ -158,7 +157,7 @@ impl LayoutTransaction<'_> {
             }
         }
         if let Some(occupied) = &mut self.occupied {
-            occupied.insert((element.set, element.key.clone()), None);
+            occupied.insert((element.set, element.key.clone()), element.clone());
         }
         self.batch.add_element(element);
     }
@@ -169,7 +168,7 @@ impl LayoutTransaction<'_> {
             return;
         }
         if found.is_some() {
-            self.batch.delete_element(element);
+            return self.replace_data(element);
         }
         self.put_element(element);
     }
@@ -243,27 +242,39 @@ impl LayoutTransaction<'_> {
         })
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. A repair also
-    /// replaces the data of the attachment's element: an ADD may have been killed between the record and the rules.
+    /// The element that a flushed set has for the key of `wanted`, or will have after the commit.
+    fn find_occupant(&self, wanted: &SetElement) -> Option<&SetElement> {
+        self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
+    }
+
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key.
     pub fn restore_element(&mut self, element: &SetElement) {
-        let Some(occupied) = self.occupied.as_ref().filter(|_| self.is_flushed(element.set)) else { return };
-        match occupied.get(&(element.set, element.key.clone())) {
-            None => {}
-            Some(Some(found)) if self.repair.is_some() && is_same_with_other_data(found, element) => {
-                self.batch.delete_element(element);
-            }
-            Some(_) => return,
+        if self.is_flushed(element.set) && self.find_occupant(element).is_none() {
+            self.put_element(element);
+            self.restored += 1;
         }
-        self.put_element(element);
+    }
+
+    /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with its data.
+    pub fn will_have_data(&self, element: &SetElement) -> bool {
+        self.is_flushed(element.set) && self.find_occupant(element).is_none_or(|found| has_same_owner(found, element))
+    }
+
+    /// Like [`LayoutTransaction::restore_element`]; also gives the attachment's element its data, which an ADD that was
+    /// killed between the record and the rules did not.
+    pub fn restore_with_data(&mut self, element: &SetElement) {
+        let has_other = |found: &SetElement| has_same_owner(found, element) && found.data != element.data;
+        if !self.is_flushed(element.set) || !self.find_occupant(element).is_some_and(has_other) {
+            return self.restore_element(element);
+        }
+        self.replace_data(element);
         self.restored += 1;
     }
 
-    /// Whether the attachment has the element, or gets it by [`LayoutTransaction::restore_element`].
-    pub fn will_have_element(&self, element: &SetElement) -> bool {
-        let Some(occupied) = self.occupied.as_ref().filter(|_| self.is_flushed(element.set)) else { return false };
-        let present = occupied.get(&(element.set, element.key.clone()));
-        let is_kept = |found: &SetElement| self.repair.is_none() && is_same_with_other_data(found, element);
-        present.is_none_or(|p| p.as_ref().is_none_or(|found| has_same_owner(found, element) && !is_kept(found)))
+    /// Deletes the element with this key, and adds this one.
+    pub fn replace_data(&mut self, element: &SetElement) {
+        self.batch.delete_element(element);
+        self.put_element(element);
     }
 
     /// Counts an object that the batch restores.
@@ -314,8 +325,8 @@ impl LayoutTransaction<'_> {
         }
         match self.restored {
             0 => {}
-            1 => damage.push("1 element was missing or had another value".to_owned()),
-            many => damage.push(format!("{many} elements were missing or had another value")),
+            1 => damage.push("1 element was missing".to_owned()),
+            many => damage.push(format!("{many} elements were missing")),
         }
         Ok(damage)
     }
@@ -337,7 +348,7 @@ impl LayoutTransaction<'_> {
         let sets = self.views.iter().filter(|view| view.exists).flat_map(|v| v.layout.sets);
         let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
         let present = self.nft.find_elements(&flushed, &[])?.into_iter();
-        let present = present.map(|element| ((element.set, element.key.clone()), Some(element)));
+        let present = present.map(|element| ((element.set, element.key.clone()), element));
         let occupied = self.occupied.get_or_insert_default();
         for (key, element) in present {
             occupied.entry(key).or_insert(element);
@@ -347,11 +358,6 @@ impl LayoutTransaction<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether the element that was found belongs to the owner of `wanted`, but has other data.
-fn is_same_with_other_data(found: &SetElement, wanted: &SetElement) -> bool {
-    has_same_owner(found, wanted) && found.data != wanted.data
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before

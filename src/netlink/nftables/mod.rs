@@ -46,7 +46,7 @@ pub use self::object::{
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CompatExtension, NftRule, PacketField};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CompatExtension, NftRule, PacketField};
 pub use self::set::{KeyInterval, PacketCount};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};

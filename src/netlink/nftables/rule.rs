@@ -13,8 +13,10 @@ use super::object::{MapDataType, NftSet, PacketVerdict, TableFamily, write_value
 use super::uapi::*;
 use super::value::{NftValue, TransportProtocol, ValueType};
 
+/// `ct state established`
+pub const CT_STATE_ESTABLISHED: u32 = 2;
 /// `ct state established,related`
-pub const CT_STATE_ANSWERS: u32 = 2 | 4;
+pub const CT_STATE_ANSWERS: u32 = CT_STATE_ESTABLISHED | 4;
 
 /// `ct status dnat`: the destination of the connection was translated.
 pub(super) const CT_STATUS_DNAT: u32 = 0x20;
@@ -159,8 +161,17 @@ impl NftRule {
 
     /// `fib daddr type type`, an `RTN_*`.
     pub fn daddr_type_is(self, kind: u8) -> NftRule {
+        self.fib_type_is(PacketField::FibDaddrType, kind)
+    }
+
+    /// `fib saddr type local`: the host has the source address.
+    pub fn saddr_is_local(self) -> NftRule {
+        self.fib_type_is(PacketField::FibSaddrType, RTN_LOCAL)
+    }
+
+    fn fib_type_is(self, field: PacketField, kind: u8) -> NftRule {
         let kind = u32::from(kind).to_ne_bytes();
-        self.load_field(PacketField::FibDaddrType, 0).push_expression(compare_expression(NFT_CMP_EQ, &kind))
+        self.load_field(field, 0).push_expression(compare_expression(NFT_CMP_EQ, &kind))
     }
 
     /// `a . b @set`
@@ -386,6 +397,7 @@ pub enum PacketField {
     CtMark,
     CtDirection,
     FibDaddrType,
+    FibSaddrType,
     /// `icmpv6 type`
     Icmpv6Type,
     /// `icmpv6 taddr`, the target address of neighbour discovery.
@@ -428,6 +440,7 @@ impl PacketField {
             PacketField::Ip6Hoplimit => ("payload", &[NETWORK, 7, 1], 1),
             PacketField::ArpTarget => ("payload", &[NETWORK, 24, 4], 4),
             PacketField::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
+            PacketField::FibSaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_SADDR], 4),
         }
     }
 

@@ -67,7 +67,7 @@ constants! { u16:
 constants! { usize: NFT_REG32_00 = 8 }
 
 constants! { i32:
-    NFT_FIB_RESULT_ADDRTYPE = 3, NFTA_FIB_F_DADDR = 2,
+    NFT_FIB_RESULT_ADDRTYPE = 3, NFTA_FIB_F_SADDR = 1, NFTA_FIB_F_DADDR = 2,
     NF_NAT_RANGE_PROTO_SPECIFIED = 2,
 }
 

@@ -42,6 +42,11 @@ fn repair_restores_policies_and_filters() {
     let keys = json!({"profile": "sandbox"});
     let world = World::new("bridge", &keys);
     let list = list(&world.node, "bridge", &keys);
+    // The chains of this one have the same name in both tables.
+    let empty = super::list(&world.node, "bridge", &json!({}));
+    let (second, third) = (Container::new(), Container::new());
+    let closed = Attached::new("closed", &second.path());
+    let of_closed = empty.add(&closed).unwrap();
     let rules = || {
         let text = without_recorded(&world.node.sh("nft -s list ruleset"));
         let mut lines: Vec<_> =
@@ -50,13 +55,23 @@ fn repair_restores_policies_and_filters() {
         lines
     };
     let before = rules();
-    for damage in
-        ["nft flush ruleset", "nft flush map inet cnibox_egress ports", "nft delete table bridge cnibox_egress"]
-    {
+    for damage in [
+        "nft flush ruleset",
+        "nft flush map inet cnibox_egress ports",
+        "nft delete table bridge cnibox_egress",
+        "nft flush table bridge cnibox_egress",
+        "nft flush table inet cnibox_egress; nft flush table bridge cnibox_egress",
+    ] {
+        world.node.sh(damage);
+        list.add(&Attached::new("third", &third.path())).unwrap();
+        list.check(&world.attached(), &world.result).unwrap();
+        empty.check(&closed, &of_closed).unwrap();
+        list.del(&Attached::new("third", &third.path()), None).unwrap();
         world.node.sh(damage);
         let outcome = world.node.cnibox(&["repair"]).run();
         assert!(outcome.status == Some(0) && outcome.stdout.contains("restored: "), "{outcome:?}");
         list.check(&world.attached(), &world.result).unwrap();
+        empty.check(&closed, &of_closed).unwrap();
         assert!(rules() == before, "{damage}:\n{}", world.node.sh("nft list ruleset"));
         assert_eq!(world.node.cnibox(&["repair"]).printed(), "nothing was missing\n");
     }

@@ -105,6 +105,23 @@ fn a_failed_set_keeps_the_policy() {
         list.check(&world.attached(), &world.result).unwrap();
     }
     assert!(failures > 25, "{failures}");
+    // A record that cannot be written would bring the former policy back.
+    let full = [
+        "strace",
+        "-f",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=rename,renameat2",
+        "-e",
+        "inject=rename,renameat2:error=ENOSPC",
+    ];
+    let recorded = record();
+    let set = world.node.tool("egress", &["set", "--container", "c1", &file]).under(&full).run();
+    assert!(set.stderr.contains("the record of the former policy cannot be replaced"), "{set:?}");
+    assert_eq!(record(), recorded);
+    settles(&before, || world.node.snapshot());
+    list.check(&world.attached(), &world.result).unwrap();
 }
 
 #[test]

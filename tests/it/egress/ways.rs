@@ -464,6 +464,50 @@ fn an_allowed_address_of_the_node_leads_to_no_neighbour() {
     }
 }
 
+/// Neither both directions of a connection, made by the container itself from an address of the node that it may use as
+/// source, nor an ICMP error about another's connection.
+#[test]
+fn no_forged_reply_passes() {
+    for (kind, remove) in [("bridge", None), ("bridge", Some("filter")), ("ptp", None), ("ptp", Some("filter"))] {
+        let world = World::new(kind, &json!({"profile": "sandbox", "serve": ["udp/53", "icmp"]}));
+        assert!(world.reaches(&world.outside, FAR[0], 9), "{kind}: resolved");
+        if remove.is_some() {
+            world.node.sh(&format!("tc qdisc del dev {} ingress", world.end()));
+        }
+        let map = Map::of(&world);
+        let router = if kind == "bridge" { "br0".to_owned() } else { world.end() };
+        let text = world.node.sh(&format!("ip -6 -o addr show dev {router} scope link"));
+        let local = text.split_whitespace().nth(3).unwrap().split('/').next().unwrap();
+        let from: Ipv6Addr = local.parse().unwrap();
+        let host = UdpSocket::bind("[::]:4000").unwrap();
+        host.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        for (source, port) in [(4000, 53), (53, 4000)] {
+            let datagram = udp_over_ipv6(from, from, source, port);
+            send_frame(&world.inside, &map.eth(map.router, 0x86dd, &ipv6(from, local, 17, 64, &datagram)));
+        }
+        assert!(host.recv(&mut [0; 64]).is_err(), "{kind} {remove:?}: at the host");
+        let client = world.neighbour.within(|| UdpSocket::bind("0.0.0.0:4001").unwrap());
+        client.send_to(b"question", (OUTSIDE[0], 4001)).unwrap();
+        let [outside, neighbour] = [&world.outside, &world.neighbour].map(Capture::at);
+        let quoted = ipv4("10.1.2.2".parse().unwrap(), OUTSIDE[0], 17, 0x4000, &udp(4001, 4001));
+        let mut message = [&[3, 1, 0, 0, 0, 0, 0, 0][..], &quoted].concat();
+        let check = sum(&message).to_be_bytes();
+        message[2..4].copy_from_slice(&check);
+        send_frame(&world.inside, &map.v4("10.1.2.2", 1, &message));
+        send_frame(&world.inside, &map.v4(FAR[0], 17, &udp(7, 7)));
+        settle(&outside);
+        assert_eq!(neighbour.marked(), 0, "{kind} {remove:?}: at the neighbour");
+    }
+}
+
+fn udp_over_ipv6(from: Ipv6Addr, to: Ipv6Addr, source: u16, port: u16) -> Vec<u8> {
+    let mut datagram = udp(source, port);
+    let length = u32::from(length(datagram.len())).to_be_bytes();
+    let pseudo = [&from.octets()[..], &to.octets(), &length, &[0, 0, 0, 17], &datagram].concat();
+    datagram[6..8].copy_from_slice(&sum(&pseudo).to_be_bytes());
+    datagram
+}
+
 /// Ends a flood, also when a test fails.
 struct EndOfFlood<'a>(&'a AtomicBool);
 

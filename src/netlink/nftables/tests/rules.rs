@@ -47,6 +47,7 @@ fn conditions_are_listed_by_nft_as_intended() {
             "ct mark & 0x08000000 == 0x00000000 return",
         ),
         (new().daddr_is_local().jump_to("regular"), "fib daddr type local jump regular"),
+        (new().saddr_is_local().drop(), "fib saddr type local drop"),
         (new().in_set(&[PacketField::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
         (new().not_in_set(&[PacketField::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
         (new().verdict_by_map(&[PacketField::Iifname], NAMES), "iifname vmap @names"),
