@@ -165,12 +165,12 @@ fn put_filter(netlink: &Netlink, link: &Link, filter: &ProgramFilter) -> Result<
 }
 
 fn put_filter_at(netlink: &Netlink, link: &Link, place: &GuardPlace, filter: &ProgramFilter) -> Result<()> {
-    if place.program.as_ref() == Some(filter) {
-        return Ok(());
-    }
     if let Some(kind) = &place.before {
         return Err(Error::internal(format!("a filter of the kind {kind} judges frames of \"{}\" first", link.name))
             .with_details(format!("tc filter show dev {} ingress", link.name)));
+    }
+    if place.program.as_ref() == Some(filter) {
+        return Ok(());
     }
     if let Some(qdisc) = &place.missing {
         let added = netlink.add_qdisc(place.index, QdiscHook::Ingress, redirect::INGRESS, qdisc);
@@ -251,6 +251,11 @@ pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     GuardPlace::new(device, CLSACT_EGRESS, None).find_priority(netlink, &filters)
 }
 
+/// Whether the program is a guard, or the sink's: those of others do not redirect.
+fn is_own(found: &ProgramFilter) -> bool {
+    found.redirect.is_some() || found.program == DROP_LINK_LOCAL
+}
+
 impl GuardPlace {
     fn new(index: u32, parent: TrafficHandle, missing: Option<Qdisc>) -> GuardPlace {
         GuardPlace { index, parent, missing, priority: 1, before: None, program: None }
@@ -259,8 +264,11 @@ impl GuardPlace {
     /// The first priority that has no filter, or a program that may be replaced.
     fn find_priority(mut self, netlink: &Netlink, filters: &[TrafficFilterInfo]) -> Result<GuardPlace> {
         while filters.iter().any(|filter| filter.priority == self.priority) {
-            self.program = netlink.find_program(self.index, self.parent, self.priority)?;
+            self.program = netlink.find_program(self.index, self.parent, self.priority)?.filter(is_own);
             if self.program.is_some() {
+                // The kernel asks the latest filter of a priority first. It also lists the priority itself.
+                let others = filters.iter().filter(|filter| filter.priority == self.priority && filter.handle != 0);
+                self.before = self.before.or(others.skip(1).map(|filter| filter.kind.clone()).next());
                 break;
             }
             let is_redirect = |filter: &&TrafficFilterInfo| filter.redirect_of_all().is_some() || !filter.selects;

@@ -9,6 +9,7 @@
 //! | `object.rs` | tables, chains, sets, maps and their elements |
 //! | `value.rs` | types, keys and values |
 //! | `rule.rs` | rules, and the expressions that the kernel executes |
+//! | `field.rs` | the fields of packets that rules compare |
 //! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
 //! | `flavour.rs` | what elements of sets have besides keys |
 //! | `set.rs` | sets of intervals, with counters, and filled by packets |
@@ -19,6 +20,7 @@
 
 mod batch;
 pub(super) mod expression;
+mod field;
 mod flavour;
 mod forward;
 mod object;
@@ -39,6 +41,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::{NftBatch, RulePosition};
 pub use self::expression::{LoadedField, RuleExpression};
+pub use self::field::PacketField;
 pub use self::forward::ForwardChain;
 pub use self::object::{
     BRIDGE_FILTER, DSTNAT, ElementData, FILTER, NetfilterHook, NftChain, NftSet, NftTable, PacketVerdict, RAW, SRCNAT,
@@ -46,7 +49,7 @@ pub use self::object::{
 };
 pub use self::packet::ForwardedPacket;
 pub use self::read::{CommentSelector, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CompatExtension, NftRule, PacketField};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATE_ESTABLISHED, CompatExtension, NftRule};
 pub use self::set::{KeyInterval, PacketCount};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{ElementKey, NftValue, TransportProtocol, ValueType};

@@ -5,12 +5,11 @@ use super::super::attribute::{AttributeBuilder, ReplyAttribute};
 use super::super::error::NetlinkResult;
 use super::NftSocket;
 use super::batch::NftBatch;
+use super::field::PacketField;
 use super::flavour::SetFlavour;
 use super::object::{NftSet, SetElement, element_request, write_value};
 use super::read::{find_in_message, parse_element};
-use super::rule::{
-    CT_STATUS_DNAT, NftRule, PacketField, RegisterIndex, build_expression, compare_expression, register_number,
-};
+use super::rule::{CT_STATUS_DNAT, NftRule, RegisterIndex, build_expression, compare_expression, register_number};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::ElementKey;

@@ -28,7 +28,16 @@ pub(super) fn find_conflicts(
     if conf.plugin_type == "tuning" {
         found.extend(mac_key(conf).and_then(|key| Some((key, mac_change_conflict(before)?))));
     }
-    if conf.plugin_type == "tuning" && before.iter().any(|conf| conf.plugin_type == "tc-redirect-tap") {
+    let is_behind = |plugin: &str| before.iter().any(|conf| conf.plugin_type == plugin);
+    if conf.plugin_type == "egress" && is_behind("egress") {
+        let msg = "it replaces the policy of the \"egress\" before it";
+        found.push(("type", mistake_error(msg, "write one policy that allows what both allow")));
+    }
+    if conf.plugin_type == "tuning" && is_behind("egress") {
+        let msg = "the policy of \"egress\" is for the MAC address before tuning changes it";
+        found.extend(mac_key(conf).map(|key| (key, mistake_error(msg, "put \"tuning\" before \"egress\""))));
+    }
+    if conf.plugin_type == "tuning" && is_behind("tc-redirect-tap") {
         let mtu = conf.json().get_present_member("mtu").map(|_| "mtu");
         found.extend(mtu.or_else(|| mac_key(conf)).map(|key| {
             let msg = "the machine behind \"tc-redirect-tap\" keeps the MTU and the MAC from before";

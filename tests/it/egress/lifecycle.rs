@@ -152,6 +152,21 @@ fn check_finds_a_filter_that_judges_first() {
 }
 
 #[test]
+fn a_program_of_another_owner_is_found_and_not_replaced() {
+    let world = World::new("bridge", &json!({}));
+    let (list, at, end) = (list(&world.node, "bridge", &json!({})), world.attached(), world.end());
+    let program = format!("tc filter add dev {end} parent ffff: prio 1 protocol all bpf da bytecode '1,6 0 0 0'");
+    world.node.sh(&program);
+    let msg = format!("the filter of \"{end}\" is missing or was changed");
+    assert_eq!(list.check(&at, &world.result).unwrap_err().msg, msg, "behind it in one priority");
+    world.node.sh(&format!("tc qdisc del dev {end} ingress && tc qdisc add dev {end} ingress && {program}"));
+    let before = world.node.sh(&format!("tc filter show dev {end} ingress"));
+    let error = list.call("ADD", &at, 1, Some(&world.result)).error();
+    assert_eq!(error.msg, format!("a filter of the kind bpf judges frames of \"{end}\" first"));
+    assert_eq!(world.node.sh(&format!("tc filter show dev {end} ingress")), before);
+}
+
+#[test]
 fn no_failed_add_leaves_anything() {
     SUBJECT.no_add_leaves_anything(10);
 }
