@@ -247,12 +247,15 @@ impl LayoutTransaction<'_> {
         self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key.
-    pub fn restore_element(&mut self, element: &SetElement) {
-        if self.is_flushed(element.set) && self.find_occupant(element).is_none() {
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns whether
+    /// the element is restored.
+    pub fn restore_element(&mut self, element: &SetElement) -> bool {
+        let is_missing = self.is_flushed(element.set) && self.find_occupant(element).is_none();
+        if is_missing {
             self.put_element(element);
             self.restored += 1;
         }
+        is_missing
     }
 
     /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with its data.
@@ -264,11 +267,10 @@ impl LayoutTransaction<'_> {
     /// killed between the record and the rules did not.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         let has_other = |found: &SetElement| has_same_owner(found, element) && found.data != element.data;
-        if !self.is_flushed(element.set) || !self.find_occupant(element).is_some_and(has_other) {
-            return self.restore_element(element);
+        if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
+            self.replace_data(element);
+            self.restored += 1;
         }
-        self.replace_data(element);
-        self.restored += 1;
     }
 
     /// Deletes the element with this key, and adds this one.

@@ -205,10 +205,12 @@ pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
     let mut living = change.restorable_records::<PortForwarding>(KEPT);
     living.retain(|kept| kept.content.backend == RuleBackend::Nftables);
     for (owner, forward) in living.iter().map(|kept| (kept.attachment_id(), &kept.content)) {
-        let (mut all, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
-        all.push(count_element(owner, all.len(), &rules));
-        for element in &all {
-            change.restore_element(element);
+        let (all, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
+        let restored = all.iter().filter(|element| change.restore_element(element)).count();
+        let is_counted = !change.restore_element(&count_element(owner, all.len(), &rules));
+        if is_counted && restored > 0 {
+            // An ADD with other ports may have been killed: the attachment may have more elements than the record.
+            change.restore_with_data(&attachment_element(owner).with_values(NftValue::Mark(u32::MAX)));
         }
         change.restore_rules(CONDITIONAL, &owner.object_label(), &rules);
     }
