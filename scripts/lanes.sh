@@ -39,12 +39,12 @@ failed_tests() {
         END { exit incomplete + running || named != failed }' "$1"
 }
 
-# Retries up to five failed tests of an output, each alone, in the executable in which it failed: two
-# tests and all their processes share one slow processor. More than five failures are no accident.
+# Retries up to three failed tests of an output, each alone, in the executable in which it failed: two
+# tests and all their processes share one slow processor. More than three failures are no accident.
 try_again() {
     local executable name failed output status=0
     failed=$(failed_tests "$1") || return
-    [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 5 ] || return
+    [ -n "$failed" ] && [ "$(wc -l <<<"$failed")" -le 3 ] || return
     while IFS=$'\t' read -r executable name; do
         echo "second try, alone: $name"
         # With one thread libtest prints the name before the test runs, and the test's output breaks the line.

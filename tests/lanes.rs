@@ -83,13 +83,13 @@ fn a_failed_or_empty_retry_fails_the_run() {
 
 #[test]
 fn doctests_and_many_failures_are_not_retried() {
-    let six = FAILED.replace("test a::b ... FAILED\n", &"test a::b ... FAILED\n".repeat(6));
-    let six = six.replace("1 failed", "6 failed");
+    let four = FAILED.replace("test a::b ... FAILED\n", &"test a::b ... FAILED\n".repeat(4));
+    let four = four.replace("1 failed", "4 failed");
     let document = FAILED.replace("a::b", "src/runtime/mod.rs - runtime (line 13)");
     for (output, reason) in [
         (format!("   Doc-tests cnibox\n{document}\n"), "a doctest"),
         (unit(FAILED) + &format!("   Doc-tests cnibox\n{document}\n"), "a doctest, too"),
-        (unit(&six), "many"),
+        (unit(&four), "many"),
         (unit("test a::b ... ok"), "the executable died"),
         (unit("test a::c ... ok") + &unit(FAILED), "one of two executables died"),
         (unit("test result: FAILED. 4 passed; 1 failed; 0 ignored"), "no name"),
