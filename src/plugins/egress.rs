@@ -202,19 +202,24 @@ impl Plugin for Egress {
     }
 
     fn check(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest) -> Result<()> {
-        let (end, port) = recorded_port(cx, req)?;
-        let host = cx.host_netlink()?;
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
+        let end = connected_end(host, req, &port)?;
+        require_same_bridge(host, &end, &port)?;
         if !guard::has_guard(host, &end, &port.guard_program(&port.compile()?)?, SINK)? {
             return Err(Error::internal(format!("the filter of \"{}\" is missing or was changed", end.name))
                 .with_details("\"cnibox repair\" restores it"));
         }
-        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         egress::check_port(cx.packet_filter(), owner, &port)
     }
 
     fn repair(cx: &CallContext<'_>, _: &EgressConfig, req: &CheckRequest, repairs: &mut RepairFindings) -> Result<()> {
-        let (end, port) = recorded_port(cx, req)?;
-        let (host, wanted) = (cx.host_netlink()?, port.guard_program(&port.compile()?)?);
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        let (host, port) = (cx.host_netlink()?, recorded_port(owner)?);
+        // A container that renames its interface, or moves it away, does not prevent the repair.
+        let end = connected_end(host, req, &port).or_else(|error| recorded_end(host, owner, &port)?.ok_or(error))?;
+        require_same_bridge(host, &end, &port)?;
+        let wanted = port.guard_program(&port.compile()?)?;
         if !guard::has_guard(host, &end, &wanted, SINK).unwrap_or(false) {
             let what = format!("the filter of \"{}\"", end.name);
             repairs.restore_missing(what, || guard::put_guard(host, &end, wanted, SINK));
@@ -393,31 +398,34 @@ fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
     interfaces.into_iter().map(|(_, name)| name).collect()
 }
 
-/// The host's end of an attachment, and the policy in its record.
-fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, RestrictedPort)> {
-    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-    let port: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(|| {
+/// The policy in the record of the attachment.
+fn recorded_port(owner: AttachmentId<'_>) -> Result<RestrictedPort> {
+    egress::KEPT.read_content(owner).ok_or_else(|| {
         Error::internal("the attachment has no record of its policy").with_details("attach the container again")
-    })?;
+    })
+}
+
+/// The port of the policy, if it is the other end of the container's interface.
+fn connected_end(host: &Netlink, req: &CheckRequest, port: &RestrictedPort) -> Result<Link> {
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
-    let host = cx.host_netlink()?;
-    let link = inside.netlink.find_link(owner.ifname)?;
-    let connected = link.map_or(Ok(None), |link| peer::find_host_end(host, &inside, &link))?;
-    // A container that renames its interface, or moves it away, does not prevent repairs.
-    let is_recorded = |end: &Link| {
-        let record = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.end);
-        record.is_some_and(|recorded| recorded.index == end.index)
-    };
-    let end = match connected.filter(|end| end.name == port.end) {
-        None => host.find_link(&port.end)?.filter(is_recorded),
-        connected => connected,
-    };
-    let end = end.ok_or_else(|| {
-        Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", owner.ifname, port.end))
+    let link = inside.require_link(req.ifname.as_str())?;
+    let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
+    end.ok_or_else(|| {
+        Error::internal(format!("interface \"{}\" is no longer connected to port \"{}\"", link.name, port.end))
             .with_details("attach the container again")
-    })?;
-    let bridge = find_master(host, &end)?;
-    let arrives_at = names_of(arrival_interfaces(host, &end, bridge.as_ref())?);
+    })
+}
+
+/// The port of the policy, if it is the link in the record of the attachment.
+fn recorded_end(host: &Netlink, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<Option<Link>> {
+    let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.end);
+    Ok(host.find_link(&port.end)?.filter(|end| recorded.is_some_and(|recorded| recorded.index == end.index)))
+}
+
+/// Fails if packets of the end arrive elsewhere than at the time of ADD.
+fn require_same_bridge(host: &Netlink, end: &Link, port: &RestrictedPort) -> Result<()> {
+    let bridge = find_master(host, end)?;
+    let arrives_at = names_of(arrival_interfaces(host, end, bridge.as_ref())?);
     let mac = bridge.and_then(|bridge| bridge.mac);
     let changed = if port.arrives_at.first() != arrives_at.first() {
         format!("port \"{}\" is no longer a port of \"{}\"", end.name, port.arrives_at[0])
@@ -431,7 +439,7 @@ fn recorded_port(cx: &CallContext<'_>, req: &CheckRequest) -> Result<(Link, Rest
     } else if port.bridge_mac.is_some() && port.bridge_mac != mac {
         format!("the MAC address of bridge \"{}\" was changed", arrives_at[0])
     } else {
-        return Ok((end, port));
+        return Ok(());
     };
     Err(Error::internal(changed).with_details("attach the container again"))
 }

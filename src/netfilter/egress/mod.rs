@@ -101,14 +101,11 @@ impl RestrictedPort {
     /// Notes the port that this one replaces, and those that the former one had not replaced yet.
     pub fn replaces(&mut self, former: &RestrictedPort) {
         let mut former = former.clone();
-        let older = mem::take(&mut former.replaced);
+        let mut earlier = mem::take(&mut former.replaced);
+        earlier.push(former);
         self.replaced.clear();
-        let own = self.clone();
-        for port in older.into_iter().chain([former]) {
-            if port != own && !self.replaced.contains(&port) {
-                self.replaced.push(port);
-            }
-        }
+        earlier.retain(|port| port != self);
+        self.replaced = earlier;
     }
 
     /// The chains of replaced policies.

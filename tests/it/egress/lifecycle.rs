@@ -167,6 +167,15 @@ fn a_program_of_another_owner_is_found_and_not_replaced() {
 }
 
 #[test]
+fn check_needs_the_pair_of_the_policy() {
+    let world = World::new("bridge", &json!({}));
+    let list = list(&world.node, "bridge", &json!({}));
+    world.inside.sh("ip link set eth0 down; ip link set eth0 name other; ip link add eth0 type veth");
+    let failed = list.call("CHECK", &world.attached(), 1, Some(&world.result)).error();
+    assert_eq!(failed.msg, format!("interface \"eth0\" is no longer connected to port \"{}\"", world.end()));
+}
+
+#[test]
 fn no_failed_add_leaves_anything() {
     SUBJECT.no_add_leaves_anything(10);
 }

@@ -237,3 +237,20 @@ fn check_accepts_mappings_without_127_0_0_1() {
         }
     }
 }
+
+/// A repair restores the recorded ports of a killed ADD: DEL deletes also those from before.
+#[test]
+fn a_killed_second_add_leaves_nothing_after_a_repair() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    let (first, second) = (json!([mapping(8080, 80, "tcp")]), json!([mapping(8081, 81, "tcp")]));
+    let left = || ports.node.sh("nft list ruleset | grep 'id: c1' || :");
+    for when in 4..20 {
+        ports.add(&pod, &first);
+        let inject = format!("inject=sendto:signal=KILL:when={when}");
+        ports.call("ADD", &pod, &second).under(&["strace", "-f", "-o", "/dev/null", "-e", &inject]).run();
+        assert_eq!(ports.node.cnibox(&["repair"]).run().status, Some(0));
+        ports.call("DEL", &pod, &second).ok();
+        assert_eq!(left(), "", "{when}");
+    }
+}
