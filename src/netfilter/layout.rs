@@ -36,6 +36,16 @@ type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
 /// missing.
 pub type FixedRule = (&'static str, fn() -> NftRule);
 
+/// How the rules of an [exact](TableLayout::is_exact) layout are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleComparison {
+    /// By their comments, for ADD, and for STATUS: after a reload of a listing of nft, which writes other expressions,
+    /// pods can still be started.
+    ByComment,
+    /// Also by their expressions, and base chains by their hooks, for CHECK and repairs. Takes 0.3 ms.
+    Whole,
+}
+
 /// The required content of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct TableLayout {
@@ -51,8 +61,8 @@ pub struct TableLayout {
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
     pub subnet: Option<SubnetRules>,
-    /// Whether the table has many other chains, whose rules are not read.
-    pub has_other_chains: bool,
+    /// Whether chains of this layout have only these rules. The table has many other chains, whose rules are not read.
+    pub is_exact: bool,
 }
 
 /// A feature's state of attachments, which is restored after a flush.
@@ -70,13 +80,23 @@ impl TableLayout {
     /// An empty table.
     pub const fn new(table: NftTable<'static>) -> TableLayout {
         let (sets, recorders, additions) = (&[], &[], &[]);
-        TableLayout { table, sets, recorders, chains: &[], additions, subnet: None, has_other_chains: false }
+        TableLayout { table, sets, recorders, chains: &[], additions, subnet: None, is_exact: false }
     }
 
     /// The first deviation of the table from its layout. Also `None` if no container depends on the table, which the
     /// next ADD restores.
     pub fn first_deviation(self, nft: &NftSocket, is_needed: &dyn Fn() -> bool) -> NetlinkResult<Option<String>> {
-        let (view, _) = TableState::read_table(nft, self, &[])?;
+        self.first_deviation_by(RuleComparison::ByComment, nft, is_needed)
+    }
+
+    /// Like [`TableLayout::first_deviation`], with this comparison of rules.
+    pub fn first_deviation_by(
+        self,
+        comparison: RuleComparison,
+        nft: &NftSocket,
+        is_needed: &dyn Fn() -> bool,
+    ) -> NetlinkResult<Option<String>> {
+        let (view, _) = TableState::read_table(nft, self, &[], comparison)?;
         // Elements belong to containers, including containers without a record.
         let has_elements = |set: &NftSet<'static>| nft.find_elements(&[*set], &[]).is_ok_and(|e| !e.is_empty());
         let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
@@ -87,12 +107,33 @@ impl TableLayout {
 
     /// Whether the table deviates from its layout, needed or not.
     pub fn has_damage(self, nft: &NftSocket) -> NetlinkResult<bool> {
-        Ok(TableState::read_table(nft, self, &[])?.0.damage.is_some())
+        Ok(TableState::read_table(nft, self, &[], RuleComparison::Whole)?.0.damage.is_some())
     }
 
     /// The rules of a chain that elements jump to.
     fn subnet_rules(&self, chain: &str) -> Option<Vec<NftRule>> {
         self.subnet.and_then(|rules| rules(chain))
+    }
+
+    /// The chains that elements jump to, and that are not among those with rules.
+    fn empty_chains(&self, nft: &NftSocket, filled: &HashSet<&str>) -> NetlinkResult<Vec<String>> {
+        if self.subnet.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut names: Vec<String> = nft.dump_chains(self.table)?.into_iter().map(|chain| chain.name).collect();
+        names.retain(|name| !filled.contains(name.as_str()) && self.subnet_rules(name).is_some());
+        Ok(names)
+    }
+
+    /// The chains of an exact layout that are at another hook.
+    fn misplaced_chains(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Vec<NftChain<'static>>> {
+        let mut misplaced = Vec::new();
+        for (chain, _) in self.chains.iter().filter(|_| self.is_exact && comparison == RuleComparison::Whole) {
+            if !nft.is_at_hook(*chain)? {
+                misplaced.push(*chain);
+            }
+        }
+        Ok(misplaced)
     }
 
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
@@ -182,8 +223,10 @@ struct TableState {
     /// Whether the table is created if it does not exist, even if nothing is restored in it.
     is_required: bool,
     rules: Vec<RuleInfo>,
-    /// The chains without a fixed rule.
+    /// The chains whose fixed rules are written again.
     incomplete: Vec<NftChain<'static>>,
+    /// The chains that are created again, at their hooks.
+    misplaced: Vec<NftChain<'static>>,
     /// The sets without a sentinel.
     flushed: Vec<NftSet<'static>>,
     /// The chains of [`TableLayout::subnet`] without rules.
@@ -200,15 +243,19 @@ impl TableState {
         nft: &NftSocket,
         layout: TableLayout,
         wanted: &[SetElement],
+        comparison: RuleComparison,
     ) -> NetlinkResult<(TableState, Vec<Option<SetElement>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel_element());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let own: Vec<_> = layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.has_other_chains).collect();
+        let own: Vec<_> = layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.is_exact).collect();
         let mut look = nft.read_table(layout.table, &own, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
         let (mut damage, mut outdated) = (Vec::new(), Vec::new());
         if look.objects.is_none() {
             damage.push(format!("table {} is gone", layout.table));
+        }
+        if look.is_dormant {
+            damage.push(format!("table {} is dormant", layout.table));
         }
         let mut incomplete = Vec::new();
         for (chain, rules) in layout.chains {
@@ -219,8 +266,16 @@ impl TableState {
                 let list = if is_former { &mut outdated } else { &mut damage };
                 list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
+            } else if layout.is_exact
+                && let Some(difference) = first_difference(&look.rules, *chain, rules, comparison)
+            {
+                damage.push(difference);
+                incomplete.push(*chain);
             }
         }
+        let misplaced = layout.misplaced_chains(nft, comparison)?;
+        damage.extend(misplaced.iter().map(|chain| format!("chain {chain} is at another hook")));
+        incomplete.extend(&misplaced);
         let sentinels = layout.sets.iter().zip(look.elements);
         let flushed = sentinels.filter(|(_, sentinel)| sentinel.is_none());
         let flushed: Vec<NftSet<'static>> = flushed.map(|(set, _)| *set).collect();
@@ -229,12 +284,9 @@ impl TableState {
         let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
         let sets = layout.sets.len() + layout.recorders.len();
         let known = sets + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
-        let mut empty = Vec::new();
-        // The table has other objects, too: only a list of all chains shows the empty chains.
-        if layout.subnet.is_some() && look.objects.is_some_and(|count| count as usize > known) {
-            empty.extend(nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name));
-            empty.retain(|name| !filled.contains(name.as_str()) && layout.subnet_rules(name).is_some());
-        }
+        // Only a list of all chains shows the empty ones.
+        let has_others = look.objects.is_some_and(|count| count as usize > known);
+        let empty = if has_others { layout.empty_chains(nft, &filled)? } else { Vec::new() };
         let without_rule = |name| format!("chain {} has no rule", layout.table.named_chain(name));
         damage.extend(empty.iter().map(|name| without_rule(name)));
         let view = TableState {
@@ -246,6 +298,7 @@ impl TableState {
             damage: damage.into_iter().chain(outdated).next(),
             layout,
             incomplete,
+            misplaced,
             flushed,
             empty,
         };
@@ -257,6 +310,10 @@ impl TableState {
     fn add_missing_objects(&self, batch: &mut NftBatch) {
         let TableLayout { table, sets, recorders, chains, .. } = self.layout;
         batch.ensure_object(table);
+        // The hook of a chain cannot be changed.
+        for chain in &self.misplaced {
+            batch.flush_chain(*chain).delete_object(*chain);
+        }
         for set in sets.iter().chain(recorders) {
             batch.ensure_object(*set);
         }
@@ -288,6 +345,27 @@ fn first_missing_rule(
 ) -> Option<&'static str> {
     let mut present = found.iter().filter(|rule| rule.chain == chain.name);
     comments.find(|comment| !present.any(|rule| rule.comment.as_deref() == Some(comment)))
+}
+
+/// The first rule of the chain that is not as in `rules`, none of which is missing.
+fn first_difference(
+    found: &[RuleInfo],
+    chain: NftChain<'_>,
+    rules: &[FixedRule],
+    comparison: RuleComparison,
+) -> Option<String> {
+    let mut fixed = rules.iter();
+    for rule in found.iter().filter(|rule| rule.chain == chain.name) {
+        match fixed.next() {
+            Some((comment, build)) if rule.comment.as_deref() == Some(comment) => {
+                if comparison == RuleComparison::Whole && !build().has_expressions_of(chain.table, rule) {
+                    return Some(format!("rule \"{comment}\" of chain {chain} was changed"));
+                }
+            }
+            _ => return Some(format!("chain {chain} has a rule of another owner")),
+        }
+    }
+    None
 }
 
 /// How much of one layout was handed over to the reference plugins.

@@ -158,6 +158,19 @@ pub(super) fn parse_attributes(bytes: &[u8]) -> impl Iterator<Item = ReplyAttrib
     })
 }
 
+/// Whether `listed` has the attributes that were `sent`, and otherwise only such that are zero: the kernel also lists
+/// what was left out.
+pub(super) fn are_listed(sent: &[u8], listed: &[u8]) -> bool {
+    let mut others: Vec<ReplyAttribute<'_>> = parse_attributes(listed).collect();
+    let has_all = NlasIterator::new(sent).map_while(Result::ok).all(|nla| {
+        let Some(at) = others.iter().position(|attr| attr.kind == nla.kind()) else { return false };
+        let found = others.remove(at).value;
+        // Only what is sent has the flag: many lists of the kernel do not.
+        if nla.nested_flag() { are_listed(nla.value(), found) } else { nla.value() == found }
+    });
+    has_all && others.iter().all(|attr| attr.value.iter().all(|byte| *byte == 0))
+}
+
 /// The first attribute of this type.
 pub(super) fn find_attribute(bytes: &[u8], kind: u16) -> Option<ReplyAttribute<'_>> {
     parse_attributes(bytes).find(|attr| attr.kind == kind)
@@ -188,6 +201,24 @@ mod tests {
         assert_eq!((read[0].kind, read[0].to_text()), (1, "abc".to_owned()));
         let inner: Vec<_> = read[1].nested_attributes().collect();
         assert_eq!((inner[0].value, inner[1].value), (&[0, 0, 0, 7][..], &[9][..]));
+    }
+
+    #[test]
+    fn a_listing_may_have_zeros_that_were_not_sent() {
+        let list = |number: u32, flags: &[u8]| {
+            let mut list = AttributeBuilder::new();
+            list.put_nested(1, |inner| inner.put_u32(2, number)).put_text(1, "second");
+            list.put_bytes(7, flags);
+            list
+        };
+        let mut sent = list(5, &[]);
+        assert!(are_listed(sent.as_bytes(), list(5, &[]).as_bytes()));
+        sent.0.truncate(sent.0.len() - 4);
+        assert!(are_listed(sent.as_bytes(), list(5, &[0, 0]).as_bytes()));
+        assert!(!are_listed(sent.as_bytes(), list(5, &[0, 1]).as_bytes()));
+        assert!(!are_listed(sent.as_bytes(), list(6, &[0]).as_bytes()));
+        assert!(!are_listed(list(5, &[1]).as_bytes(), sent.as_bytes()));
+        assert!(!are_listed(sent.as_bytes(), &[]) && are_listed(&[], &[]));
     }
 
     #[test]

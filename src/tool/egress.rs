@@ -28,7 +28,7 @@ Usage:
 
 ls prints each container with a policy, the number of packets and bytes that the policy refused, and the last 50 refused
 flows: destination, protocol and port; or arp, and the neighbour that was asked for. A flow is kept for ten minutes after
-its last packet; at most 50 flows of a container are recorded at once, and 5 more per minute.
+its last packet; at most 50 new flows of a container are recorded at once, and 5 more per minute.
 
 set replaces all policies of a running container by the one in FILE, by one transaction. Open connections are judged by
 the new policy. It lasts until the next ADD of the attachment.

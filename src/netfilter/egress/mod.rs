@@ -33,7 +33,7 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::layout::{self, LayoutTransaction, RestorableState};
+use super::layout::{self, LayoutTransaction, RestorableState, RuleComparison};
 use super::names::{AttachmentId, stale_matcher};
 use super::shared::is_left_in_place;
 use super::{RepairMode, join_errors};
@@ -371,7 +371,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
 /// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
 /// is created.
 fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
-    let is_created = !policy.exist(change.nft)? && change.begin_chain(policy.table, &policy.chain);
+    let is_created =
+        !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain);
     if is_created {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
@@ -386,13 +387,13 @@ fn all_sets() -> Vec<NftSet<'static>> {
 }
 
 /// The first missing object that attachments of this host depend on.
-pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
+pub fn first_missing_object(filter: &PacketFilter, comparison: RuleComparison) -> Result<Option<String>> {
     let nft = filter.nft_socket()?;
     for layout in table::LAYOUTS {
         let is_frames = layout.table == FRAMES;
         let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || !is_frames;
         let is_needed = || KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used);
-        let damage = layout.first_deviation(nft, &is_needed)?;
+        let damage = layout.first_deviation_by(comparison, nft, &is_needed)?;
         if damage.is_some() {
             return Ok(damage);
         }
@@ -402,14 +403,14 @@ pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
-    layout::require_undamaged(first_missing_object(filter)?)?;
+    layout::require_undamaged(first_missing_object(filter, RuleComparison::Whole)?)?;
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {
         Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))
             .with_details(KEPT.restore_remedy(owner, None)))
     };
     for policy in &objects {
-        if !policy.exist(nft)? {
+        if !policy.exist(nft, RuleComparison::Whole)? {
             return missing(format!("chain {} {}", policy.table, policy.chain));
         }
     }

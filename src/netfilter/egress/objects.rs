@@ -6,11 +6,12 @@ use nix::libc;
 
 use super::PolicyChain;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange};
-use super::table::{FRAMES, PACKETS, PolicyChains};
+use super::table::{FRAMES, ICMPV6, PACKETS, PolicyChains};
 use crate::attachment::sha512_hex;
+use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
+    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RuleInfo,
     TransportProtocol, ValueType,
 };
 
@@ -21,8 +22,6 @@ const HOST: &str = "host_";
 /// The ends of the names of sets.
 const SET_NAMES: [&str; 8] = ["all4", "all6", "most4", "most6", "some4", "some6", "arp", "nd"];
 
-/// The number of ICMPv6 (RFC 4443).
-const ICMPV6: u8 = 58;
 /// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set of addresses and
 /// services from large networks, so such addresses have a set of their own.
 const ALL_BUT_ICMPV6: [ServiceRange; 2] = [
@@ -158,10 +157,14 @@ impl PolicyObjects {
     }
 
     /// Whether the table has these chains and sets with this content.
-    pub(super) fn exist(&self, nft: &NftSocket) -> NetlinkResult<bool> {
+    pub(super) fn exist(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<bool> {
         for (name, rules) in &self.chains {
             let found = nft.dump_rules(self.table.named_chain(name))?;
-            if !found.iter().map(|rule| &rule.comment).eq(rules.iter().map(|rule| &rule.comment)) {
+            let is_equal = |(rule, found): (&NftRule, &RuleInfo)| {
+                let is_named = rule.comment == found.comment;
+                is_named && (comparison == RuleComparison::ByComment || rule.has_expressions_of(self.table, found))
+            };
+            if found.len() != rules.len() || !rules.iter().zip(&found).all(is_equal) {
                 return Ok(false);
             }
         }

@@ -273,6 +273,11 @@ pub fn service_name(service: Service) -> String {
     if WITH_PORTS.contains(&number) { format!("{name}/{}", service & 0xffff) } else { name }
 }
 
+/// The service of a packet: 0 in place of the port, if the protocol has none.
+pub fn service_of_packet(protocol: u8, port: u16) -> Service {
+    ServiceRange::of_port(protocol, if WITH_PORTS.contains(&protocol) { port } else { 0 }).first
+}
+
 fn parse_port(text: &str) -> Result<u16> {
     parse_digits(text).filter(|&port| port != 0).ok_or_else(|| {
         Error::config(format!("{text:?} is not a port")).with_details("a port is a number from 1 to 65535")

@@ -1,9 +1,10 @@
 //! What containers were refused: counters, and the last flows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::compile::{Service, ServiceRange};
+use super::compile::Service;
+use super::policy::service_of_packet;
 use super::table::{FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
 use super::{KEPT, RestrictedPort};
 use crate::attachment::StoredRecord;
@@ -86,7 +87,7 @@ impl Refusals {
         for (key, left) in nft.dump_recorded(set)? {
             let (mac, flow) = match key.0.as_slice() {
                 [NftValue::Mac(mac), NftValue::Proto(proto), NftValue::Port(port), NftValue::Ip(ip)] => {
-                    (mac, (*ip, Some(ServiceRange::of_port(proto.protocol_number(), *port).first)))
+                    (mac, (*ip, Some(service_of_packet(proto.protocol_number(), *port))))
                 }
                 [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, (*ip, None)),
                 _ => continue,
@@ -100,7 +101,8 @@ impl Refusals {
         let RestrictedPort { mac, end, .. } = &stored.content;
         let mut flows = self.flows.get(mac).cloned().unwrap_or_default();
         flows.sort_unstable_by(|a, b| b.cmp(a));
-        let flows = flows.into_iter().take(FLOWS).map(|(_, flow)| flow).collect();
+        let mut known = HashSet::new();
+        let flows = flows.into_iter().map(|(_, flow)| flow).filter(|flow| known.insert(*flow)).take(FLOWS).collect();
         PortReport {
             policy: self.policies.get(mac).cloned().unwrap_or_default(),
             refused: self.refused.get(mac).copied().unwrap_or_default(),

@@ -132,25 +132,54 @@ impl FlowSets {
         }
     }
 
-    /// Records a packet of IPv4.
-    fn record_v4(self) -> NftRule {
-        self.record_flow(ETH_P_IP, PacketField::IpDaddr, self.flows4)
+    /// The packets of this kind, the key of their flows, and its set.
+    fn describe(self, kind: FlowKind) -> (NftRule, [PacketField; 4], NftSet<'static>) {
+        let ipv4 = || NftRule::new().ethertype_is(ETH_P_IP);
+        let ipv6 = || NftRule::new().ethertype_is(ETH_P_IPV6);
+        let (packets, service) = match kind {
+            FlowKind::Icmp => (ipv4().byte_is(PacketField::L4proto, ICMP), PacketField::IcmpType),
+            FlowKind::Icmpv6 => (ipv6().byte_is(PacketField::L4proto, ICMPV6), PacketField::IcmpType),
+            FlowKind::Ipv4 => (ipv4(), PacketField::Dport),
+            FlowKind::Ipv6 => (ipv6(), PacketField::Dport),
+        };
+        let (daddr, flows) = match kind {
+            FlowKind::Icmp | FlowKind::Ipv4 => (PacketField::IpDaddr, self.flows4),
+            FlowKind::Icmpv6 | FlowKind::Ipv6 => (PacketField::Ip6Daddr, self.flows6),
+        };
+        (packets, [PacketField::EtherSaddr, PacketField::L4proto, service, daddr], flows)
     }
 
-    /// Records a packet of IPv6.
-    fn record_v6(self) -> NftRule {
-        self.record_flow(ETH_P_IPV6, PacketField::Ip6Daddr, self.flows6)
+    /// Keeps a recorded flow for longer, and drops the packet, which does not count for the limit.
+    fn keep(self, kind: FlowKind) -> NftRule {
+        let (packets, key, flows) = self.describe(kind);
+        keep_recorded(packets, &key, flows)
     }
 
-    fn record_flow(self, ethertype: u16, daddr: PacketField, flows: NftSet<'_>) -> NftRule {
-        self.record(ethertype, &[PacketField::EtherSaddr, PacketField::L4proto, PacketField::Dport, daddr], flows)
+    /// Records a new flow, unless the container has too many, and drops the packet.
+    fn record(self, kind: FlowKind) -> NftRule {
+        let (packets, key, flows) = self.describe(kind);
+        self.record_key(packets, &key, flows)
     }
 
     /// Records a key that begins with the container.
-    fn record(self, ethertype: u16, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
-        let rule = NftRule::new().ethertype_is(ethertype);
-        rule.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(key, flows)
+    fn record_key(self, packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
+        packets.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(key, flows).drop()
     }
+}
+
+fn keep_recorded(packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
+    packets.in_set(key, flows).update_set(key, flows).drop()
+}
+
+/// Packets whose flows are recorded in the same way.
+#[derive(Clone, Copy, Debug)]
+enum FlowKind {
+    /// By type and code: in place of a port it has a checksum, with which each ping would be a flow.
+    Icmp,
+    Icmpv6,
+    /// The other protocols.
+    Ipv4,
+    Ipv6,
 }
 
 pub(super) const PACKET_FLOWS: FlowSets = FlowSets::of_table(PACKETS);
@@ -158,6 +187,7 @@ pub(super) const GUARD_FLOWS: FlowSets = FlowSets::of_table(GUARD);
 /// The neighbours that the requests of ARP which the second guard refused were for: container, address.
 pub(super) const GUARD_ARP: NftSet<'_> =
     GUARD.named_set("arp", &[ValueType::EtherAddr, ValueType::Ipv4Addr]).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
+const ARP_KEY: [PacketField; 2] = [PacketField::EtherSaddr, PacketField::ArpTarget];
 const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.talkers];
 const GUARD_RECORDERS: [NftSet<'_>; 4] = [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.talkers];
 /// What the second guard refused, by container.
@@ -165,6 +195,11 @@ pub(super) const GUARD_REFUSED: NftSet<'_> = GUARD.named_set("refused", &[ValueT
 
 const LINK: &str = "link";
 const REFUSED: &str = "refused";
+
+/// The number of ICMP (RFC 792).
+const ICMP: u8 = 1;
+/// The number of ICMPv6 (RFC 4443).
+pub(super) const ICMPV6: u8 = 58;
 
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
@@ -240,8 +275,14 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             PACKETS.named_chain(REFUSED),
             &[
                 ("count", || count_refusal(PACKET_SETS.refused)),
-                ("record IPv4", || PACKET_FLOWS.record_v4()),
-                ("record IPv6", || PACKET_FLOWS.record_v6()),
+                ("recorded ICMP", || PACKET_FLOWS.keep(FlowKind::Icmp)),
+                ("record ICMP", || PACKET_FLOWS.record(FlowKind::Icmp)),
+                ("recorded ICMPv6", || PACKET_FLOWS.keep(FlowKind::Icmpv6)),
+                ("record ICMPv6", || PACKET_FLOWS.record(FlowKind::Icmpv6)),
+                ("recorded IPv4", || PACKET_FLOWS.keep(FlowKind::Ipv4)),
+                ("record IPv4", || PACKET_FLOWS.record(FlowKind::Ipv4)),
+                ("recorded IPv6", || PACKET_FLOWS.keep(FlowKind::Ipv6)),
+                ("record IPv6", || PACKET_FLOWS.record(FlowKind::Ipv6)),
                 DROP,
             ],
         ),
@@ -254,7 +295,7 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    has_other_chains: true,
+    is_exact: true,
     ..TableLayout::new(PACKETS)
 };
 
@@ -315,7 +356,7 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
             &[("policy of the container", || select_policy(FRAME_SETS.ports))],
         ),
     ],
-    has_other_chains: true,
+    is_exact: true,
     ..TableLayout::new(FRAMES)
 };
 
@@ -329,11 +370,16 @@ pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
             // With any other address a container could fill the sets.
             (FOREIGN, || NftRule::new().not_in_set(&[PacketField::EtherSaddr], GUARD_REFUSED).drop()),
             ("count", || NftRule::new().in_set(&[PacketField::EtherSaddr], GUARD_REFUSED)),
-            ("record IPv4", || GUARD_FLOWS.record_v4()),
-            ("record IPv6", || GUARD_FLOWS.record_v6()),
-            ("record ARP", || {
-                GUARD_FLOWS.record(ETH_P_ARP, &[PacketField::EtherSaddr, PacketField::ArpTarget], GUARD_ARP)
-            }),
+            ("recorded ICMP", || GUARD_FLOWS.keep(FlowKind::Icmp)),
+            ("record ICMP", || GUARD_FLOWS.record(FlowKind::Icmp)),
+            ("recorded ICMPv6", || GUARD_FLOWS.keep(FlowKind::Icmpv6)),
+            ("record ICMPv6", || GUARD_FLOWS.record(FlowKind::Icmpv6)),
+            ("recorded IPv4", || GUARD_FLOWS.keep(FlowKind::Ipv4)),
+            ("record IPv4", || GUARD_FLOWS.record(FlowKind::Ipv4)),
+            ("recorded IPv6", || GUARD_FLOWS.keep(FlowKind::Ipv6)),
+            ("record IPv6", || GUARD_FLOWS.record(FlowKind::Ipv6)),
+            ("recorded ARP", || keep_recorded(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)),
+            ("record ARP", || GUARD_FLOWS.record_key(NftRule::new().ethertype_is(ETH_P_ARP), &ARP_KEY, GUARD_ARP)),
             DROP,
         ],
     )],

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
 
-use super::{RestorableState, TableLayout, TableState};
+use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
 use crate::netfilter::RepairMode;
@@ -110,9 +110,10 @@ impl OwnTables<'_> {
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<Vec<String>> {
         let (mut views, mut found) = (Vec::new(), Vec::new());
+        let comparison = if repair.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment };
         for layout in layouts {
             let wanted = if views.is_empty() { wanted } else { &[] };
-            let (view, elements) = TableState::read_table(self.nft, *layout, wanted)?;
+            let (view, elements) = TableState::read_table(self.nft, *layout, wanted, comparison)?;
             found.extend(elements);
             views.push(TableState { is_required: true, ..view });
         }
@@ -228,6 +229,11 @@ impl LayoutTransaction<'_> {
         self.is_conditional = true;
     }
 
+    /// How much of rules is compared: all of them only where something is missing already, or for a repair.
+    pub fn rule_comparison(&self) -> RuleComparison {
+        if self.occupied.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment }
+    }
+
     /// Whether nothing in this transaction has created the chain yet: the caller does.
     pub fn begin_chain(&mut self, table: NftTable<'static>, chain: &str) -> bool {
         self.new_chains.insert((table, chain.to_owned()))
@@ -237,7 +243,7 @@ impl LayoutTransaction<'_> {
     pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
         self.views.iter().any(|view| {
             // Chains that are not read may have lost their rules as well.
-            let is_suspect = view.layout.has_other_chains && !view.incomplete.is_empty();
+            let is_suspect = view.layout.is_exact && !view.incomplete.is_empty();
             view.flushed.contains(&set) || ((self.repair.is_some() || is_suspect) && view.layout.sets.contains(&set))
         })
     }
@@ -335,13 +341,14 @@ impl LayoutTransaction<'_> {
 
     /// Reads the other tables, and adds the missing state of all of them.
     fn restore_tables(&mut self) -> NetlinkResult<()> {
+        let comparison = self.rule_comparison();
         let is_changed = |layout: &TableLayout| self.state_of_table(layout.table).is_some();
         let mut state = self.state.to_vec();
         state.retain(|s| !self.is_alone || s.layouts.iter().any(is_changed));
         for layout in state.iter().flat_map(|state| state.layouts) {
             let table = layout.table;
             if self.state_of_table(table).is_none() {
-                match TableState::read_table(self.nft, *layout, &[]) {
+                match TableState::read_table(self.nft, *layout, &[], comparison) {
                     Ok((view, _)) => self.views.push(view),
                     Err(e) => log::warn(format_args!("table {table} is not restored: {e}")),
                 }

@@ -29,6 +29,8 @@ pub enum PacketField {
     CtDirection,
     FibDaddrType,
     FibSaddrType,
+    /// Type and code of ICMP and ICMPv6.
+    IcmpType,
     /// `icmpv6 type`
     Icmpv6Type,
     /// `icmpv6 taddr`, the target address of neighbour discovery.
@@ -65,6 +67,7 @@ impl PacketField {
             PacketField::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
             PacketField::CtMark => ("ct", &[NFT_CT_MARK], 4),
             PacketField::CtDirection => ("ct", &[NFT_CT_DIRECTION], 1),
+            PacketField::IcmpType => ("payload", &[TRANSPORT, 0, 2], 2),
             PacketField::Icmpv6Type => ("payload", &[TRANSPORT, 0, 1], 1),
             PacketField::Icmpv6Target => ("payload", &[TRANSPORT, 8, 16], 16),
             PacketField::IpHeader => ("payload", &[NETWORK, 0, 1], 1),

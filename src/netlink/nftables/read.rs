@@ -5,13 +5,14 @@ use std::fmt::Display;
 use nix::errno::Errno;
 use rtnetlink::packet_core::NLM_F_DUMP;
 
-use super::super::attribute::{self, ReplyAttribute};
+use super::super::attribute::{self, AttributeBuilder, ReplyAttribute};
 use super::super::error::{NetlinkResult, RequestFailure, unless_absent};
 use super::super::request::{DUMP_ATTEMPTS, NFGENMSG, NetlinkReply, NetlinkRequest};
 use super::object::{
     ElementData, MapDataType, NftChain, NftObject, NftSet, NftTable, PacketVerdict, SENTINEL, SetElement,
     element_request, read_comment, rule_request, table_request,
 };
+use super::rule::NftRule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::{NftSocket, message_type, value};
@@ -26,6 +27,8 @@ pub struct TableContent {
     pub generation: u32,
     /// The number of chains, sets and other objects in the table; `None` if there is no such table.
     pub objects: Option<u32>,
+    /// Whether the table is dormant: its chains see no packets.
+    pub is_dormant: bool,
     /// The rules of all chains.
     pub rules: Vec<RuleInfo>,
     /// For each requested key, the element if it exists.
@@ -67,6 +70,16 @@ pub struct ChainInfo {
     pub uses: u32,
 }
 
+impl NftRule {
+    /// Whether the kernel lists the rule with these expressions, in a table of the same family; comments are not compared.
+    pub fn has_expressions_of(&self, table: NftTable<'_>, listed: &RuleInfo) -> bool {
+        let mut sent = AttributeBuilder::new();
+        self.write_expressions(table.family, &mut sent);
+        let found = find_in_message(&listed.body, NFTA_RULE_EXPRESSIONS);
+        attribute::are_listed(sent.as_bytes(), found.map_or(&[], |list| list.value))
+    }
+}
+
 /// Selects rules or elements by their comments.
 pub type CommentSelector<'a> = &'a dyn Fn(Option<&str>) -> bool;
 
@@ -86,6 +99,18 @@ impl NftSocket {
         request.kind += 1;
         let found = self.socket.request_object(&request).map(Some);
         unless_absent(found.map_err(|f| f.into_error("read", &text)), None)
+    }
+
+    /// Whether the chain is at the same hook, if it exists; of a regular chain, whether it is one.
+    pub fn is_at_hook(&self, chain: NftChain<'_>) -> NetlinkResult<bool> {
+        let object = NftObject::from(chain);
+        let settings = object.settings.as_bytes().to_vec();
+        let Some(body) = self.read_object(object)? else { return Ok(true) };
+        let [hook, kind] = [NFTA_CHAIN_HOOK, NFTA_CHAIN_TYPE].map(|kind| {
+            let value = |attr: Option<ReplyAttribute<'_>>| attr.map_or(Vec::new(), |attr| attr.value.to_vec());
+            [value(attribute::find_attribute(&settings, kind)), value(find_in_message(&body, kind))]
+        });
+        Ok(attribute::are_listed(&hook[0], &hook[1]) && kind[0] == kind[1])
     }
 
     /// The chains of a table; none if there is no such table.
@@ -157,6 +182,9 @@ impl NftSocket {
             let found = unless_absent(next().map_err(failed), NetlinkReply::default())?.bodies;
             let uses = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_USE));
             content.objects = uses.and_then(ReplyAttribute::to_u32_be);
+            let flags = found.first().and_then(|body| find_in_message(body, NFTA_TABLE_FLAGS));
+            content.is_dormant =
+                flags.and_then(ReplyAttribute::to_u32_be).is_some_and(|f| f & NFT_TABLE_F_DORMANT != 0);
             let rules = if chains.is_empty() { next().map_err(failed)? } else { NetlinkReply::default() };
             content.rules = rules.bodies.into_iter().filter_map(parse_rule).collect();
             content.elements = now.iter().map(|e| parse_element_reply(e, next())).collect::<NetlinkResult<_>>()?;

@@ -86,7 +86,7 @@ impl NftRule {
     }
 
     /// Sets the first register to `value & mask`.
-    fn apply_mask(self, mask: &[u8]) -> NftRule {
+    pub(super) fn apply_mask(self, mask: &[u8]) -> NftRule {
         self.apply_mask_xor(mask, &vec![0; mask.len()])
     }
 
@@ -379,8 +379,9 @@ const DADDR: [PacketField; 2] = [PacketField::IpDaddr, PacketField::Ip6Daddr];
 /// The number of a register of 4 bytes, from 0; longer values occupy several registers.
 pub(super) type RegisterIndex = usize;
 
+/// The kernel lists each fourth register by its older number.
 pub(super) fn register_number(at: RegisterIndex) -> RegisterIndex {
-    NFT_REG32_00 + at
+    if at.is_multiple_of(4) { NFT_REG_1 + at / 4 } else { NFT_REG32_00 + at }
 }
 
 /// The expression of this name, as an entry of a list; `fill` writes `NFTA_<NAME>_*`.

@@ -234,9 +234,10 @@ impl NftRule {
         self.match_bytes(PacketField::Protocol, true, &ethertype.to_be_bytes())
     }
 
-    /// Whether the header of IPv4 has options.
+    /// `ip hdrlength != 5`: the header of IPv4 has options.
     pub fn has_ip_options(self) -> NftRule {
-        self.match_bytes(PacketField::IpHeader, false, &[0x45])
+        let rule = self.load_field(PacketField::IpHeader, 0).apply_mask(&[0x0f]);
+        rule.push_expression(compare_expression(NFT_CMP_NEQ, &[5]))
     }
 
     /// `ether type type`, an `ETH_P_*`: also that of a VLAN tag.

@@ -64,12 +64,13 @@ constants! { u16:
     NFTA_CT_KEY = 2, NFTA_CT_SREG = 4,
 }
 
-constants! { usize: NFT_REG32_00 = 8 }
+constants! { usize: NFT_REG_1 = 1, NFT_REG32_00 = 8 }
 
 constants! { i32:
     NFT_FIB_RESULT_ADDRTYPE = 3, NFTA_FIB_F_SADDR = 1, NFTA_FIB_F_DADDR = 2,
     NF_NAT_RANGE_PROTO_SPECIFIED = 2,
 }
 
+constants! { u32: NFT_TABLE_F_DORMANT = 1 }
 constants! { u8: IPPROTO_ICMPV6 = 58 }
 constants! { u16: ETH_P_ARP = 0x0806 }

@@ -77,6 +77,81 @@ fn repair_restores_policies_and_filters() {
     }
 }
 
+/// Whoever changes the tables leaves names and comments as they are.
+#[test]
+fn changed_rules_are_found_and_restored() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp/53"]}]});
+    let world = World::new("bridge", &keys);
+    let (list, third) = (list(&world.node, "bridge", &keys), Container::new());
+    // Counters and handles differ.
+    let rules = || without_recorded(&world.node.sh("nft -s list ruleset"));
+    let listed = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let before = listed(&rules());
+    let chains = world.node.sh("nft list ruleset");
+    let policy = |family: &str| {
+        let table = chains.split("table ").find(|text| text.starts_with(&format!("{family} cnibox_egress"))).unwrap();
+        let at = table.lines().find_map(|line| line.trim().strip_prefix("chain policy_")).unwrap();
+        format!("{family} cnibox_egress policy_{}", at.trim_end_matches(" {"))
+    };
+    let (packets, frames) = (policy("inet"), policy("bridge"));
+    let change = |chain: &str, comment: &str, rule: &str| {
+        let find = format!("nft -a list chain {chain} | sed -n 's/.*comment \"{comment}\" # handle //p' | head -n1");
+        format!("nft replace rule {chain} handle $({find}) {rule} comment '\"{comment}\"'")
+    };
+    let moved = |family: &str, chain: &str, from: &str, to: &str| {
+        let table = format!("{family} cnibox_egress");
+        let script = format!("/chain {chain} {{/,/policy/s/hook {from} priority [^;]*/hook {to} priority 0/");
+        format!(
+            "T=$(mktemp) && nft -s list table {table} | sed '{script}' >$T && \
+             nft delete table {table} && nft -f $T && rm $T"
+        )
+    };
+    let damages = [
+        ("table inet cnibox_egress is dormant", "nft add table inet cnibox_egress '{ flags dormant; }'".to_owned()),
+        ("table bridge cnibox_egress is dormant", "nft add table bridge cnibox_egress '{ flags dormant; }'".to_owned()),
+        ("a rule of another owner", "nft insert rule inet cnibox_egress prerouting accept".to_owned()),
+        ("a rule of another owner", "nft add rule inet cnibox_egress link accept".to_owned()),
+        ("a rule of another owner", "nft insert rule bridge cnibox_egress forward accept".to_owned()),
+        ("a rule of another owner", "nft insert rule bridge cnibox_egress refused accept".to_owned()),
+        ("was changed", format!("nft insert rule {packets} accept")),
+        ("was changed", format!("nft insert rule {frames} accept")),
+        ("refused was changed", change("inet cnibox_egress refused", "drop", "accept")),
+        ("link was changed", change("inet cnibox_egress link", "IPv4 options", "ip saddr 10.1.2.0/24 accept")),
+        ("prerouting was changed", change("bridge cnibox_egress prerouting", "from another address", "iifname x drop")),
+        ("was changed", change(&packets, "refused", "accept")),
+        ("was changed", change(&packets, "some4", "ip daddr 0.0.0.0/0 accept")),
+        ("was changed", change(&frames, "refused", "accept")),
+        // nft writes other expressions than it lists.
+        ("was changed", moved("inet", "prerouting", "prerouting", "postrouting")),
+        ("at another hook", moved("bridge", "prerouting", "prerouting", "input")),
+        ("at another hook", moved("bridge", "forward", "forward", "output")),
+    ];
+    for (found, damage) in &damages {
+        let restorations: [&dyn Fn(); 2] = [
+            &|| {
+                list.add(&Attached::new("third", &third.path())).unwrap();
+                list.del(&Attached::new("third", &third.path()), None).unwrap();
+            },
+            &|| assert_eq!(world.node.cnibox(&["repair"]).run().status, Some(0)),
+        ];
+        // ADD compares no expressions of rules, and no hooks.
+        let is_quick = ["nft add", "nft insert"].iter().any(|command| damage.starts_with(command));
+        for restore in &restorations[usize::from(!is_quick)..] {
+            world.node.sh(damage);
+            let error = list.check(&world.attached(), &world.result).unwrap_err();
+            assert!(format!("{error:?}").contains(found), "{damage}: {error:?}");
+            restore();
+            list.check(&world.attached(), &world.result).unwrap();
+            assert_eq!(listed(&rules()), before, "{damage}");
+        }
+    }
+    assert_eq!(world.node.cnibox(&["repair"]).printed(), "nothing was missing\n");
+}
+
 #[test]
 fn watch_restores_within_a_second() {
     let keys = json!({"profile": "sandbox"});

@@ -62,6 +62,7 @@ fn statements_are_listed_by_nft_as_intended() {
         (new().set_ct_mark(1 << 27), "ct mark set ct mark | 0x08000000"),
         (new().clear_ct_mark(1 << 27), "ct mark set ct mark & 0xf7ffffff"),
         (new().match_equal(PacketField::L4proto, TransportProtocol::Sctp).drop(), "meta l4proto sctp drop"),
+        (new().has_ip_options().drop(), "ip hdrlength != 5 drop"),
     ]);
 }
 
