@@ -22,7 +22,7 @@ use self::words::{
     cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules,
     translated_rule,
 };
-use super::{AcceptedTraffic, IngressPolicy, KEPT, missing_error, nft, unused_policy_links};
+use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::error::{Error, Result};
 use crate::leases;
@@ -41,7 +41,12 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = Iptab
     kept: KEPT,
     table: FILTER,
     is_of: has_rules_in_family,
-    restore: |table, family, kept| create_rules(table, kept.attachment_id(), &kept.content, family),
+    restore: |table, family, kept, all| {
+        create_address_rules(table, &kept.content, family);
+        if decides_policy(kept, all) {
+            plan_policy(table, kept.attachment_id().network, &kept.content);
+        }
+    },
 };
 
 /// Whether the attachment has rules in this family's table.
@@ -62,13 +67,19 @@ pub(super) fn add_rules(
     for family in address_families(pod) {
         // The rules of another attachment, whose absence shows a flush.
         let witness = RECORDS.other_record(owner, family);
-        let witness = witness.map(|kept| attachment_rules(&kept.content, family)).unwrap_or_default();
+        let witness = witness.map(|kept| {
+            // The policy of the same bridge is that of the latest ADD.
+            let policy = if kept.content.bridge == pod.bridge { pod.policy } else { kept.content.policy };
+            attachment_rules(&AcceptedTraffic { policy, ..kept.content }, family)
+        });
+        let witness = witness.unwrap_or_default();
         let plan = |table: &mut IptablesTable| {
             if witness.iter().any(|rule| !table.has_rule(rule)) {
                 RECORDS.restore_rules(table, family, Some(owner));
             }
             remove_address_rules(table, &unshared_ips(former, family, owner));
-            create_rules(table, owner, pod, family);
+            create_address_rules(table, pod, family);
+            plan_policy(table, owner.network, pod);
         };
         with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
             filter.default_iptables(family)?.update_table(FILTER, scope, &plan)
@@ -131,8 +142,8 @@ fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
     ips.iter().copied().filter(|ip| IpFamily::of_address(*ip) == family).collect()
 }
 
-/// Adds the rules of one family.
-fn create_rules(table: &mut IptablesTable, owner: AttachmentId<'_>, pod: &AcceptedTraffic, family: IpFamily) {
+/// Adds the rules for the addresses of one family.
+fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family: IpFamily) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
@@ -142,7 +153,6 @@ fn create_rules(table: &mut IptablesTable, owner: AttachmentId<'_>, pod: &Accept
             }
         }
     }
-    plan_policy(table, owner.network, pod);
 }
 
 /// Changes the policy of the bridge, unless it belongs to another network.

@@ -20,7 +20,7 @@ pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
 use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
-use crate::attachment::{AttachmentRecord, RecordStore};
+use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
 
@@ -29,13 +29,7 @@ pub const KEPT: RecordStore = RecordStore("firewall");
 
 /// The feature, for the back ends `nf_tables` and iptables.
 pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
-        kept: KEPT,
-        layouts: &nft::LAYOUTS,
-        restore: |change| {
-            change.restore_recorded_elements(KEPT, &nft::SETS, nft::recorded_elements);
-        },
-    },
+    state: RestorableState { kept: KEPT, layouts: &nft::LAYOUTS, restore: nft::restore_elements },
     repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
@@ -99,6 +93,19 @@ impl IngressPolicy {
             IngressPolicy::Isolated => "isolated",
         }
     }
+}
+
+/// Whether the policy of the attachment's bridge is that of this attachment: of those of a network, the latest ADD
+/// decides.
+fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[StoredRecord<AcceptedTraffic>]) -> bool {
+    let place = |kept: &StoredRecord<AcceptedTraffic>| (kept.content.backend, kept.content.bridge.clone());
+    let rank = |owner: AttachmentId<'_>, created: i64| (created, owner.id.to_owned(), owner.ifname.to_owned());
+    let (own, own_place) = (kept.attachment_id(), place(kept));
+    let own_rank = rank(own, kept.record.created);
+    !all.iter().any(|other| {
+        let owner = other.attachment_id();
+        owner.network == own.network && place(other) == own_place && rank(owner, other.record.created) > own_rank
+    })
 }
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes

@@ -40,10 +40,10 @@
 
 use std::net::IpAddr;
 
-use super::{AcceptedTraffic, IngressPolicy, KEPT, missing_error, unused_policy_links};
+use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, unused_policy_links};
 use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
-use crate::netfilter::layout::{self, TableLayout};
+use crate::netfilter::layout::{self, LayoutTransaction, TableLayout};
 use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_matcher};
 use crate::netfilter::shared::{find_heirs, has_same_owner};
 use crate::netlink::NetlinkResult;
@@ -139,9 +139,25 @@ fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[T
 }
 
 /// The elements of a record.
-pub(super) fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
+fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
     let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
     present.map(|(element, _)| element).collect()
+}
+
+/// Restores the elements of all records, if one of the sets was flushed.
+pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
+    if !SETS.iter().any(|set| change.is_flushed(*set)) {
+        return;
+    }
+    let all = change.restorable_records::<AcceptedTraffic>(KEPT);
+    for kept in &all {
+        let decides = decides_policy(kept, &all);
+        let mut elements = recorded_elements(kept.attachment_id(), &kept.content);
+        elements.retain(|element| decides || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
+        for element in &elements {
+            change.restore_element(element);
+        }
+    }
 }
 
 /// The first missing object that attachments of this host depend on.

@@ -30,7 +30,7 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<MasqueradeRecord> = Ipta
     is_of: |record, family| {
         record.backend == RuleBackend::Iptables && !addresses_of_family(family, &record.addrs).is_empty()
     },
-    restore: |table, family, kept| {
+    restore: |table, family, kept, _| {
         plan_addition(table, kept.attachment_id(), &addresses_of_family(family, &kept.content.addrs));
     },
 };

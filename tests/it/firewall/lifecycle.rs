@@ -1,8 +1,9 @@
 //! The verbs in the orders in which runtimes call them, with both native back ends.
 
 use std::thread;
+use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{BACKENDS, IPS, OTHER, VERSIONS, assert_same, net, prev, rules};
 use crate::support::net::Net;
@@ -86,7 +87,7 @@ fn a_shared_address_is_accepted_until_its_last_owner_ends() {
                     let call = |verb: &str, id: &str| {
                         // Two networks, so that GC of one does not concern the other.
                         let port = prev("1.1.0", &IPS).to_string().replace("veth2", id);
-                        let prev: serde_json::Value = serde_json::from_str(&port).unwrap();
+                        let prev: Value = serde_json::from_str(&port).unwrap();
                         let net = net.with(&json!({"name": id, "prevResult": prev}));
                         net.call(verb, id).netns(&container.path())
                     };
@@ -138,9 +139,8 @@ fn gc_removes_rules_of_stale_attachments() {
         other.call("ADD", "c2").netns(&container.path()).result();
         let two = rules(&node);
 
-        let gc = |valid: serde_json::Value| {
-            net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "")
-        };
+        let gc =
+            |valid: Value| net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null})).call("GC", "");
         let of = |id: &str| json!({"containerID": id, "ifname": "eth0"});
         gc(json!([of("c1"), of("c2")])).ok();
         assert_same(&two, &rules(&node));
@@ -203,6 +203,33 @@ fn a_policy_follows_the_configuration() {
         let keys = json!({"backend": backend, "ingressPolicy": "open"});
         net(&node, "1.1.0", &keys).call("ADD", "c9").netns(&container.path()).result();
         assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count());
+    }
+}
+
+/// The policy of a bridge was changed while containers with the former one run.
+#[test]
+fn a_repair_keeps_the_policy_of_the_latest_attachment() {
+    for (backend, former, latest) in
+        BACKENDS.into_iter().flat_map(|b| [(b, "isolated", "same-bridge"), (b, "same-bridge", "open")])
+    {
+        let (node, container) = (Node::new(), Container::new());
+        let attach = |id: &str, prev: Value, policy: &str| {
+            let keys = json!({"backend": backend, "ingressPolicy": policy, "prevResult": prev});
+            net(&node, "1.1.0", &keys).call("ADD", id).netns(&container.path()).result();
+        };
+        // Names of records are hashes: one order of them is not that of the attachments.
+        attach("c1", prev("1.1.0", &OTHER), former);
+        attach("c3", prev("1.1.0", &["10.1.2.4/24"]), former);
+        // Records have the time in seconds.
+        thread::sleep(Duration::from_millis(1100));
+        attach("c2", prev("1.1.0", &IPS), latest);
+        let before = rules(&node);
+        assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {former} {latest}");
+        assert_same(&before, &rules(&node));
+        node.sh("nft flush ruleset; iptables -F; ip6tables -F; iptables -X; ip6tables -X");
+        assert!(node.cnibox(&["repair"]).printed().contains("restored"));
+        assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count(), "{}", rules(&node));
+        assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {former} {latest}");
     }
 }
 
@@ -272,7 +299,7 @@ fn sixteen_concurrent_calls_make_no_duplicates() {
 fn refusals_change_nothing() {
     let (node, container) = (Node::new(), Container::new());
     let conf = net(&node, "1.1.0", &json!({"backend": "nftables"}));
-    let refused = |keys: serde_json::Value, code: u64, msg: &str| {
+    let refused = |keys: Value, code: u64, msg: &str| {
         conf.with(&keys).add_is_refused(&container, code, msg);
         assert_eq!(rules(&node).trim(), "");
     };

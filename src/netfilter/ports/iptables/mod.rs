@@ -41,7 +41,7 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<PortForwarding> = Iptabl
         let mut targets = forward.targets.iter();
         forward.backend == RuleBackend::Iptables && targets.any(|target| IpFamily::of_address(target.addr()) == family)
     },
-    restore: |table, family, kept| {
+    restore: |table, family, kept, _| {
         for wanted in RequiredRules::for_families(kept.attachment_id(), &kept.content) {
             let is_complete = |table| first_missing_rule(table, wanted).is_none();
             let is_of_family = wanted.ip_family() == family;
