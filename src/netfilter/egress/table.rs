@@ -33,7 +33,7 @@
 //!     }
 //! }
 //! table netdev cnibox_egress {                what the second guard refuses
-//!     set refused; set flows4, flows6, arp, talkers
+//!     set refused; set flows4, flows6, arp_targets, talkers
 //!     chain refused { type filter hook ingress device "cnibox-dropped" priority 0 .. }
 //! }
 //! ```
@@ -185,8 +185,9 @@ enum FlowKind {
 pub(super) const PACKET_FLOWS: FlowSets = FlowSets::of_table(PACKETS);
 pub(super) const GUARD_FLOWS: FlowSets = FlowSets::of_table(GUARD);
 /// The neighbours that the requests of ARP which the second guard refused were for: container, address.
-pub(super) const GUARD_ARP: NftSet<'_> =
-    GUARD.named_set("arp", &[ValueType::EtherAddr, ValueType::Ipv4Addr]).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
+pub(super) const GUARD_ARP: NftSet<'_> = GUARD
+    .named_set("arp_targets", &[ValueType::EtherAddr, ValueType::Ipv4Addr])
+    .filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
 const ARP_KEY: [PacketField; 2] = [PacketField::EtherSaddr, PacketField::ArpTarget];
 const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.talkers];
 const GUARD_RECORDERS: [NftSet<'_>; 4] = [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.talkers];

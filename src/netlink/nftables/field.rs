@@ -94,7 +94,8 @@ impl PacketField {
             PacketField::Ip6Saddr | PacketField::Ip6Daddr | PacketField::Ip6Hoplimit => {
                 (TableFamily::Ip6 as u8, 0x86dd)
             }
-            PacketField::EtherSaddr if !matches!(family, TableFamily::Bridge | TableFamily::Netdev) => {
+            // In the family netdev only for nft: without it nft lists a number of 48 bits, which it does not read.
+            PacketField::EtherSaddr if family != TableFamily::Bridge => {
                 return Some((PacketField::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
             }
             _ => return None,

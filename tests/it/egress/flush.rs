@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{FAR, OUTSIDE, World, datagram_arrives, list};
 use crate::firewall::firewalld::Firewalld;
 use crate::support::conflist::Attached;
+use crate::support::net::merged;
 use crate::support::node::{Container, Running, eventually};
 use crate::support::snapshot::without_recorded;
 
@@ -150,6 +151,35 @@ fn changed_rules_are_found_and_restored() {
         }
     }
     assert_eq!(world.node.cnibox(&["repair"]).printed(), "nothing was missing\n");
+}
+
+/// As administrators save it for nftables.service: a table that nft does not read would prevent all of their rules.
+#[test]
+fn a_saved_listing_is_loaded_again() {
+    let keys = json!({"allow": [{"to": ["192.0.2.0/24"], "ports": ["udp/53"]}, {"to": ["198.18.0.0/15", "10.1.2.9"]}]});
+    let (world, other) = (World::new("bridge", &keys), Container::new());
+    let mut all = list(&world.node, "bridge", &keys);
+    let plugins = all.conf["plugins"].as_array_mut().unwrap();
+    for (key, value) in [("macspoofchk", json!(true)), ("ipMasq", json!(true)), ("ipMasqBackend", json!("nftables"))] {
+        plugins[0][key] = value;
+    }
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+        {"hostPort": 8081, "containerPort": 81, "protocol": "udp", "hostIP": "127.0.0.1"}]);
+    let mapping = json!({"type": "portmap", "backend": "nftables", "conditionsV4": ["ip", "saddr", "10.9.0.0/24"]});
+    plugins.insert(1, merged(&mapping, &json!({"runtimeConfig": {"portMappings": ports}})));
+    plugins.insert(2, json!({"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}));
+    let at = Attached::new("other", &other.path());
+    let result = all.add(&at).unwrap();
+    // Recorded flows of each kind.
+    for ip in [OUTSIDE[0], OUTSIDE[1], "10.1.2.2"] {
+        world.inside.sh(&format!("ping -c 1 -W 1 {ip} || true"));
+        assert!(!world.reaches(&world.outside, FAR[0], 54) && !world.reaches(&world.outside, FAR[3], 54));
+    }
+    world.node.sh("F=$(mktemp) && nft list ruleset >$F && nft flush ruleset && nft -f $F && rm $F");
+    assert!(world.reaches(&world.outside, FAR[0], 53));
+    assert!(!world.reaches(&world.outside, FAR[0], 54) && !world.reaches(&world.outside, FAR[3], 53));
+    assert_eq!(world.node.cnibox(&["repair"]).run().status, Some(0));
+    all.check(&at, &result).unwrap();
 }
 
 #[test]
