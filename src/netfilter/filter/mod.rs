@@ -98,14 +98,14 @@ impl IngressPolicy {
 /// Whether the policy of the attachment's bridge is that of this attachment: of those of a network, the latest ADD
 /// decides.
 fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[StoredRecord<AcceptedTraffic>]) -> bool {
-    let place = |kept: &StoredRecord<AcceptedTraffic>| (kept.content.backend, kept.content.bridge.clone());
-    let rank = |owner: AttachmentId<'_>, created: i64| (created, owner.id.to_owned(), owner.ifname.to_owned());
-    let (own, own_place) = (kept.attachment_id(), place(kept));
-    let own_rank = rank(own, kept.record.created);
-    !all.iter().any(|other| {
-        let owner = other.attachment_id();
-        owner.network == own.network && place(other) == own_place && rank(owner, other.record.created) > own_rank
-    })
+    fn place(kept: &StoredRecord<AcceptedTraffic>) -> (RuleBackend, &str, Option<&str>) {
+        (kept.content.backend, kept.attachment_id().network, kept.content.bridge.as_deref())
+    }
+    fn rank(kept: &StoredRecord<AcceptedTraffic>) -> (i64, &str, &str) {
+        let owner = kept.attachment_id();
+        (kept.record.created, owner.id, owner.ifname)
+    }
+    !all.iter().any(|other| place(other) == place(kept) && rank(other) > rank(kept))
 }
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes
