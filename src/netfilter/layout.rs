@@ -223,6 +223,8 @@ struct TableState {
     /// Whether the table is created if it does not exist, even if nothing is restored in it.
     is_required: bool,
     rules: Vec<RuleInfo>,
+    /// The table, if it is dormant.
+    dormant: Option<NftTable<'static>>,
     /// The chains whose fixed rules are written again.
     incomplete: Vec<NftChain<'static>>,
     /// The chains that are created again, at their hooks.
@@ -297,6 +299,7 @@ impl TableState {
             is_outdated: damage.is_empty(),
             damage: damage.into_iter().chain(outdated).next(),
             layout,
+            dormant: look.is_dormant.then_some(layout.table),
             incomplete,
             misplaced,
             flushed,

@@ -33,7 +33,7 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::layout::{self, LayoutTransaction, RestorableState, RuleComparison};
+use super::layout::{LayoutTransaction, RestorableState, RuleComparison};
 use super::names::{AttachmentId, stale_matcher};
 use super::shared::is_left_in_place;
 use super::{RepairMode, join_errors};
@@ -403,7 +403,9 @@ pub fn first_missing_object(filter: &PacketFilter, comparison: RuleComparison) -
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
-    layout::require_undamaged(first_missing_object(filter, RuleComparison::Whole)?)?;
+    if let Some(damage) = first_missing_object(filter, RuleComparison::Whole)? {
+        return Err(Error::internal(damage).with_details("\"cnibox repair\" restores all rules of this host"));
+    }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {
         Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))

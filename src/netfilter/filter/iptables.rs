@@ -43,8 +43,9 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = Iptab
     is_of: has_rules_in_family,
     restore: |table, family, kept, all| {
         create_address_rules(table, &kept.content, family);
-        if decides_policy(kept, all) {
-            plan_policy(table, kept.attachment_id().network, &kept.content);
+        let all: Vec<_> = all.iter().filter(|other| has_rules_in_family(&other.content, family)).collect();
+        if decides_policy(kept, &all) {
+            restore_policy(table, kept.attachment_id().network, &kept.content);
         }
     },
 };
@@ -164,12 +165,25 @@ fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) 
     if table.rules.iter().any(is_former) && !has_policy_of_other(bridge, network) {
         table.delete_rules(is_former);
     }
-    if pod.policy == IngressPolicy::Open {
-        return;
+    if pod.policy != IngressPolicy::Open {
+        plan_policy_rules(table, bridge, pod);
     }
+}
+
+fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraffic) {
     create_policy(table, bridge, pod.policy);
     if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| pod.published) {
         table.insert_unique(0, rule);
+    }
+}
+
+/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD.
+fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
+    let Some(bridge) = pod.bridge.as_deref().filter(|_| pod.policy != IngressPolicy::Open) else { return };
+    let own: Vec<_> = bridge_rules(bridge, pod.policy).into_iter().chain(translated_rule(bridge, pod.policy)).collect();
+    let is_other = |rule: &IptablesRule| is_policy_rule(rule, bridge) && !own.contains(rule);
+    if !table.rules.iter().any(is_other) || has_policy_of_other(bridge, network) {
+        plan_policy_rules(table, bridge, pod);
     }
 }
 

@@ -95,15 +95,15 @@ impl IngressPolicy {
     }
 }
 
-/// Whether the policy of the attachment's bridge is that of this attachment: of those of a network, the latest ADD
-/// decides.
-fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[StoredRecord<AcceptedTraffic>]) -> bool {
+/// Whether the policy of the attachment's bridge is restored from this attachment's record if nothing of a policy is left:
+/// of the records of a network with rules in the same place, the latest one, of those of one second the strictest.
+fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[&StoredRecord<AcceptedTraffic>]) -> bool {
     fn place(kept: &StoredRecord<AcceptedTraffic>) -> (RuleBackend, &str, Option<&str>) {
         (kept.content.backend, kept.attachment_id().network, kept.content.bridge.as_deref())
     }
-    fn rank(kept: &StoredRecord<AcceptedTraffic>) -> (i64, &str, &str) {
+    fn rank(kept: &StoredRecord<AcceptedTraffic>) -> (i64, u8, &str, &str) {
         let owner = kept.attachment_id();
-        (kept.record.created, owner.id, owner.ifname)
+        (kept.record.created, kept.content.policy as u8, owner.id, owner.ifname)
     }
     !all.iter().any(|other| place(other) == place(kept) && rank(other) > rank(kept))
 }

@@ -149,11 +149,15 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     if !SETS.iter().any(|set| change.is_flushed(*set)) {
         return;
     }
-    let all = change.restorable_records::<AcceptedTraffic>(KEPT);
-    for kept in &all {
-        let decides = decides_policy(kept, &all);
+    let records = change.restorable_records::<AcceptedTraffic>(KEPT);
+    let all: Vec<_> = records.iter().collect();
+    for kept in &records {
+        // What is left of a policy is that of the latest ADD, which may be gone.
+        let bridge = kept.content.bridge.as_deref().map(|bridge| BRIDGES.element_with_key(bridge));
+        let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&bridge));
+        let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all);
         let mut elements = recorded_elements(kept.attachment_id(), &kept.content);
-        elements.retain(|element| decides || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
+        elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
             change.restore_element(element);
         }

@@ -1,6 +1,7 @@
 //! A transaction that changes our tables, and restores them after a flush of rules or sets.
 
 use std::collections::{HashMap, HashSet};
+use std::mem;
 
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
@@ -109,13 +110,19 @@ impl OwnTables<'_> {
         is_alone: bool,
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<Vec<String>> {
-        let (mut views, mut found) = (Vec::new(), Vec::new());
-        let comparison = if repair.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment };
-        for layout in layouts {
-            let wanted = if views.is_empty() { wanted } else { &[] };
-            let (view, elements) = TableState::read_table(self.nft, *layout, wanted, comparison)?;
-            found.extend(elements);
-            views.push(TableState { is_required: true, ..view });
+        let read = |comparison| {
+            let (mut views, mut found) = (Vec::new(), Vec::new());
+            for layout in layouts {
+                let wanted = if views.is_empty() { wanted } else { &[] };
+                let (view, elements) = TableState::read_table(self.nft, *layout, wanted, comparison)?;
+                found.extend(elements);
+                views.push(TableState { is_required: true, ..view });
+            }
+            Ok::<_, NetlinkError>((views, found))
+        };
+        let (mut views, mut found) = read(RuleComparison::ByComment)?;
+        if views.iter().any(|view| view.damage.is_some()) {
+            (views, found) = read(RuleComparison::Whole)?;
         }
         let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
         let mut change = LayoutTransaction {
@@ -248,6 +255,16 @@ impl LayoutTransaction<'_> {
         })
     }
 
+    /// Whether the set has lost its sentinel.
+    pub fn was_flushed(&self, set: NftSet<'_>) -> bool {
+        self.views.iter().any(|view| view.flushed.contains(&set))
+    }
+
+    /// Whether there is an element with this key, or will be after the commit.
+    pub fn has_occupant(&self, wanted: &SetElement) -> bool {
+        self.find_occupant(wanted).is_some()
+    }
+
     /// The element that a flushed set has for the key of `wanted`, or will have after the commit.
     fn find_occupant(&self, wanted: &SetElement) -> Option<&SetElement> {
         self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
@@ -266,13 +283,14 @@ impl LayoutTransaction<'_> {
 
     /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with its data.
     pub fn will_have_data(&self, element: &SetElement) -> bool {
-        self.is_flushed(element.set) && self.find_occupant(element).is_none_or(|found| has_same_owner(found, element))
+        self.is_flushed(element.set)
+            && self.find_occupant(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
     /// Like [`LayoutTransaction::restore_element`]; also gives the attachment's element its data, which an ADD that was
     /// killed between the record and the rules did not.
     pub fn restore_with_data(&mut self, element: &SetElement) {
-        let has_other = |found: &SetElement| has_same_owner(found, element) && found.data != element.data;
+        let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
         if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
             self.replace_data(element);
             self.restored += 1;
@@ -327,8 +345,8 @@ impl LayoutTransaction<'_> {
             }
         }
         if self.repair != Some(RepairMode::Report) {
-            batch.append_batch(self.batch);
-            self.nft.commit_at_generation(batch, generation)?;
+            batch.append_batch(mem::take(&mut self.batch));
+            self.commit_repair(batch, generation)?;
             remove_deleted_attachments(self.nft, self.state, &self.records)?;
         }
         match self.restored {
@@ -337,6 +355,24 @@ impl LayoutTransaction<'_> {
             many => damage.push(format!("{many} elements were missing")),
         }
         Ok(damage)
+    }
+
+    /// Commits. The kernel refuses new base chains together with the waking of a dormant table, which then is woken first.
+    fn commit_repair(&self, batch: NftBatch, generation: u32) -> NetlinkResult<()> {
+        let dormant: Vec<_> = self.views.iter().filter_map(|view| view.dormant).collect();
+        if dormant.is_empty() {
+            return self.nft.commit_at_generation(batch, generation);
+        }
+        let outcome = self.nft.commit_at_generation(batch.clone(), generation);
+        if outcome.as_ref().err().and_then(NetlinkError::errno) != Some(Errno::EINVAL) {
+            return outcome;
+        }
+        let mut wake = NftBatch::new();
+        for table in dormant {
+            wake.ensure_object(table);
+        }
+        self.nft.commit_at_generation(wake, generation)?;
+        self.nft.commit_at_generation(batch, if generation == 0 { 0 } else { generation + 1 })
     }
 
     /// Reads the other tables, and adds the missing state of all of them.
@@ -367,6 +403,12 @@ impl LayoutTransaction<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether the element is the attachment's, or its comment names no attachment: another program has written it.
+fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
+    let names = |instance: &str| instance.split('-').all(|part| part.len() == 16) && instance.contains('-');
+    has_same_owner(found, own) || !shared::instance_in_comment(found.comment.as_deref()).is_some_and(names)
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before

@@ -141,9 +141,11 @@ impl NftSocket {
         let parse = |attr: ReplyAttribute<'_>| {
             let flags = attr.find_nested(NFTA_SET_ELEM_FLAGS).and_then(ReplyAttribute::to_u32_be).unwrap_or(0);
             let last = value(attr, NFTA_SET_ELEM_KEY_END);
-            Some(StoredInterval { key: value(attr, NFTA_SET_ELEM_KEY)?, last, is_end: flags & INTERVAL_END != 0 })
+            // An element that matches all packets has no key.
+            let key = value(attr, NFTA_SET_ELEM_KEY).unwrap_or_default();
+            StoredInterval { key, last, is_end: flags & INTERVAL_END != 0 }
         };
-        let mut found: Vec<_> = element_lists(&bodies).filter_map(parse).collect();
+        let mut found: Vec<_> = element_lists(&bodies).map(parse).collect();
         found.sort();
         Ok(found)
     }

@@ -111,9 +111,24 @@ fn changed_rules_are_found_and_restored() {
              nft delete table {table} && nft -f $T && rm $T"
         )
     };
+    let mac = world.result["interfaces"].as_array().unwrap().iter().find(|entry| entry["name"] == "eth0").unwrap();
+    let ports = format!("cnibox_egress ports '{{ \"br0\" . {} }}'", mac["mac"].as_str().unwrap());
     let damages = [
         ("table inet cnibox_egress is dormant", "nft add table inet cnibox_egress '{ flags dormant; }'".to_owned()),
         ("table bridge cnibox_egress is dormant", "nft add table bridge cnibox_egress '{ flags dormant; }'".to_owned()),
+        (
+            "table inet cnibox_egress is dormant",
+            "nft add table inet cnibox_egress '{ flags dormant; }' && nft flush chain inet cnibox_egress prerouting && \
+             nft delete chain inet cnibox_egress prerouting"
+                .to_owned(),
+        ),
+        (
+            "is missing in chain inet",
+            "nft add chain inet cnibox_egress x && nft flush chain inet cnibox_egress prerouting && \
+             nft delete chain inet cnibox_egress prerouting && nft add chain inet cnibox_egress prerouting && \
+             nft delete chain inet cnibox_egress x"
+                .to_owned(),
+        ),
         ("a rule of another owner", "nft insert rule inet cnibox_egress prerouting accept".to_owned()),
         ("a rule of another owner", "nft add rule inet cnibox_egress link accept".to_owned()),
         ("a rule of another owner", "nft insert rule bridge cnibox_egress forward accept".to_owned()),
@@ -126,6 +141,7 @@ fn changed_rules_are_found_and_restored() {
         ("was changed", change(&packets, "refused", "accept")),
         ("was changed", change(&packets, "some4", "ip daddr 0.0.0.0/0 accept")),
         ("was changed", change(&frames, "refused", "accept")),
+        ("was changed", format!("nft delete element inet {ports} && nft add element inet {}", ports.replace(" }", " : accept }"))),
         // nft writes other expressions than it lists.
         ("was changed", moved("inet", "prerouting", "prerouting", "postrouting")),
         ("at another hook", moved("bridge", "prerouting", "prerouting", "input")),

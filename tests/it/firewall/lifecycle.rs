@@ -233,6 +233,50 @@ fn a_repair_keeps_the_policy_of_the_latest_attachment() {
     }
 }
 
+/// The latest ADD may be of a container that is gone, or has the record of an earlier one.
+#[test]
+fn a_repair_changes_no_policy_that_is_in_force() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let net = |id: &str, ips: &[&str], policy: &str| {
+            let keys = json!({"backend": backend, "ingressPolicy": policy, "prevResult": prev("1.1.0", ips)});
+            (net(&node, "1.1.0", &keys), id.to_owned())
+        };
+        let attach = |(net, id): &(Net<'_>, String)| drop(net.call("ADD", id).netns(&container.path()).result());
+        let steady = |what: &str| {
+            let before = rules(&node);
+            assert_eq!(node.cnibox(&["repair"]).printed(), "nothing was missing\n", "{backend} {what}");
+            assert_same(&before, &rules(&node));
+        };
+        // In one second.
+        attach(&net("z", &OTHER, "same-bridge"));
+        attach(&net("a", &IPS, "isolated"));
+        steady("one second");
+        let (last, id) = net("a", &IPS, "isolated");
+        last.call("DEL", &id).netns(&container.path()).ok();
+        steady("deleted");
+        thread::sleep(Duration::from_millis(1100));
+        attach(&net("a", &IPS, "isolated"));
+        attach(&net("z", &OTHER, "same-bridge"));
+        steady("attached again");
+    }
+}
+
+/// IPv4 and IPv6 have tables of their own.
+#[test]
+fn a_repair_restores_the_policy_in_both_families() {
+    let (node, container) = (Node::new(), Container::new());
+    for ips in [&OTHER[..], &["10.1.2.9/24"]] {
+        let keys = json!({"backend": "iptables", "ingressPolicy": "same-bridge", "prevResult": prev("1.1.0", ips)});
+        net(&node, "1.1.0", &keys).call("ADD", ips[0].split('/').next().unwrap()).netns(&container.path()).result();
+        thread::sleep(Duration::from_millis(1100));
+    }
+    let before = rules(&node);
+    node.sh("ip6tables -F; ip6tables -X; iptables -F; iptables -X");
+    assert!(node.cnibox(&["repair"]).printed().contains("restored"));
+    assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count(), "{}", rules(&node));
+}
+
 #[test]
 fn sixteen_concurrent_calls_make_no_duplicates() {
     for backend in BACKENDS {
