@@ -69,8 +69,9 @@ pub(super) fn add_rules(
         // The rules of another attachment, whose absence shows a flush.
         let witness = RECORDS.other_record(owner, family);
         let witness = witness.map(|kept| {
-            // The policy of the same bridge is that of the latest ADD.
-            let policy = if kept.content.bridge == pod.bridge { pod.policy } else { kept.content.policy };
+            // In one network the policy of a bridge is that of the latest ADD.
+            let is_same = kept.attachment_id().network == owner.network && kept.content.bridge == pod.bridge;
+            let policy = if is_same { pod.policy } else { kept.content.policy };
             attachment_rules(&AcceptedTraffic { policy, ..kept.content }, family)
         });
         let witness = witness.unwrap_or_default();
