@@ -43,8 +43,7 @@ pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = Iptab
     is_of: has_rules_in_family,
     restore: |table, family, kept, all| {
         create_address_rules(table, &kept.content, family);
-        let all: Vec<_> = all.iter().filter(|other| has_rules_in_family(&other.content, family)).collect();
-        if decides_policy(kept, &all) {
+        if decides_policy(kept, all) {
             restore_policy(table, kept.attachment_id().network, &kept.content);
         }
     },
@@ -160,10 +159,8 @@ fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family
 /// Changes the policy of the bridge, unless it belongs to another network.
 fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
     let Some(bridge) = &pod.bridge else { return };
-    let mut rules = bridge_rules(bridge, pod.policy);
-    rules.extend(translated_rule(bridge, pod.policy));
-    let is_former = |rule: &IptablesRule| is_policy_rule(rule, bridge) && !rules.contains(rule);
-    if table.rules.iter().any(is_former) && !has_policy_of_other(bridge, network) {
+    let is_former = other_policy_matcher(bridge, pod.policy);
+    if table.rules.iter().any(&is_former) && !has_policy_of_other(bridge, network) {
         table.delete_rules(is_former);
     }
     if pod.policy != IngressPolicy::Open {
@@ -181,11 +178,16 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraf
 /// Restores the policy of the bridge, unless another one is in force, as that of a later ADD.
 fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
     let Some(bridge) = pod.bridge.as_deref().filter(|_| pod.policy != IngressPolicy::Open) else { return };
-    let own: Vec<_> = bridge_rules(bridge, pod.policy).into_iter().chain(translated_rule(bridge, pod.policy)).collect();
-    let is_other = |rule: &IptablesRule| is_policy_rule(rule, bridge) && !own.contains(rule);
-    if !table.rules.iter().any(is_other) || has_policy_of_other(bridge, network) {
+    if !table.rules.iter().any(other_policy_matcher(bridge, pod.policy)) || has_policy_of_other(bridge, network) {
         plan_policy_rules(table, bridge, pod);
     }
+}
+
+/// Whether a rule belongs to another policy of the bridge.
+fn other_policy_matcher(bridge: &str, policy: IngressPolicy) -> impl Fn(&IptablesRule) -> bool {
+    let mut own = bridge_rules(bridge, policy);
+    own.extend(translated_rule(bridge, policy));
+    move |rule| is_policy_rule(rule, bridge) && !own.contains(rule)
 }
 
 /// Whether a living attachment of another network has a policy for the bridge.

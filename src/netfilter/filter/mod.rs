@@ -97,7 +97,7 @@ impl IngressPolicy {
 
 /// Whether the policy of the attachment's bridge is restored from this attachment's record if nothing of a policy is left:
 /// of the records of a network with rules in the same place, the latest one, of those of one second the strictest.
-fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[&StoredRecord<AcceptedTraffic>]) -> bool {
+fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[StoredRecord<AcceptedTraffic>]) -> bool {
     fn place(kept: &StoredRecord<AcceptedTraffic>) -> (RuleBackend, &str, Option<&str>) {
         (kept.content.backend, kept.attachment_id().network, kept.content.bridge.as_deref())
     }

@@ -149,9 +149,8 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     if !SETS.iter().any(|set| change.is_flushed(*set)) {
         return;
     }
-    let records = change.restorable_records::<AcceptedTraffic>(KEPT);
-    let all: Vec<_> = records.iter().collect();
-    for kept in &records {
+    let all = change.restorable_records::<AcceptedTraffic>(KEPT);
+    for kept in &all {
         // What is left of a policy is that of the latest ADD, which may be gone.
         let bridge = kept.content.bridge.as_deref().map(|bridge| BRIDGES.element_with_key(bridge));
         let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&bridge));

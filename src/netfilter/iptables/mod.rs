@@ -315,7 +315,7 @@ pub struct IptablesRecords<R> {
     pub table: &'static str,
     /// Whether the record has rules in this family's table.
     pub is_of: fn(&R, IpFamily) -> bool,
-    /// Creates the rules of one record unless they exist; the slice has all records.
+    /// Creates the rules of one record unless they exist; the slice has all records with rules in the family.
     pub restore: fn(&mut IptablesTable, IpFamily, &StoredRecord<R>, &[StoredRecord<R>]),
 }
 
@@ -328,11 +328,10 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
     pub fn restore_rules(&self, table: &mut IptablesTable, family: IpFamily, but: Option<AttachmentId<'_>>) {
         table.is_insufficient |= table.is_partial;
-        let all = self.kept.restorable_parts();
-        for kept in &all {
-            if (self.is_of)(&kept.content, family) && Some(kept.attachment_id()) != but {
-                (self.restore)(table, family, kept, &all);
-            }
+        let mut all = self.kept.restorable_parts();
+        all.retain(|kept| (self.is_of)(&kept.content, family));
+        for kept in all.iter().filter(|kept| Some(kept.attachment_id()) != but) {
+            (self.restore)(table, family, kept, &all);
         }
     }
 

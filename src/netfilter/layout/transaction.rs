@@ -121,7 +121,7 @@ impl OwnTables<'_> {
             Ok::<_, NetlinkError>((views, found))
         };
         let (mut views, mut found) = read(RuleComparison::ByComment)?;
-        if views.iter().any(|view| view.damage.is_some()) {
+        if views.iter().any(|view| view.damage.is_some() && view.layout.is_exact) {
             (views, found) = read(RuleComparison::Whole)?;
         }
         let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
