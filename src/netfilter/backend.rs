@@ -12,7 +12,8 @@ use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
-use super::{AttachmentId, RepairMode, join_errors};
+use super::reconcile::{Difference, ReconcileMode};
+use super::{AttachmentId, join_errors};
 use crate::attachment::RecordStore;
 use crate::cmd;
 use crate::error::{Error, ErrorContext, Result};
@@ -130,8 +131,8 @@ fn probe_iptables() -> Result<()> {
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
     pub state: RestorableState,
-    /// Looks for the feature's rules in iptables and firewalld. Returns the first missing rule.
-    pub repair: fn(&PacketFilter, RepairMode) -> Result<Option<String>>,
+    /// Compares what is not in [`RestorableState::layouts`], such as rules of iptables and firewalld, with the records.
+    pub reconcile: fn(&PacketFilter, ReconcileMode) -> Result<Vec<Difference>>,
     /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
     /// in the list.
     pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,

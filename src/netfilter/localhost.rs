@@ -28,6 +28,7 @@ use serde::Deserialize;
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, TableLayout};
+use super::reconcile::{Difference, ReconcileMode};
 use crate::attachment::RecordStore;
 use crate::error::{ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
@@ -67,17 +68,18 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
 }
 
 /// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the last mapping.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: MAPPINGS,
         layouts: &[LAYOUT],
+        needs_table: |_| is_needed(),
         restore: |change| {
             if is_needed() {
                 change.batch.ensure_object(TABLE);
             }
         },
     },
-    repair: |_, _| Ok(None),
+    reconcile: reconcile_iptables_rules,
     remove: |_, _, _| Ok(()),
     hand_over: &[("loopback addresses", hand_over)],
 };
@@ -125,17 +127,27 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if has_damage == Some(true) && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }
 
-/// The first missing rule; `None` if only the reference plugins have mappings.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_socket_if_present()? {
-        return Ok(LAYOUT.first_deviation(nft, &is_needed)?);
-    }
-    if !is_needed() {
-        return Ok(None);
+/// Fails if rules are missing; not if only the reference plugins have mappings.
+pub fn require_closed(filter: &PacketFilter) -> Result<()> {
+    let damage = filter.query_nft(&|nft| LAYOUT.first_deviation(nft, &is_needed))?;
+    layout::require_undamaged(damage)?;
+    let missing = reconcile_iptables_rules(filter, ReconcileMode::Report)?.into_iter().next();
+    layout::require_undamaged(missing.map(|missing| missing.object))
+}
+
+/// Without `nf_tables`: looks for the rules in iptables.
+fn reconcile_iptables_rules(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {
+    if filter.nft_socket_if_present()?.is_some() || !is_needed() {
+        return Ok(Vec::new());
     }
     let table = filter.default_iptables(IpFamily::V4)?.read_table(RAW_TABLE, ChainScope::All)?;
-    let missing = iptables_rules().into_iter().find(|rule| !table.has_rule(rule));
-    Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words())))
+    let Some(missing) = iptables_rules().into_iter().find(|rule| !table.has_rule(rule)) else {
+        return Ok(Vec::new());
+    };
+    if mode == ReconcileMode::Apply {
+        close_to_containers(filter)?;
+    }
+    Ok(vec![Difference::new(format!("rule{} is missing in iptables table {RAW_TABLE}", missing.quoted_words()))])
 }
 
 /// Deletes the table, which the reference does not have.

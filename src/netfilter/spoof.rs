@@ -42,13 +42,14 @@ const REFERENCE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "nat");
 pub const KEPT: RecordStore = RecordStore("spoof");
 
 /// The feature, which has no rules in iptables.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[LAYOUT],
+        needs_table: |_| !KEPT.restorable_parts::<CheckedPort>().is_empty(),
         restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
     },
-    repair: |_, _| Ok(None),
+    reconcile: |_, _| Ok(Vec::new()),
     remove: |filter, owner, _| delete_ports(filter, owner, &[]),
     hand_over: &[("source-MAC checks", hand_over)],
 };
@@ -77,12 +78,6 @@ const LAYOUT: TableLayout = TableLayout {
 fn drop_other_sources() -> NftRule {
     let source = [PacketField::Iifname, PacketField::EtherSaddr];
     NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED).drop()
-}
-
-/// The first missing object that attachments of this host depend on.
-pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || !KEPT.restorable_parts::<CheckedPort>().is_empty();
-    Ok(LAYOUT.first_deviation(filter.nft_socket()?, &is_needed)?)
 }
 
 /// Drops frames from the port with another source address.

@@ -25,7 +25,8 @@ use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
 use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
 use crate::netfilter::iptables::table;
-use crate::netfilter::{AttachmentId, PacketFilter, RepairMode, layout};
+use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::{AttachmentId, PacketFilter};
 
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
     nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
@@ -226,10 +227,9 @@ impl<'a> FirewallBackends<'a> {
     fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         if let Some(mut zone) = self.zone {
             zone.require_running()?;
-            layout::require_undamaged(firewalld::repair_sources(RepairMode::Report))?;
         }
         self.kernel.map_or(Ok(()), |kernel| kernel.require_usable(filter))?;
-        layout::require_undamaged(filter::first_missing_rule(filter)?)
+        restore_for_next_add(filter, &[filter::FEATURE, firewalld::FEATURE])
     }
 }
 

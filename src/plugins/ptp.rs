@@ -29,7 +29,8 @@ use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::log;
 use crate::netfilter::names::parse_label;
-use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
+use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
 use crate::sort::{sort_by_key, sort_items};
@@ -175,7 +176,7 @@ impl Plugin for Ptp {
         if conf.ip_masq {
             let filter = cx.packet_filter();
             RuleBackend::choose_for_add(backend, filter).require_usable(filter)?;
-            layout::require_undamaged(masquerade::first_missing_rule(filter)?).or_unavailable()?;
+            restore_for_next_add(filter, &[masquerade::FEATURE])?;
         }
         cx.ipam_status()
     }

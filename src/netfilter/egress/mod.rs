@@ -33,10 +33,11 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::layout::{LayoutTransaction, RestorableState, RuleComparison};
+use super::join_errors;
+use super::layout::{self, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, stale_matcher};
+use super::reconcile::{Difference, ReconcileMode};
 use super::shared::is_left_in_place;
-use super::{RepairMode, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::lock::FileLock;
@@ -50,9 +51,9 @@ pub const KEPT: RecordStore = RecordStore("egress");
 
 /// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
 /// vanishes.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, restore: restore_ports },
-    repair: restore_recorders,
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports },
+    reconcile: reconcile_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
     hand_over: &[],
 };
@@ -316,15 +317,17 @@ fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddre
 }
 
 /// Restores the table of [`record_refusals`] for all attachments with a record.
-fn restore_recorders(filter: &PacketFilter, repair: RepairMode) -> Result<Option<String>> {
+fn reconcile_recorders(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {
     let parts = KEPT.restorable_parts::<RestrictedPort>();
-    let damaged = !parts.is_empty() && table::GUARD_LAYOUT.has_damage(filter.nft_socket()?)?;
-    if damaged && repair == RepairMode::Restore {
-        for part in &parts {
-            record_refusals(filter, part.attachment_id(), part.content.mac)?;
-        }
+    if parts.is_empty() || !table::GUARD_LAYOUT.has_damage(filter.nft_socket()?)? {
+        return Ok(Vec::new());
     }
-    Ok(damaged.then(|| format!("table {} is gone or damaged", table::GUARD)))
+    let mut difference = Difference::new(format!("table {} is gone or damaged", table::GUARD));
+    if mode == ReconcileMode::Apply {
+        let mut restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
+        difference.failure = restored.find_map(|outcome| outcome.err()).map(Error::from);
+    }
+    Ok(vec![difference])
 }
 
 /// Deletes those of the policies that no container has any longer.
@@ -386,25 +389,17 @@ fn all_sets() -> Vec<NftSet<'static>> {
     table::layouts_of_port(true).iter().flat_map(|layout| layout.sets).copied().collect()
 }
 
-/// The first missing object that attachments of this host depend on.
-pub fn first_missing_object(filter: &PacketFilter, comparison: RuleComparison) -> Result<Option<String>> {
-    let nft = filter.nft_socket()?;
-    for layout in table::LAYOUTS {
-        let is_frames = layout.table == FRAMES;
-        let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || !is_frames;
-        let is_needed = || KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used);
-        let damage = layout.first_deviation_by(comparison, nft, &is_needed)?;
-        if damage.is_some() {
-            return Ok(damage);
-        }
-    }
-    Ok(None)
+/// Whether the record of a living attachment needs the table.
+fn needs_table(layout: &TableLayout) -> bool {
+    let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || layout.table != FRAMES;
+    KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used)
 }
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
-    if let Some(damage) = first_missing_object(filter, RuleComparison::Whole)? {
-        return Err(Error::internal(damage).with_details("\"cnibox repair\" restores all rules of this host"));
+    for layout in table::layouts_of_port(port.is_bridged) {
+        let damage = layout.first_deviation_by(RuleComparison::Whole, filter.nft_socket()?, &|| true)?;
+        layout::require_undamaged(damage)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {

@@ -17,10 +17,11 @@ use crate::attachment::{RecordStore, StoredRecord};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
+use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::layout::RestorableState;
+use crate::netfilter::reconcile::{Difference, ReconcileMode};
 use crate::netfilter::shared::find_other_record;
-use crate::netfilter::{AttachmentId, RepairMode};
 use crate::sort::sort_items;
 
 /// The default of `firewalldZone`.
@@ -32,9 +33,9 @@ const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 const KEPT: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
-pub(in crate::netfilter) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &[], restore: |_| {} },
-    repair: |_, repair| Ok(repair_sources(repair)),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} },
+    reconcile: |_, mode| Ok(reconcile_sources(mode)),
     remove: |_, owner, _| {
         // The record has the zone.
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
@@ -227,15 +228,16 @@ impl<'a> FirewalldZone<'a> {
     }
 }
 
-/// Looks for the sources of running containers. Returns the first missing source.
-pub fn repair_sources(repair: RepairMode) -> Option<String> {
+/// Looks for the sources of running containers.
+fn reconcile_sources(mode: ReconcileMode) -> Vec<Difference> {
     let living = KEPT.restorable_parts::<ZoneSources>();
-    let mut zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) }?;
-    let missing = zone.first_missing_source(&living)?;
-    if repair == RepairMode::Restore {
+    let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
+    let Some(mut zone) = zone else { return Vec::new() };
+    let missing = zone.first_missing_source(&living);
+    if missing.is_some() && mode == ReconcileMode::Apply {
         zone.restore_sources(living);
     }
-    Some(missing)
+    missing.map(Difference::new).into_iter().collect()
 }
 
 /// Whether there is a record of the attachment's sources.

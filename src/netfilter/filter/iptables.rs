@@ -74,16 +74,14 @@ pub(super) fn add_rules(
             attachment_rules(&AcceptedTraffic { policy, ..kept.content }, family)
         });
         let witness = witness.unwrap_or_default();
+        let is_flushed = |table: &IptablesTable| witness.iter().any(|rule| !table.has_rule(rule));
         let plan = |table: &mut IptablesTable| {
-            if witness.iter().any(|rule| !table.has_rule(rule)) {
-                RECORDS.restore_rules(table, family, Some(owner));
-            }
             remove_address_rules(table, &unshared_ips(former, family, owner));
             create_address_rules(table, pod, family);
             plan_policy(table, owner.network, pod);
         };
         with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            filter.default_iptables(family)?.update_table(FILTER, scope, &plan)
+            RECORDS.update_for_add(&filter.default_iptables(family)?, scope, owner, &is_flushed, &plan)
         })?;
     }
     Ok(())

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
-use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
+use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
@@ -28,9 +28,14 @@ use crate::netlink::{Link, Netlink};
 pub const KEPT: RecordStore = RecordStore("firewall");
 
 /// The feature, for the back ends `nf_tables` and iptables.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &nft::LAYOUTS, restore: nft::restore_elements },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
+        kept: KEPT,
+        layouts: &nft::LAYOUTS,
+        needs_table: nft::needs_table,
+        restore: nft::restore_elements,
+    },
+    reconcile: |filter, mode| iptables::RECORDS.reconcile(&|family| filter.default_iptables(family), mode),
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
 };
@@ -198,12 +203,6 @@ pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[Attachm
         iptables::remove_stale_rules(filter, &stale),
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, network, valid)),
     ])
-}
-
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let damage = filter.query_nft(&nft::first_missing_object)?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
 }
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and

@@ -163,16 +163,13 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// The first missing object that attachments of this host depend on.
-pub(super) fn first_missing_object(nft: &NftSocket) -> NetlinkResult<Option<String>> {
-    if nft.has_object(FORWARD)? || RuleBackend::Nftables.is_recorded(KEPT) {
-        let damage = PACKET_LAYOUT.first_deviation(nft, &|| true)?;
-        if damage.is_some() {
-            return Ok(damage);
-        }
-    }
-    let is_isolated = || KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports());
-    FRAME_LAYOUT.first_deviation(nft, &is_isolated)
+/// Whether the record of a living attachment needs the table.
+pub(super) fn needs_table(layout: &TableLayout) -> bool {
+    let is_needed = |pod: &AcceptedTraffic| match layout.table {
+        FRAMES => pod.isolates_ports(),
+        _ => pod.backend == RuleBackend::Nftables,
+    };
+    KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| is_needed(&kept.content))
 }
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
@@ -208,7 +205,6 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
     ..TableLayout::new(TABLE)
 };
 

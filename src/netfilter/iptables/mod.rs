@@ -20,6 +20,7 @@ mod encoding;
 mod extensions;
 pub mod table;
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -31,8 +32,9 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{IptablesRule, IptablesTable};
+use super::AttachmentId;
+use super::reconcile::{Difference, ReconcileMode};
 use super::shared::find_other_record;
-use super::{AttachmentId, RepairMode};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
 use crate::error::{Error, ErrorCode, Result};
@@ -328,32 +330,88 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
     pub fn restore_rules(&self, table: &mut IptablesTable, family: IpFamily, but: Option<AttachmentId<'_>>) {
         table.is_insufficient |= table.is_partial;
-        let mut all = self.kept.restorable_parts();
-        all.retain(|kept| (self.is_of)(&kept.content, family));
+        let all = self.records_of_family(family);
         for kept in all.iter().filter(|kept| Some(kept.attachment_id()) != but) {
             (self.restore)(table, family, kept, &all);
         }
     }
 
-    /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn repair_rules(&self, tables: IptablesOpener<'_>, repair: RepairMode) -> Result<Option<String>> {
+    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if `is_flushed` finds that the table
+    /// was flushed. Rules of others that cannot be restored do not prevent the ADD.
+    pub fn update_for_add(
+        &self,
+        tables: &IptablesHandle<'_>,
+        scope: ChainScope<'_>,
+        owner: AttachmentId<'_>,
+        is_flushed: &dyn Fn(&IptablesTable) -> bool,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
+        let restores = Cell::new(false);
+        let plan_with_others = |table: &mut IptablesTable| {
+            restores.set(is_flushed(table));
+            if restores.get() {
+                self.restore_rules(table, tables.family, Some(owner));
+            }
+            plan(table);
+        };
+        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else { return Ok(()) };
+        if !restores.get() || error.code() == ErrorCode::TRY_AGAIN {
+            return Err(error);
+        }
+        tables.update_table(self.table, scope, plan)?;
+        log::warn(format_args!("could not restore the rules of other containers; see \"cnibox repair\": {error}"));
+        Ok(())
+    }
+
+    /// Restores the rules of all attachments. If that fails, those of each attachment by themselves, so that rules which
+    /// are refused do not prevent the others; then fails as well.
+    fn restore_all(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let family = tables.family;
+        let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
+        let Err(error) = tables.update_table(self.table, ChainScope::All, &restore) else { return Ok(()) };
+        if error.code() == ErrorCode::TRY_AGAIN {
+            return Err(error);
+        }
+        let all = self.records_of_family(family);
+        let mut errors = Vec::new();
+        for kept in &all {
+            let instance = kept.attachment_id().instance_id();
+            let restored = tables.update_table(self.table, ChainScope::All, &|table| {
+                if self.kept.has_instance(&instance) {
+                    (self.restore)(table, family, kept, &all);
+                }
+            });
+            errors.extend(restored.err().map(|error| error.context(format!("container {}", kept.attachment_id().id))));
+        }
+        Error::join_all(errors).map_or(Ok(()), Err)
+    }
+
+    /// The records with rules in the family's table.
+    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<R>> {
+        let mut all = self.kept.restorable_parts();
+        all.retain(|kept| (self.is_of)(&kept.content, family));
+        all
+    }
+
+    /// Compares the rules of attachments of this host with their records. Of each family the first missing rule is
+    /// returned.
+    pub fn reconcile(&self, tables: IptablesOpener<'_>, mode: ReconcileMode) -> Result<Vec<Difference>> {
         let all = self.kept.restorable_parts();
         let mut used = IpFamily::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
-        let mut missing = None;
+        let mut found = Vec::new();
         for family in used {
             let tables = tables(family)?;
-            let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
             let mut table = tables.read_table(self.table, ChainScope::All)?;
-            restore(&mut table);
-            if let Some(line) = table.first_change() {
-                let (program, name) = (program_name(family), self.table);
-                missing.get_or_insert(format!("\"{line}\" is missing in {program} table {name}"));
-                if repair == RepairMode::Restore {
-                    tables.update_table(name, ChainScope::All, &restore)?;
-                }
+            self.restore_rules(&mut table, family, None);
+            let Some(line) = table.first_change() else { continue };
+            let (program, name) = (program_name(family), self.table);
+            let mut difference = Difference::new(format!("\"{line}\" is missing in {program} table {name}"));
+            if mode == ReconcileMode::Apply {
+                difference.failure = self.restore_all(&tables).err();
             }
+            found.push(difference);
         }
-        Ok(missing)
+        Ok(found)
     }
 }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::RepairMode;
+use crate::netfilter::reconcile::ReconcileMode;
 use crate::netfilter::shared::{self, has_same_owner};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
@@ -51,7 +51,7 @@ pub struct LayoutTransaction<'n> {
     /// If there is damage: the elements that flushed sets have again, or will have after the commit.
     occupied: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
     /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
-    repair: Option<RepairMode>,
+    repair: Option<ReconcileMode>,
     /// Whether only the tables of the change are restored.
     is_alone: bool,
     /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
@@ -78,7 +78,7 @@ impl OwnTables<'_> {
 
     /// Looks for all state of the attachments of this host in all of our tables, single elements included. Restores
     /// missing state unless `repair` is to report only. Returns what was missing.
-    pub fn repair_tables(&self, repair: RepairMode) -> NetlinkResult<Vec<String>> {
+    pub fn repair_tables(&self, repair: ReconcileMode) -> NetlinkResult<Vec<String>> {
         self.commit_with_retries(&[], &[], Some(repair), &mut |_, _| Ok(()))
     }
 
@@ -87,7 +87,7 @@ impl OwnTables<'_> {
         &self,
         layouts: &[TableLayout],
         wanted: &[SetElement],
-        repair: Option<RepairMode>,
+        repair: Option<ReconcileMode>,
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<Vec<String>> {
         let mut outcome = Ok(Vec::new());
@@ -106,7 +106,7 @@ impl OwnTables<'_> {
         &self,
         layouts: &[TableLayout],
         wanted: &[SetElement],
-        repair: Option<RepairMode>,
+        repair: Option<ReconcileMode>,
         is_alone: bool,
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<Vec<String>> {
@@ -344,7 +344,7 @@ impl LayoutTransaction<'_> {
                 damage.extend(view.damage.clone());
             }
         }
-        if self.repair != Some(RepairMode::Report) {
+        if self.repair != Some(ReconcileMode::Report) {
             batch.append_batch(mem::take(&mut self.batch));
             self.commit_repair(batch, generation)?;
             remove_deleted_attachments(self.nft, self.state, &self.records)?;
@@ -477,7 +477,7 @@ mod tests {
         batch.ensure_object(TABLE);
         nft.commit_batch(batch).unwrap();
         let own = OwnTables { nft: &nft, state: vec![RestorableState { kept: KEPT, layouts: &LAYOUTS, restore }] };
-        let damage = own.repair_tables(RepairMode::Restore).unwrap();
+        let damage = own.repair_tables(ReconcileMode::Apply).unwrap();
         assert_eq!(damage[0], "set inet layout names was flushed");
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
     }

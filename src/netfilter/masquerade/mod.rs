@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
 use super::names::stale_matcher;
-use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
+use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
 use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 
@@ -35,15 +35,16 @@ pub(super) struct MasqueradeRecord {
 }
 
 /// The feature, for both back ends.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[nft::LAYOUT],
+        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
         restore: |change| {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+    reconcile: |filter, mode| iptables::RECORDS.reconcile(&|family| filter.default_iptables(family), mode),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         delete_addresses(filter, owner, &addrs)
@@ -52,13 +53,6 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         filter.query_nft(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference_rules))
     })],
 };
-
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| nft::LAYOUT.first_deviation(nft, &is_needed))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
-}
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address that another
 /// attachment has, too, stays with that attachment.
@@ -82,7 +76,7 @@ pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[
         let on_nft = filter.query_nft(&|nft| nft::is_masqueraded(nft, owner, *addr))?;
         if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
-            return Err(error.with_details(KEPT.restore_remedy(owner, first_missing_rule(filter)?.as_deref())));
+            return Err(error.with_details(KEPT.restore_remedy(owner, None)));
         }
     }
     Ok(())

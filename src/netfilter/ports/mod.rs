@@ -26,7 +26,7 @@ use self::conditions::MappingConditions;
 pub use self::iptables::IptablesOptions;
 use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
-use super::{AttachmentId, IpFamily, PacketFilter, RepairMode, RuleBackend, join_errors, localhost};
+use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend, join_errors};
 use crate::attachment::RecordStore;
 use crate::error::{Error, Result};
 use crate::netlink::nftables::TransportProtocol;
@@ -138,9 +138,14 @@ fn deserialize_targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D:
 pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &[layout::LAYOUT], restore: nft::restore_mappings },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
+        kept: KEPT,
+        layouts: &[layout::LAYOUT],
+        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
+        restore: nft::restore_mappings,
+    },
+    reconcile: |filter, mode| iptables::RECORDS.reconcile(&|family| filter.default_iptables(family), mode),
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
         ("port mappings", |filter| {
@@ -149,14 +154,6 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
 };
-
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| layout::LAYOUT.first_deviation(nft, &is_needed))?;
-    let damage = damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
-}
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
 /// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is

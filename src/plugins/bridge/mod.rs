@@ -29,8 +29,9 @@ use crate::iface::ContainerNetns;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
+use crate::netfilter::reconcile::restore_for_next_add;
 use crate::netfilter::spoof::{self, CheckedPort};
-use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
+use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
 use crate::repairs::RepairFindings;
 use crate::sort::sort_by_key;
@@ -246,11 +247,11 @@ impl Plugin for Bridge {
         let filter = cx.packet_filter();
         if conf.macspoofchk {
             RuleBackend::Nftables.require_usable(filter)?;
-            layout::require_undamaged(spoof::first_missing_object(filter)?).or_unavailable()?;
+            restore_for_next_add(filter, &[spoof::FEATURE])?;
         }
         if plan.masquerades {
             RuleBackend::choose_for_add(plan.backend, filter).require_usable(filter)?;
-            layout::require_undamaged(masquerade::first_missing_rule(filter)?).or_unavailable()?;
+            restore_for_next_add(filter, &[masquerade::FEATURE])?;
         }
         cx.if_ipam(CallContext::ipam_status)
     }

@@ -26,9 +26,8 @@ use crate::framework::{
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
-use crate::netfilter::{
-    self, AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RepairMode, RuleBackend, layout, localhost,
-};
+use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
 
@@ -63,9 +62,7 @@ impl Plugin for Portmap {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             // Missing mappings of other containers are restored nevertheless.
-            if KEPT.is_used() && ports::first_missing_rule(filter)?.is_some() {
-                netfilter::repair_rules(filter, RepairMode::Restore)?;
-            }
+            restore_for_next_add(filter, &[ports::FEATURE, localhost::FEATURE]).unwrap_or_else(log::warn);
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
@@ -112,7 +109,7 @@ impl Plugin for Portmap {
                 );
             }
         }
-        layout::require_undamaged(localhost::first_missing_rule(filter)?)
+        localhost::require_closed(filter)
     }
 
     fn repair(
@@ -160,7 +157,7 @@ impl Plugin for Portmap {
     fn status(cx: &CallContext<'_>, conf: &PortmapConfig) -> Result<()> {
         let filter = cx.packet_filter();
         conf.choose_backend(filter).or_unavailable()?.require_usable(filter)?;
-        layout::require_undamaged(ports::first_missing_rule(filter)?).or_unavailable()?;
+        restore_for_next_add(filter, &[ports::FEATURE, localhost::FEATURE])?;
         cx.usable_host_netlink().map(drop)
     }
 }

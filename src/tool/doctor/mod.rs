@@ -30,7 +30,8 @@ use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
 use crate::framework::AppletTable;
 use crate::invoke;
-use crate::netfilter::{self, PacketFilter, RepairMode};
+use crate::netfilter::PacketFilter;
+use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::options::{CommandOption, require_no_words};
 use crate::runtime::{NetworkList, Runtime};
 use crate::sort::sort_by_key;
@@ -124,8 +125,8 @@ fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 fn examine_rules() -> Vec<Finding> {
     let subject = "rules of containers";
     let missing = |rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair");
-    match netfilter::repair_rules(&PacketFilter::new(), RepairMode::Report) {
-        Ok(rules) => rules.into_iter().map(missing).collect(),
+    match reconcile_all(&PacketFilter::new(), ReconcileMode::Report) {
+        Ok(found) => found.into_iter().map(|found| missing(found.object)).collect(),
         Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
 }
