@@ -3,7 +3,7 @@
 //! Every question whether rules are as they should be is asked here: by STATUS of what the next ADD needs, by `cnibox
 //! doctor` and `cnibox repair` of all rules of this host.
 
-use super::backend::{FilterFeature, PacketFilter};
+use super::backend::{FilterFeature, PacketFilter, RuleBackend};
 use super::layout::TableLayout;
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
@@ -44,16 +44,36 @@ pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<D
     Ok(found)
 }
 
-/// For STATUS: restores what the next ADD with these features would restore. Fails only where that ADD would fail: rules
-/// of other attachments that cannot be restored are reported by `cnibox doctor`.
-pub fn restore_for_next_add(filter: &PacketFilter, features: &[FilterFeature]) -> Result<()> {
+/// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50, only where that ADD
+/// would fail: if the back end cannot work, or the feature's tables of this back end cannot be restored. Other rules that
+/// cannot be restored are those of other attachments, which `cnibox doctor` reports. `None` stands for an ADD that needs
+/// no rules of these features.
+pub fn require_serviceable(
+    filter: &PacketFilter,
+    backend: Option<RuleBackend>,
+    features: &[FilterFeature],
+) -> Result<()> {
+    backend.map_or(Ok(()), |backend| backend.require_usable(filter))?;
+    let required = |of: RuleBackend, outcome: Result<()>| match outcome {
+        Err(error) if backend != Some(of) => {
+            log::warn(format_args!("could not restore rules: {error}"));
+            Ok(())
+        }
+        outcome => outcome.or_unavailable(),
+    };
     for feature in features {
-        filter.query_nft(&|_| restore_tables(filter, feature)).or_unavailable()?;
-        for Difference { object, failure } in (feature.reconcile)(filter, ReconcileMode::Apply).or_unavailable()? {
-            match failure {
-                None => log::debug(format_args!("restored: {object}")),
-                Some(error) => log::warn(format_args!("could not restore {object}: {error}")),
-            }
+        required(RuleBackend::Nftables, filter.query_nft(&|_| restore_tables(filter, feature)))?;
+        required(RuleBackend::Iptables, restore_others(filter, feature))?;
+    }
+    Ok(())
+}
+
+/// Restores what a feature has outside of our tables. Fails if it cannot be compared with the records.
+fn restore_others(filter: &PacketFilter, feature: &FilterFeature) -> Result<()> {
+    for Difference { object, failure } in (feature.reconcile)(filter, ReconcileMode::Apply)? {
+        match failure {
+            None => log::debug(format_args!("restored: {object}")),
+            Some(error) => log::warn(format_args!("could not restore {object}: {error}")),
         }
     }
     Ok(())

@@ -30,7 +30,7 @@ use crate::iface::{ContainerNetns, guard, peer};
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
-use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
@@ -242,8 +242,7 @@ impl Plugin for Egress {
 
     fn status(cx: &CallContext<'_>, conf: &EgressConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        RuleBackend::Nftables.require_usable(cx.packet_filter())?;
-        restore_for_next_add(cx.packet_filter(), &[egress::FEATURE])?;
+        require_serviceable(cx.packet_filter(), Some(RuleBackend::Nftables), &[egress::FEATURE])?;
         let has_sink = SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
         try_guard(has_sink).or_unavailable()
     }

@@ -25,7 +25,7 @@ use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
 use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
 use crate::netfilter::iptables::table;
-use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, PacketFilter};
 
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
@@ -228,8 +228,7 @@ impl<'a> FirewallBackends<'a> {
         if let Some(mut zone) = self.zone {
             zone.require_running()?;
         }
-        self.kernel.map_or(Ok(()), |kernel| kernel.require_usable(filter))?;
-        restore_for_next_add(filter, &[filter::FEATURE, firewalld::FEATURE])
+        require_serviceable(filter, self.kernel, &[filter::FEATURE, firewalld::FEATURE])
     }
 }
 

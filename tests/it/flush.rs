@@ -13,7 +13,7 @@ use std::time::Instant;
 use cnibox::testing::attachment::AttachmentRecord;
 use cnibox::testing::netfilter::filter::{self, AcceptedTraffic, IngressPolicy};
 use cnibox::testing::netfilter::spoof::CheckedPort;
-use cnibox::testing::netfilter::{self, AttachmentId, PacketFilter, RuleBackend, masquerade, spoof};
+use cnibox::testing::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade, spoof};
 use cnibox::testing::netfilter::{ReconcileMode, reconcile_all};
 use cnibox::testing::netlink::MacAddress;
 use cnibox::testing::netns::NetnsIdentity;

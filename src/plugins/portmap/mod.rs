@@ -26,7 +26,7 @@ use crate::framework::{
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
-use crate::netfilter::reconcile::restore_for_next_add;
+use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
@@ -62,7 +62,7 @@ impl Plugin for Portmap {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             // Missing mappings of other containers are restored nevertheless.
-            restore_for_next_add(filter, &[ports::FEATURE, localhost::FEATURE]).unwrap_or_else(log::warn);
+            require_serviceable(filter, None, &[ports::FEATURE, localhost::FEATURE])?;
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
@@ -156,8 +156,9 @@ impl Plugin for Portmap {
 
     fn status(cx: &CallContext<'_>, conf: &PortmapConfig) -> Result<()> {
         let filter = cx.packet_filter();
-        conf.choose_backend(filter).or_unavailable()?.require_usable(filter)?;
-        restore_for_next_add(filter, &[ports::FEATURE, localhost::FEATURE])?;
+        let backend = conf.choose_backend(filter).or_unavailable()?;
+        require_serviceable(filter, Some(backend), &[ports::FEATURE])?;
+        require_serviceable(filter, None, &[localhost::FEATURE])?;
         cx.usable_host_netlink().map(drop)
     }
 }
