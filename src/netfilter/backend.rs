@@ -8,11 +8,11 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::difference::{Difference, ReconcileMode};
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
-use super::reconcile::{Difference, ReconcileMode};
 use super::{AttachmentId, join_errors};
 use crate::attachment::RecordStore;
 use crate::cmd;

@@ -26,9 +26,9 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
+use super::difference::{Difference, ReconcileMode};
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, TableLayout};
-use super::reconcile::{Difference, ReconcileMode};
 use crate::attachment::RecordStore;
 use crate::error::{ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};

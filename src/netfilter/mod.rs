@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
+//! | `difference.rs` | what is not as the records of attachments want it |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables, over netlink or with iptables-save and iptables-restore |
@@ -18,6 +19,7 @@
 //! | `watch.rs` | waits for a change of rules |
 
 pub mod backend;
+pub mod difference;
 pub mod egress;
 pub mod filter;
 pub mod handover;

@@ -4,35 +4,11 @@
 //! doctor` and `cnibox repair` of all rules of this host.
 
 use super::backend::{FilterFeature, PacketFilter, RuleBackend};
+use super::difference::{Difference, ReconcileMode};
 use super::layout::TableLayout;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{ErrorContext, Result};
 use crate::log;
 use crate::netlink::NetlinkResult;
-
-/// What is done about differences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReconcileMode {
-    /// The packet filter is changed.
-    Apply,
-    /// Nothing is changed.
-    Report,
-}
-
-/// Something that is not as the records want it.
-#[derive(Debug)]
-pub struct Difference {
-    /// What is missing or was changed, for messages.
-    pub object: String,
-    /// Why it could not be restored.
-    pub failure: Option<Error>,
-}
-
-impl Difference {
-    /// A difference that is restored, or reported only.
-    pub fn new(object: impl Into<String>) -> Difference {
-        Difference { object: object.into(), failure: None }
-    }
-}
 
 /// Compares the rules of all attachments of this host, single elements included.
 pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {

@@ -33,10 +33,10 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
+use super::difference::{Difference, ReconcileMode};
 use super::join_errors;
 use super::layout::{self, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, stale_matcher};
-use super::reconcile::{Difference, ReconcileMode};
 use super::shared::is_left_in_place;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
@@ -325,7 +325,7 @@ fn reconcile_recorders(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec
     let mut difference = Difference::new(format!("table {} is gone or damaged", table::GUARD));
     if mode == ReconcileMode::Apply {
         let mut restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
-        difference.failure = restored.find_map(|outcome| outcome.err()).map(Error::from);
+        difference.failure = restored.find_map(Result::err).map(Error::from);
     }
     Ok(vec![difference])
 }

@@ -19,8 +19,8 @@ use crate::error::{Error, Result, io_text};
 use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
+use crate::netfilter::difference::{Difference, ReconcileMode};
 use crate::netfilter::layout::RestorableState;
-use crate::netfilter::reconcile::{Difference, ReconcileMode};
 use crate::netfilter::shared::find_other_record;
 use crate::sort::sort_items;
 

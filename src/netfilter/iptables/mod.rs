@@ -33,7 +33,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::table::{IptablesRule, IptablesTable};
 use super::AttachmentId;
-use super::reconcile::{Difference, ReconcileMode};
+use super::difference::{Difference, ReconcileMode};
 use super::shared::find_other_record;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
@@ -359,7 +359,7 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
             return Err(error);
         }
         tables.update_table(self.table, scope, plan)?;
-        log::warn(format_args!("could not restore the rules of other containers; see \"cnibox repair\": {error}"));
+        log::warn(format_args!("could not restore the rules of other containers: {error}"));
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::reconcile::ReconcileMode;
+use crate::netfilter::difference::ReconcileMode;
 use crate::netfilter::shared::{self, has_same_owner};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
@@ -476,7 +476,8 @@ mod tests {
         let mut batch = NftBatch::new();
         batch.ensure_object(TABLE);
         nft.commit_batch(batch).unwrap();
-        let own = OwnTables { nft: &nft, state: vec![RestorableState { kept: KEPT, layouts: &LAYOUTS, restore }] };
+        let state = RestorableState { kept: KEPT, layouts: &LAYOUTS, needs_table: |_| true, restore };
+        let own = OwnTables { nft: &nft, state: vec![state] };
         let damage = own.repair_tables(ReconcileMode::Apply).unwrap();
         assert_eq!(damage[0], "set inet layout names was flushed");
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
