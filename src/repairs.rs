@@ -32,16 +32,15 @@ impl RepairFindings {
     /// steps are run in any case.
     pub fn restore_missing(&mut self, what: impl Into<String>, restore: impl FnOnce() -> Result<()>) {
         let what = what.into();
-        let failure = if self.dry_run { None } else { restore().err() };
-        self.record_difference(what, failure);
+        match if self.dry_run { Ok(()) } else { restore() } {
+            Ok(()) => push_unique(&mut self.missing, what),
+            Err(error) => self.record_failure(error.context(format_args!("restore {what}"))),
+        }
     }
 
-    /// Records missing state that was, or is about to be, restored, or that could not be restored.
-    pub fn record_difference(&mut self, what: String, failure: Option<Error>) {
-        match failure {
-            None => push_unique(&mut self.missing, what),
-            Some(error) => self.record_failure(error.context(format_args!("restore {what}"))),
-        }
+    /// Records missing state that was, or is about to be, restored.
+    pub fn record_missing(&mut self, what: impl IntoIterator<Item = String>) {
+        what.into_iter().for_each(|what| push_unique(&mut self.missing, what));
     }
 
     /// Records state that a person or another program has changed on purpose.

@@ -212,6 +212,11 @@ impl AttachmentRecord {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id())?)
     }
 
+    /// The lock of the attachment of this [instance](AttachmentId::instance_id); `None` if it is held.
+    pub fn try_lock_instance(instance: &str) -> Result<Option<FileLock>> {
+        Ok(FileLock::try_acquire_attachment_lock(instance)?)
+    }
+
     /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();

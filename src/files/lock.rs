@@ -81,6 +81,13 @@ impl FileLock {
         remove_file(&Path::new(TURNS).join(attachment_lock_name(instance)))
     }
 
+    /// The lock of an attachment, whose file is removed with the lock; `None` if it is held.
+    pub fn try_acquire_attachment_lock(instance: &str) -> FileResult<Option<FileLock>> {
+        let path = Path::new(TURNS).join(attachment_lock_name(instance));
+        let lock = FileLock::try_acquire_exclusive(&path)?;
+        Ok(lock.and_then(|lock| lock.with_file_removal(&path)))
+    }
+
     fn acquire_in_lock_directory(
         name: &str,
         take: fn(&Path, Duration) -> FileResult<FileLock>,

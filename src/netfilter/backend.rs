@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::difference::{Difference, ReconcileMode};
+use super::difference::Difference;
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
@@ -131,8 +131,10 @@ fn probe_iptables() -> Result<()> {
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
     pub state: RestorableState,
-    /// Compares what is not in [`RestorableState::layouts`], such as rules of iptables and firewalld, with the records.
-    pub reconcile: fn(&PacketFilter, ReconcileMode) -> Result<Vec<Difference>>,
+    /// What is not as the records of living attachments want it, in any back end.
+    pub differences: fn(&PacketFilter) -> Result<Vec<Difference>>,
+    /// Restores what is not in [`RestorableState::layouts`], such as rules of iptables and firewalld, from the records.
+    pub restore: fn(&PacketFilter) -> Result<()>,
     /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
     /// in the list.
     pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,

@@ -1,6 +1,11 @@
-//! What is not as the records of attachments want it, and what is done about it.
+//! What is not as the records of attachments want it.
 
-use crate::error::Error;
+use std::collections::HashSet;
+
+use serde::de::DeserializeOwned;
+
+use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
+use crate::error::{Error, Result};
 
 /// What is done about differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,18 +16,35 @@ pub enum ReconcileMode {
     Report,
 }
 
-/// Something that is not as the records want it.
+/// Something of an attachment that is not as its record wants it.
 #[derive(Debug)]
 pub struct Difference {
+    /// The [instance](AttachmentId::instance_id) of the attachment.
+    pub instance: String,
     /// What is missing or was changed, for messages.
     pub object: String,
-    /// Why it could not be restored.
-    pub failure: Option<Error>,
 }
 
 impl Difference {
-    /// A difference that is restored, or reported only.
-    pub fn new(object: impl Into<String>) -> Difference {
-        Difference { object: object.into(), failure: None }
+    /// The difference that CHECK has found.
+    pub fn new(owner: AttachmentId<'_>, found: &Error) -> Difference {
+        Difference { instance: owner.instance_id(), object: found.message().to_owned() }
     }
+}
+
+/// The differences that `check` finds of the living attachments with a part of the feature.
+pub fn differences_of_records<T: DeserializeOwned>(
+    kept: RecordStore,
+    mut check: impl FnMut(&StoredRecord<T>, &[StoredRecord<T>]) -> Result<()>,
+) -> Vec<Difference> {
+    let all = kept.restorable_parts::<T>();
+    let check = |stored| check(stored, &all).err().map(|found| Difference::new(stored.attachment_id(), &found));
+    all.iter().filter_map(check).collect()
+}
+
+/// The texts, each once: attachments share objects.
+pub fn unique_objects(differences: Vec<Difference>) -> Vec<String> {
+    let mut known = HashSet::new();
+    let objects = differences.into_iter().map(|difference| difference.object);
+    objects.filter(|object| known.insert(object.clone())).collect()
 }

@@ -81,25 +81,16 @@ impl TableLayout {
         TableLayout { table, sets: &[], recorders: &[], chains: &[], subnet: None, is_exact: false }
     }
 
-    /// The first deviation of the table from its layout. Also `None` if the table does not exist and is not needed.
-    pub fn first_deviation(self, nft: &NftSocket, is_needed: &dyn Fn() -> bool) -> NetlinkResult<Option<String>> {
-        self.first_deviation_by(RuleComparison::ByComment, nft, is_needed)
+    /// The first difference of the table from its layout.
+    pub fn find_difference(self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Option<TableDamage>> {
+        let (state, _) = TableState::read_table(nft, self, &[], comparison)?;
+        Ok(state.damage.map(|text| TableDamage { exists: state.exists, text }))
     }
 
-    /// Like [`TableLayout::first_deviation`], with this comparison of rules.
-    pub fn first_deviation_by(
-        self,
-        comparison: RuleComparison,
-        nft: &NftSocket,
-        is_needed: &dyn Fn() -> bool,
-    ) -> NetlinkResult<Option<String>> {
-        let (view, _) = TableState::read_table(nft, self, &[], comparison)?;
-        Ok(view.damage.filter(|_| view.exists || is_needed()))
-    }
-
-    /// Whether the table deviates from its layout, needed or not.
-    pub fn has_damage(self, nft: &NftSocket) -> NetlinkResult<bool> {
-        Ok(TableState::read_table(nft, self, &[], RuleComparison::Whole)?.0.damage.is_some())
+    /// For CHECK: fails if the table differs from its layout.
+    pub fn require_whole(self, nft: &NftSocket, comparison: RuleComparison) -> error::Result<()> {
+        let damage = self.find_difference(nft, comparison)?;
+        damage.map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REMEDY)))
     }
 
     /// The rules of a chain that elements jump to.
@@ -201,9 +192,13 @@ impl TableLayout {
     }
 }
 
-/// For CHECK: fails if there is damage.
-pub fn require_undamaged(damage: Option<String>) -> error::Result<()> {
-    damage.map_or(Ok(()), |damage| Err(Error::internal(damage).with_details(REMEDY)))
+/// A table that is not as its layout.
+#[derive(Debug)]
+pub struct TableDamage {
+    /// Whether there is a table.
+    pub exists: bool,
+    /// The first difference, for messages.
+    pub text: String,
 }
 
 /// The present content of a table, compared with its layout.

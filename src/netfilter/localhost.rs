@@ -26,11 +26,11 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
-use super::difference::{Difference, ReconcileMode};
+use super::difference::differences_of_records;
 use super::iptables::{self, ChainScope};
-use super::layout::{self, HandoverCount, RestorableState, TableLayout};
-use crate::attachment::RecordStore;
-use crate::error::{ErrorContext, Result};
+use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
+use crate::attachment::{RecordStore, StoredRecord};
+use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
@@ -79,7 +79,13 @@ pub const FEATURE: FilterFeature = FilterFeature {
             }
         },
     },
-    reconcile: reconcile_iptables_rules,
+    differences: |filter| {
+        let check = |kept: &StoredRecord<LocalnetRecord>, _: &[_]| {
+            if kept.content.localnet { require_closed(filter) } else { Ok(()) }
+        };
+        Ok(differences_of_records(MAPPINGS, check))
+    },
+    restore: restore_iptables_rules,
     remove: |_, _, _| Ok(()),
     hand_over: &[("loopback addresses", hand_over)],
 };
@@ -122,32 +128,36 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let has_damage = filter.query_nft(&|nft| LAYOUT.has_damage(nft).map(Some))?;
-    filter.is_localhost_closed.set(has_damage == Some(false));
-    if has_damage == Some(true) && is_needed() { close_to_containers(filter) } else { Ok(()) }
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
+    let is_whole = LAYOUT.find_difference(nft, RuleComparison::Whole)?.is_none();
+    filter.is_localhost_closed.set(is_whole);
+    if !is_whole && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }
 
 /// Fails if rules are missing; not if only the reference plugins have mappings.
 pub fn require_closed(filter: &PacketFilter) -> Result<()> {
-    let damage = filter.query_nft(&|nft| LAYOUT.first_deviation(nft, &is_needed))?;
-    layout::require_undamaged(damage)?;
-    let missing = reconcile_iptables_rules(filter, ReconcileMode::Report)?.into_iter().next();
-    layout::require_undamaged(missing.map(|missing| missing.object))
-}
-
-/// Without `nf_tables`: looks for the rules in iptables.
-fn reconcile_iptables_rules(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {
-    if filter.nft_socket_if_present()?.is_some() || !is_needed() {
-        return Ok(Vec::new());
+    if !is_needed() {
+        return Ok(());
+    }
+    if let Some(nft) = filter.nft_socket_if_present()? {
+        return LAYOUT.require_whole(nft, RuleComparison::ByComment);
     }
     let table = filter.default_iptables(IpFamily::V4)?.read_table(RAW_TABLE, ChainScope::All)?;
-    let Some(missing) = iptables_rules().into_iter().find(|rule| !table.has_rule(rule)) else {
-        return Ok(Vec::new());
-    };
-    if mode == ReconcileMode::Apply {
-        close_to_containers(filter)?;
+    match iptables_rules().into_iter().find(|rule| !table.has_rule(rule)) {
+        None => Ok(()),
+        Some(rule) => {
+            let msg = format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words());
+            Err(Error::internal(msg).with_details(layout::REMEDY))
+        }
     }
-    Ok(vec![Difference::new(format!("rule{} is missing in iptables table {RAW_TABLE}", missing.quoted_words()))])
+}
+
+/// Without `nf_tables`: restores the rules in iptables.
+fn restore_iptables_rules(filter: &PacketFilter) -> Result<()> {
+    if filter.nft_socket_if_present()?.is_some() || require_closed(filter).is_ok() {
+        return Ok(());
+    }
+    close_to_containers(filter)
 }
 
 /// Deletes the table, which the reference does not have.

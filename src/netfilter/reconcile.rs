@@ -3,21 +3,67 @@
 //! Every question whether rules are as they should be is asked here: by STATUS of what the next ADD needs, by `cnibox
 //! doctor` and `cnibox repair` of all rules of this host.
 
+use std::collections::HashSet;
+
 use super::backend::{FilterFeature, PacketFilter, RuleBackend};
-use super::difference::{Difference, ReconcileMode};
-use super::layout::TableLayout;
-use crate::error::{ErrorContext, Result};
+use super::difference::{Difference, ReconcileMode, unique_objects};
+use super::layout::{RuleComparison, TableLayout};
+use crate::attachment::AttachmentRecord;
+use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netlink::NetlinkResult;
 
-/// Compares the rules of all attachments of this host, single elements included.
-pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {
-    let missing = filter.query_nft(&|_| filter.own_tables()?.repair_tables(mode))?;
-    let mut found: Vec<Difference> = missing.into_iter().map(Difference::new).collect();
-    for feature in filter.features {
-        found.extend((feature.reconcile)(filter, mode)?);
+/// The attachments whose locks are held at once: each is an open file.
+const LOCKED: usize = 64;
+
+/// What [`reconcile_all`] has found, and restored.
+#[derive(Debug, Default)]
+pub struct ReconcileOutcome {
+    /// What was not as the records want it, for messages.
+    pub differences: Vec<String>,
+    /// Why some of it could not be restored.
+    pub failures: Vec<Error>,
+}
+
+/// Compares the rules of all attachments of this host with their records.
+pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<ReconcileOutcome> {
+    let differences = unique_objects(find_differences(filter)?);
+    let mut failures = Vec::new();
+    if mode == ReconcileMode::Apply && !differences.is_empty() {
+        let tables = filter.query_nft(&|_| filter.own_tables()?.repair_tables());
+        let others = filter.features.iter().map(|feature| (feature.restore)(filter));
+        failures.extend([tables].into_iter().chain(others).filter_map(Result::err));
     }
-    Ok(found)
+    Ok(ReconcileOutcome { differences, failures })
+}
+
+/// The differences of all features, without those of attachments that another process is changing: ADD, DEL and whoever
+/// reclaims an attachment hold its lock from the change of the record to that of the rules. What seems to differ is
+/// compared again while its lock is held here.
+fn find_differences(filter: &PacketFilter) -> Result<Vec<Difference>> {
+    let seen: HashSet<String> = differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
+    let seen: Vec<String> = seen.into_iter().collect();
+    let mut certain = Vec::new();
+    for instances in seen.chunks(LOCKED) {
+        let mut locked = Vec::new();
+        for instance in instances {
+            if let Some(lock) = AttachmentRecord::try_lock_instance(instance)? {
+                locked.push((instance, lock));
+            }
+        }
+        let mut again = differences_of_features(filter)?;
+        again.retain(|found| locked.iter().any(|(instance, _)| **instance == found.instance));
+        certain.extend(again);
+    }
+    Ok(certain)
+}
+
+fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
+    let mut all = Vec::new();
+    for feature in filter.features {
+        all.extend((feature.differences)(filter)?);
+    }
+    Ok(all)
 }
 
 /// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50, only where that ADD
@@ -30,38 +76,27 @@ pub fn require_serviceable(
     features: &[FilterFeature],
 ) -> Result<()> {
     backend.map_or(Ok(()), |backend| backend.require_usable(filter))?;
-    let required = |of: RuleBackend, outcome: Result<()>| match outcome {
-        Err(error) if backend != Some(of) => {
-            log::warn(format_args!("could not restore rules: {error}"));
-            Ok(())
-        }
-        outcome => outcome.or_unavailable(),
-    };
     for feature in features {
-        required(RuleBackend::Nftables, filter.query_nft(&|_| restore_tables(filter, feature)))?;
-        required(RuleBackend::Iptables, restore_others(filter, feature))?;
+        match filter.query_nft(&|_| restore_tables(filter, feature)) {
+            Err(error) if backend != Some(RuleBackend::Nftables) => log::warn(unrestored(&error)),
+            outcome => outcome.or_unavailable()?,
+        }
+        (feature.restore)(filter).unwrap_or_else(|error| log::warn(unrestored(&error)));
     }
     Ok(())
 }
 
-/// Restores what a feature has outside of our tables. Fails if it cannot be compared with the records.
-fn restore_others(filter: &PacketFilter, feature: &FilterFeature) -> Result<()> {
-    for Difference { object, failure } in (feature.reconcile)(filter, ReconcileMode::Apply)? {
-        match failure {
-            None => log::debug(format_args!("restored: {object}")),
-            Some(error) => log::warn(format_args!("could not restore {object}: {error}")),
-        }
-    }
-    Ok(())
+fn unrestored(error: &Error) -> String {
+    format!("could not restore rules: {error}")
 }
 
 /// Restores the tables of a feature that exist or that records need, with all elements in flushed sets.
 fn restore_tables(filter: &PacketFilter, feature: &FilterFeature) -> NetlinkResult<()> {
     let mut damaged: Vec<TableLayout> = Vec::new();
     for layout in feature.state.layouts {
-        let is_needed = || (feature.state.needs_table)(layout);
-        if let Some(damage) = layout.first_deviation(filter.nft_socket()?, &is_needed)? {
-            log::debug(format_args!("restored: {damage}"));
+        let damage = layout.find_difference(filter.nft_socket()?, RuleComparison::ByComment)?;
+        if let Some(damage) = damage.filter(|damage| damage.exists || (feature.state.needs_table)(layout)) {
+            log::debug(format_args!("restored: {}", damage.text));
             damaged.push(*layout);
         }
     }

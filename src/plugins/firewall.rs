@@ -241,15 +241,7 @@ fn accepted_traffic(
     admin: Option<&str>,
 ) -> AcceptedTraffic {
     let (bridge, admin) = (bridge.map(str::to_owned), admin.map(str::to_owned));
-    AcceptedTraffic {
-        backend,
-        ips: result_addresses(prev),
-        ports: bridge_ports(prev),
-        policy,
-        bridge,
-        admin,
-        published: true,
-    }
+    AcceptedTraffic { backend, ips: result_addresses(prev), ports: bridge_ports(prev), policy, bridge, admin }
 }
 
 /// The addresses of the result, of all interfaces, without duplicates.

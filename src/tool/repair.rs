@@ -129,7 +129,10 @@ impl RepairJob {
     fn repair_all(&self, mode: ReconcileMode) -> RepairFindings {
         let mut repairs = RepairFindings::new(mode == ReconcileMode::Report);
         match reconcile_all(&PacketFilter::new(), mode).context(|| "restore rules") {
-            Ok(found) => found.into_iter().for_each(|found| repairs.record_difference(found.object, found.failure)),
+            Ok(outcome) => {
+                repairs.record_missing(outcome.differences);
+                outcome.failures.into_iter().for_each(|error| repairs.record_failure(error));
+            }
             Err(error) => repairs.record_failure(error),
         }
         match self.runtime.cached_attachments("") {

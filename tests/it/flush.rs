@@ -380,7 +380,6 @@ fn one_add_restores_500_containers() {
             policy: IngressPolicy::Isolated,
             bridge: Some("br9".to_owned()),
             admin: Some("CNI-ADMIN".to_owned()),
-            published: true,
         };
         filter::add_rules(&filter, owner, &pod).unwrap();
     }

@@ -33,9 +33,9 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::difference::{Difference, ReconcileMode};
+use super::difference::differences_of_records;
 use super::join_errors;
-use super::layout::{self, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
+use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, stale_matcher};
 use super::shared::is_left_in_place;
 use crate::attachment::{RecordStore, StoredRecord};
@@ -53,7 +53,12 @@ pub const KEPT: RecordStore = RecordStore("egress");
 /// vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports },
-    reconcile: reconcile_recorders,
+    differences: |filter| {
+        let check =
+            |kept: &StoredRecord<RestrictedPort>, _: &[_]| check_port(filter, kept.attachment_id(), &kept.content);
+        Ok(differences_of_records(KEPT, check))
+    },
+    restore: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
     hand_over: &[],
 };
@@ -317,17 +322,13 @@ fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddre
 }
 
 /// Restores the table of [`record_refusals`] for all attachments with a record.
-fn reconcile_recorders(filter: &PacketFilter, mode: ReconcileMode) -> Result<Vec<Difference>> {
+fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = KEPT.restorable_parts::<RestrictedPort>();
-    if parts.is_empty() || !table::GUARD_LAYOUT.has_damage(filter.nft_socket()?)? {
-        return Ok(Vec::new());
+    if parts.is_empty() || table::GUARD_LAYOUT.find_difference(filter.nft_socket()?, RuleComparison::Whole)?.is_none() {
+        return Ok(());
     }
-    let mut difference = Difference::new(format!("table {} is gone or damaged", table::GUARD));
-    if mode == ReconcileMode::Apply {
-        let mut restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
-        difference.failure = restored.find_map(Result::err).map(Error::from);
-    }
-    Ok(vec![difference])
+    let restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
+    join_errors(restored.map(|outcome| outcome.map_err(Error::from)))
 }
 
 /// Deletes those of the policies that no container has any longer.
@@ -359,11 +360,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            match create_if_missing(change, policy) {
-                Ok(true) => change.count_restored(),
-                Ok(false) => {}
-                Err(error) => log::warn(error),
-            }
+            create_if_missing(change, policy).unwrap_or_else(log::warn);
         }
         for element in &elements {
             change.restore_with_data(element);
@@ -371,17 +368,14 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
-/// is created.
-fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
-    let is_created =
-        !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain);
-    if is_created {
+/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already.
+fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<()> {
+    if !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain) {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
         change.batch.append_batch(policy.creation(change.nft)?);
     }
-    Ok(is_created)
+    Ok(())
 }
 
 /// The sets with elements of containers.
@@ -398,8 +392,7 @@ fn needs_table(layout: &TableLayout) -> bool {
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
     for layout in table::layouts_of_port(port.is_bridged) {
-        let damage = layout.first_deviation_by(RuleComparison::Whole, filter.nft_socket()?, &|| true)?;
-        layout::require_undamaged(damage)?;
+        layout.require_whole(filter.nft_socket()?, RuleComparison::Whole)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::slice;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ use crate::error::{Error, Result, io_text};
 use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
-use crate::netfilter::difference::{Difference, ReconcileMode};
+use crate::netfilter::difference::{Difference, differences_of_records};
 use crate::netfilter::layout::RestorableState;
 use crate::netfilter::shared::find_other_record;
 use crate::sort::sort_items;
@@ -35,7 +36,11 @@ const KEPT: RecordStore = RecordStore("firewalld");
 /// The feature, which has no tables, and the layout of the reference.
 pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} },
-    reconcile: |_, mode| Ok(reconcile_sources(mode)),
+    differences: |_| Ok(find_missing_sources()),
+    restore: |_| {
+        restore_missing_sources();
+        Ok(())
+    },
     remove: |_, owner, _| {
         // The record has the zone.
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
@@ -228,16 +233,24 @@ impl<'a> FirewalldZone<'a> {
     }
 }
 
-/// Looks for the sources of running containers.
-fn reconcile_sources(mode: ReconcileMode) -> Vec<Difference> {
+/// The missing sources of running containers, while firewalld runs.
+fn find_missing_sources() -> Vec<Difference> {
+    let zone = if KEPT.is_used() { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
+    let Some(mut zone) = zone else { return Vec::new() };
+    differences_of_records(KEPT, |kept, _| {
+        let missing = zone.first_missing_source(slice::from_ref(kept));
+        missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
+    })
+}
+
+fn restore_missing_sources() {
     let living = KEPT.restorable_parts::<ZoneSources>();
     let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
-    let Some(mut zone) = zone else { return Vec::new() };
-    let missing = zone.first_missing_source(&living);
-    if missing.is_some() && mode == ReconcileMode::Apply {
+    if let Some(mut zone) = zone
+        && zone.first_missing_source(&living).is_some()
+    {
         zone.restore_sources(living);
     }
-    missing.map(Difference::new).into_iter().collect()
 }
 
 /// Whether there is a record of the attachment's sources.

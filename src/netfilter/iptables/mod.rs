@@ -32,12 +32,12 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{IptablesRule, IptablesTable};
-use super::AttachmentId;
-use super::difference::{Difference, ReconcileMode};
+use super::difference::Difference;
 use super::shared::find_other_record;
+use super::{AttachmentId, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Error, ErrorCode, Result};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::log;
 use crate::netlink::IpFamily;
@@ -363,27 +363,67 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
         Ok(())
     }
 
-    /// Restores the rules of all attachments. If that fails, those of each attachment by themselves, so that rules which
-    /// are refused do not prevent the others; then fails as well.
-    fn restore_all(&self, tables: &IptablesHandle<'_>) -> Result<()> {
-        let family = tables.family;
-        let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
-        let Err(error) = tables.update_table(self.table, ChainScope::All, &restore) else { return Ok(()) };
-        if error.code() == ErrorCode::TRY_AGAIN {
-            return Err(error);
+    /// What is missing of the rules of living attachments: of each the first rule.
+    pub fn differences(&self, tables: IptablesOpener<'_>) -> Result<Vec<Difference>> {
+        let mut found = Vec::new();
+        for family in self.used_families() {
+            let all = self.records_of_family(family);
+            let present = tables(family)?.read_table(self.table, ChainScope::All)?;
+            for kept in &all {
+                let mut table = present.clone();
+                (self.restore)(&mut table, family, kept, &all);
+                if let Some(line) = table.first_change() {
+                    let instance = kept.attachment_id().instance_id();
+                    let (program, name) = (program_name(family), self.table);
+                    let object = format!("\"{line}\" is missing in {program} table {name}");
+                    found.push(Difference { instance, object });
+                }
+            }
         }
-        let all = self.records_of_family(family);
-        let mut errors = Vec::new();
-        for kept in &all {
-            let instance = kept.attachment_id().instance_id();
+        Ok(found)
+    }
+
+    /// Restores the missing rules of all attachments. If that fails, those of each attachment by themselves, so that rules
+    /// which are refused do not prevent the others; then fails as well.
+    pub fn restore_all(&self, tables: IptablesOpener<'_>) -> Result<()> {
+        let outcomes = self.used_families().into_iter().map(|family| self.restore_family(&tables(family)?));
+        join_errors(outcomes)
+    }
+
+    fn restore_family(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let restore = |table: &mut IptablesTable| self.restore_rules(table, tables.family, None);
+        // Usually nothing is missing, and no lock is needed.
+        let mut table = tables.read_table(self.table, ChainScope::All)?;
+        restore(&mut table);
+        if table.changes.is_empty() {
+            return Ok(());
+        }
+        match tables.update_table(self.table, ChainScope::All, &restore) {
+            Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(tables),
+            outcome => outcome,
+        }
+    }
+
+    fn restore_each(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let all = self.records_of_family(tables.family);
+        join_errors(all.iter().map(|kept| {
+            let owner = kept.attachment_id();
             let restored = tables.update_table(self.table, ChainScope::All, &|table| {
-                if self.kept.has_instance(&instance) {
-                    (self.restore)(table, family, kept, &all);
+                // Its DEL may have ended meanwhile.
+                if self.kept.has_instance(&owner.instance_id()) {
+                    (self.restore)(table, tables.family, kept, &all);
                 }
             });
-            errors.extend(restored.err().map(|error| error.context(format!("container {}", kept.attachment_id().id))));
-        }
-        Error::join_all(errors).map_or(Ok(()), Err)
+            restored.context(|| format!("restore the rules of container {}", owner.id))
+        }))
+    }
+
+    /// The families in which living attachments have rules.
+    fn used_families(&self) -> Vec<IpFamily> {
+        let all = self.kept.restorable_parts();
+        let mut used = IpFamily::BOTH.to_vec();
+        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
+        used
     }
 
     /// The records with rules in the family's table.
@@ -391,27 +431,5 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
         let mut all = self.kept.restorable_parts();
         all.retain(|kept| (self.is_of)(&kept.content, family));
         all
-    }
-
-    /// Compares the rules of attachments of this host with their records. Of each family the first missing rule is
-    /// returned.
-    pub fn reconcile(&self, tables: IptablesOpener<'_>, mode: ReconcileMode) -> Result<Vec<Difference>> {
-        let all = self.kept.restorable_parts();
-        let mut used = IpFamily::BOTH.to_vec();
-        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
-        let mut found = Vec::new();
-        for family in used {
-            let tables = tables(family)?;
-            let mut table = tables.read_table(self.table, ChainScope::All)?;
-            self.restore_rules(&mut table, family, None);
-            let Some(line) = table.first_change() else { continue };
-            let (program, name) = (program_name(family), self.table);
-            let mut difference = Difference::new(format!("\"{line}\" is missing in {program} table {name}"));
-            if mode == ReconcileMode::Apply {
-                difference.failure = self.restore_all(&tables).err();
-            }
-            found.push(difference);
-        }
-        Ok(found)
     }
 }

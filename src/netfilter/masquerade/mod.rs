@@ -17,10 +17,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::layout::{RestorableState, hand_over};
+use super::difference::differences_of_records;
+use super::layout::{RestorableState, RuleComparison, hand_over};
 use super::names::stale_matcher;
 use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
-use crate::attachment::RecordStore;
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 
 /// The parts of this feature in the records of attachments.
@@ -44,7 +45,12 @@ pub const FEATURE: FilterFeature = FilterFeature {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
-    reconcile: |filter, mode| iptables::RECORDS.reconcile(&|family| filter.default_iptables(family), mode),
+    differences: |filter| {
+        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
+        found.extend(differences_of_records(KEPT, |kept, _| check_nft_record(filter, kept)));
+        Ok(found)
+    },
+    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         delete_addresses(filter, owner, &addrs)
@@ -68,6 +74,17 @@ pub fn add_addresses(
         RuleBackend::Iptables => iptables::add_rules(filter, owner, addrs),
     };
     added.context(|| "masquerade")
+}
+
+/// For an attachment with a record of this back end: verifies that every address is masqueraded.
+fn check_nft_record(filter: &PacketFilter, kept: &StoredRecord<MasqueradeRecord>) -> Result<()> {
+    match kept.content.backend {
+        RuleBackend::Nftables => {
+            nft::LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)?;
+            check_addresses(filter, kept.attachment_id(), &kept.content.addrs)
+        }
+        RuleBackend::Iptables => Ok(()),
+    }
 }
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.

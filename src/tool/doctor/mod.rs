@@ -127,7 +127,7 @@ fn examine_rules() -> Vec<Finding> {
     let subject = "rules of containers";
     let missing = |rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair");
     match reconcile_all(&PacketFilter::new(), ReconcileMode::Report) {
-        Ok(found) => found.into_iter().map(|found| missing(found.object)).collect(),
+        Ok(outcome) => outcome.differences.into_iter().map(missing).collect(),
         Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
 }
