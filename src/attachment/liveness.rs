@@ -172,13 +172,13 @@ fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd) -> N
             None => return Ok(Liveness::Alive),
         }
     }
-    let may_exist = may_exist_elsewhere(host, owner, end)?;
+    let may_exist = may_exist_elsewhere(host, end)?;
     Ok(if may_exist { Liveness::Unknown(LivenessDoubt::Moved(end.index)) } else { Liveness::Gone(EndProof::HostEnd) })
 }
 
 /// Whether the container's end of a pair may exist, whose other end is no longer on the host: a person may have moved
 /// that end to another network namespace.
-fn may_exist_elsewhere(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd) -> NetlinkResult<bool> {
+fn may_exist_elsewhere(host: &Netlink, end: HostPairEnd) -> NetlinkResult<bool> {
     let Some(peer) = end.peer else { return Ok(true) };
     let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else { return Ok(false) };
     // The id may be of another namespace by now: of the host itself,
@@ -186,11 +186,8 @@ fn may_exist_elsewhere(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd
     if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
         return Ok(false);
     }
-    // or of another container, whose pair has its other end on the host.
+    // or of another container, or of the same one after a restart, whose pair has its other end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let is_of_other = |outside: Link| {
-        let is_its_end = outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
-        is_its_end && instance_in_label(&outside.alias) != Some(&owner.instance_id())
-    };
-    Ok(!outside.is_some_and(is_of_other))
+    let is_its_end = |outside: &Link| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
+    Ok(!outside.as_ref().is_some_and(is_its_end))
 }

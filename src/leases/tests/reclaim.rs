@@ -216,12 +216,8 @@ fn a_host_end_that_was_moved_is_not_gone() {
         assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
         let moved = there.require_link("veth1").unwrap();
         assert_eq!(moved.index != end.index, is_index_taken);
-        // Back under another index.
-        let home = Netns::open_current().unwrap();
-        there.change_link(moved.index, LinkChange::new().move_to_netns(home.as_fd())).unwrap();
-        assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
         host.delete_link("other1").unwrap();
-        assert!(host.delete_link("veth1").unwrap());
+        assert!(there.delete_link("veth1").unwrap());
         assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "index taken: {is_index_taken}");
     }
 }
@@ -234,8 +230,8 @@ fn the_next_container_does_not_keep_the_lease_of_the_dead() {
     let (host, ns) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
     let former = pair(1, &ns);
     host.delete_link_by_index(former.index).unwrap();
-    // The same namespace has the same id.
-    let next = pair(2, &ns);
+    // The same namespace has the same id. The next container may have the name of the former.
+    let next = pair(1, &ns);
     assert_eq!(former.peer.map(|peer| peer.nsid), next.peer.map(|peer| peer.nsid));
     let of_next = HostPairEnd { peer: next.peer, ..former };
     let lease = |end| {
