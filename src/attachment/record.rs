@@ -112,6 +112,7 @@ impl AttachmentRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attachment::ContainerPairEnd;
 
     #[test]
     fn records_of_release_0_2_0_are_read() {
@@ -146,7 +147,12 @@ mod tests {
             host: 1 << 63,
             boot: Some(BootIdentity { machine: Some("m".to_owned()), id: "b".to_owned() }),
             created: 5_000_000_000,
-            end: Some(HostPairEnd { netns: 1 << 32, index: u32::MAX, labelled: true }),
+            end: Some(HostPairEnd {
+                netns: 1 << 32,
+                index: u32::MAX,
+                labelled: true,
+                peer: Some(ContainerPairEnd { nsid: i32::MAX, index: 2 }),
+            }),
             ips: vec!["10.1.2.3".parse().unwrap(), "fd00::1".parse().unwrap()],
             rules: BTreeMap::from([("spoof".to_owned(), Value::from(u64::MAX))]),
             ..AttachmentRecord::default()
@@ -155,7 +161,8 @@ mod tests {
             r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"ptp","sandbox":"","#,
             r#""netns":{"dev":4,"ino":18446744073709551615,"ctime":5000000000000000000},"host":9223372036854775808,"#,
             r#""boot":{"machine":"m","id":"b"},"created":5000000000,"#,
-            r#""end":{"netns":4294967296,"index":4294967295,"labelled":true},"ips":["10.1.2.3","fd00::1"],"#,
+            r#""end":{"netns":4294967296,"index":4294967295,"labelled":true,"peer":{"nsid":2147483647,"index":2}},"#,
+            r#""ips":["10.1.2.3","fd00::1"],"#,
             r#""ipam":"","dataDir":null,"rules":{"spoof":18446744073709551615}}"#
         );
         assert_eq!(serde_json::to_string(&record).unwrap(), text);

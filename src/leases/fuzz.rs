@@ -18,7 +18,7 @@ pub fn parse_lease_files(bytes: &[u8]) {
     }
     let JournalContents { entries, removals, .. } = JournalContents::parse(&String::from_utf8_lossy(bytes));
     for entry in entries.values() {
-        assert_eq!(JournalEntry::parse(entry.to_line().trim_start()).as_ref(), Some(entry));
+        assert_eq!(JournalEntry::parse(entry.to_line().trim_start(), entry.boot.as_ref()).as_ref(), Some(entry));
     }
     for removal in removals.values() {
         assert_eq!(JournalRemoval::parse(removal.to_line().trim_start()).as_ref(), Some(removal));

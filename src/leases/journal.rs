@@ -4,15 +4,19 @@
 //! `<network>/.cnibox/leases` is text, a line for each change:
 //!
 //! ```text
-//! leases <machine id> <boot id> .
+//! leases <machine id> <boot id> <time> .
+//! boot <machine id> <earlier boot id> .
 //! + <container id> <interface> 10.88.0.2 <file> <host end> this .
+//! boot <machine id> <boot id> .
+//! + <container id> <interface> 10.88.0.3 <file> <host end> this .
 //! - 10.88.0.2 .
 //! - 10.88.0.3 <time> host-end <container id> <interface> .
 //! ```
 //!
-//! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and modification
+//! The first line has the machine, the boot and the time at which the file was last rewritten. `<file>` is inode and modification
 //! time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on
-//! the host, `this` or `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
+//! the host, `this` the boot in the last line of a boot: the lease was created, or first seen, in that boot. Whether
+//! that was an earlier one is decided whenever the journal is read. `-` stands for an unknown or absent value.
 //!
 //! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal if the address is in
 //! quarantine. If the lease was reclaimed, the line also has the reason (`host-end` or `earlier-boot`), the container
@@ -69,6 +73,8 @@ pub(super) struct LeaseJournal {
     /// Numbers of lines that add or remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
+    /// The boot in which the file was last rewritten.
+    boot: BootIdentity,
     /// Whether the session changed the journal or the network's directory, and has to seal them at its end.
     is_changed: bool,
 }
@@ -87,9 +93,9 @@ impl LeaseJournal {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
-        let written_in = lines::parse_header(&text)?.id;
-        let journal = LeaseJournal { file, text, added: 0, removed: 0, is_changed: false };
-        (written_in == boot.id).then_some(journal)
+        let (written_in, _) = lines::parse_header(&text)?;
+        let is_current = written_in.id == boot.id;
+        is_current.then_some(LeaseJournal { file, text, added: 0, removed: 0, boot: written_in, is_changed: false })
     }
 
     /// Writes a journal of all leases of `network`, which are in `contents`.
@@ -104,9 +110,9 @@ impl LeaseJournal {
             directory.remove_file(leftover)?;
         }
         require_seal_support(directory)?;
-        let text = lines::header_line(boot) + &contents.to_lines();
+        let text = contents.to_text(boot);
         let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(LeaseJournal { file, text, added: 0, removed: 0, is_changed: true })
+        Ok(LeaseJournal { file, text, added: 0, removed: 0, boot: boot.clone(), is_changed: true })
     }
 
     /// The number of leases.
@@ -126,12 +132,13 @@ impl LeaseJournal {
             if line.starts_with('+') {
                 added += 1;
                 if line.starts_with(&container_prefix) {
-                    held.push(JournalEntry::parse(line)?.lease);
+                    held.push(JournalEntry::parse(line, None)?.lease);
                 }
-            } else {
+            } else if let Some(ip) = parse_removed_address(line) {
                 removed += 1;
-                let ip = parse_removed_address(line)?;
                 held.retain(|lease| lease.ip != ip);
+            } else {
+                lines::parse_boot(line)?;
             }
         }
         (self.added, self.removed) = (added, removed);
@@ -174,8 +181,8 @@ impl LeaseJournal {
         }
         // More than three lines for each lease; at most two stay.
         if 3 * self.removed > 2 * self.added + SPARE_LINES {
-            let header = self.text.lines().next().unwrap_or_default().to_owned();
-            let text = header + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
+            let contents = JournalContents::parse(&self.text).without_old_removals(quarantine);
+            let text = contents.to_text(&self.boot);
             self.file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
         let sealed = current_unix_time();
@@ -235,11 +242,18 @@ pub(super) fn temporary_lease_file<'f>(
     directory.map_or((network, TEMP), |directory| (directory, LEASE_TEMP))
 }
 
-/// Marks a lease of this program by its modification time, before the lease is linked. A power cut may lose the content
-/// of a linked file, but not its modification time: the mark distinguishes a lease that lost its content from other
-/// empty files.
+/// Marks a lease of this program by its modification time, before the lease is linked. A power cut, or a write that
+/// fails later, may lose the content of a linked file, but not its modification time: the mark distinguishes a lease
+/// that lost its content from other empty files.
 pub(super) fn mark_lease(lease: &File) -> FileResult<()> {
     set_seal_time(lease, current_unix_time())
+}
+
+/// Writes the text of a lease that lost it. The file stays the same, so that its entry stays valid.
+pub(super) fn rewrite_lease(network: &OpenDirectory, lease: &AddressLease, meta: &Metadata) -> FileResult<()> {
+    let name = lease.ip.to_string();
+    let file = network.overwrite_file(&name, lease.file_text().as_bytes())?;
+    set_seal_time(&file, meta.mtime())
 }
 
 /// Whether a lease has the mark of [`mark_lease`].

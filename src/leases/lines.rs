@@ -1,15 +1,17 @@
 //! The lines of a network's journal, as text and as data.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::Metadata;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::lease::{AddressLease, ReclaimedLease};
 use super::quarantine::{AddressQuarantine, RemovalTime};
-use crate::attachment::{BootIdentity, BootRelation, EndProof, HostPairEnd};
+use crate::attachment::boot::current_unix_time;
+use crate::attachment::{BootIdentity, ContainerPairEnd, EndProof, HostPairEnd};
 
 /// The end of every line.
 pub(super) const END: &str = " .";
@@ -24,8 +26,8 @@ pub(super) struct JournalEntry {
     pub(super) file: LeaseFileId,
     /// The host's end of the attachment's veth pair.
     pub(super) end: Option<HostPairEnd>,
-    /// When the lease was created, relative to the boot in the journal's first line.
-    pub(super) made: BootRelation,
+    /// The boot in which the lease was created, or first seen; `None` if it is unknown.
+    pub(super) boot: Option<Rc<BootIdentity>>,
 }
 
 /// A line that removes a lease.
@@ -44,9 +46,13 @@ pub(super) struct JournalContents {
     pub(super) entries: HashMap<IpAddr, JournalEntry>,
     /// The last removal of a lease of each address.
     pub(super) removals: HashMap<IpAddr, JournalRemoval>,
-    /// The boot of leases without an entry: the machine that last wrote the journal may be another one, and may have
-    /// created them.
-    pub(super) unlisted: BootRelation,
+    /// The boot in which the journal was last written.
+    pub(super) written_in: Option<Rc<BootIdentity>>,
+    /// When it was written, in seconds since 1970.
+    pub(super) written_at: Option<i64>,
+    /// The boot of leases without an entry; `None` if it is unknown: the machine that last wrote the journal may be
+    /// another one, and may have created them.
+    pub(super) unlisted: Option<Rc<BootIdentity>>,
 }
 
 /// Distinguishes one lease file from all others that had or will have its name.
@@ -61,15 +67,19 @@ impl JournalContents {
     /// Parses the text of a journal; a line that is cut short counts as absent.
     pub(super) fn parse(text: &str) -> JournalContents {
         let mut contents = JournalContents::default();
-        if parse_header(text).is_none() {
-            return contents;
-        }
-        for line in text.split('\n') {
-            if let Some(entry) = JournalEntry::parse(line) {
+        let Some((header, written_at)) = parse_header(text) else { return contents };
+        let mut boot = Some(Rc::new(header));
+        contents.written_in.clone_from(&boot);
+        contents.written_at = written_at;
+        for line in text.split('\n').skip(1) {
+            if let Some(entry) = JournalEntry::parse(line, boot.as_ref()) {
                 contents.entries.insert(entry.lease.ip, entry);
             } else if let Some(removal) = JournalRemoval::parse(line) {
                 contents.entries.remove(&removal.ip);
                 contents.removals.insert(removal.ip, removal);
+            } else {
+                // A damaged line may have been that of a boot: the boot of the entries after it is unknown.
+                boot = parse_boot(line).map(Rc::new);
             }
         }
         contents
@@ -86,9 +96,28 @@ impl JournalContents {
         self
     }
 
-    pub(super) fn to_lines(&self) -> String {
-        let removals = self.removals.values().map(JournalRemoval::to_line);
-        removals.chain(self.entries.values().map(JournalEntry::to_line)).collect()
+    /// The text of a journal that is written in the boot `current`, to which more lines can be added.
+    pub(super) fn to_text(&self, current: &BootIdentity) -> String {
+        let mut of_others: BTreeMap<&BootIdentity, String> = BTreeMap::new();
+        let mut of_current = String::new();
+        for entry in self.entries.values() {
+            match entry.boot.as_deref().filter(|boot| *boot != current) {
+                Some(boot) => of_others.entry(boot).or_default().push_str(&entry.to_line()),
+                None => of_current.push_str(&entry.to_line()),
+            }
+        }
+        let mut text = header_line(current);
+        // Before the entries: a removal may explain how the owner of an entry got the address.
+        text.extend(self.removals.values().map(JournalRemoval::to_line));
+        let has_others = !of_others.is_empty();
+        for (boot, lines) in of_others {
+            text += &boot_line(boot);
+            text += &lines;
+        }
+        if has_others {
+            text += &boot_line(current);
+        }
+        text + &of_current
     }
 }
 
@@ -140,7 +169,7 @@ fn end_proof_word(why: EndProof) -> &'static str {
 
 impl JournalEntry {
     pub(super) fn to_line(&self) -> String {
-        let JournalEntry { lease, file, end, made } = self;
+        let JournalEntry { lease, file, end, boot } = self;
         let unknown = || UNKNOWN.to_owned();
         join_line(&[
             "+",
@@ -149,39 +178,49 @@ impl JournalEntry {
             &lease.ip.to_string(),
             &format!("{}:{}", file.ino, file.mtime),
             &end.map_or_else(unknown, host_end_word),
-            MADE[*made as usize].1,
+            if boot.is_some() { THIS } else { UNKNOWN },
         ])
     }
 
-    pub(super) fn parse(line: &str) -> Option<JournalEntry> {
+    /// Parses a line of the boot `boot`.
+    pub(super) fn parse(line: &str, boot: Option<&Rc<BootIdentity>>) -> Option<JournalEntry> {
         let ["+", id, ifname, ip, file, end, made] = split_line(line)[..] else { return None };
         let ifname = if ifname == UNKNOWN { None } else { Some(unescape_word(ifname)?) };
         let (ino, mtime) = file.split_once(':')?;
         let file = LeaseFileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let made = MADE.iter().find(|(_, word)| *word == made)?.0;
+        let boot = boot.filter(|_| made == THIS).cloned();
         let lease = AddressLease { ip: ip.parse().ok()?, id: unescape_word(id)?, ifname };
-        Some(JournalEntry { lease, file, end: parse_host_end(end), made })
+        Some(JournalEntry { lease, file, end: parse_host_end(end), boot })
     }
 }
 
-/// The words for the boot in which a lease was created.
-const MADE: [(BootRelation, &str); 3] =
-    [(BootRelation::Now, "this"), (BootRelation::Earlier, "earlier"), (BootRelation::Elsewhere, UNKNOWN)];
+/// The word for the boot in the last line of a boot.
+const THIS: &str = "this";
 
-/// The last part of the word for an end with the attachment's label, and for an end without it.
+/// The third part of the word for an end with the attachment's label, and for an end without it.
 const LABELLED: &str = "own";
 const LISTED: &str = "listed";
 
-fn host_end_word(HostPairEnd { netns, index, labelled }: HostPairEnd) -> String {
-    format!("{netns}:{index}:{}", if labelled { LABELLED } else { LISTED })
+fn host_end_word(HostPairEnd { netns, index, labelled, peer }: HostPairEnd) -> String {
+    let kind = if labelled { LABELLED } else { LISTED };
+    let peer = peer.map(|peer| format!(":{}:{}", peer.nsid, peer.index)).unwrap_or_default();
+    format!("{netns}:{index}:{kind}{peer}")
 }
 
-/// Parses the host's end; `None` if unknown, and for the namespace that releases up to 0.2.0 wrote in this place.
+/// Parses the host's end; `None` if unknown.
 fn parse_host_end(word: &str) -> Option<HostPairEnd> {
-    let [netns, index, last] = word.split(':').collect::<Vec<_>>()[..] else { return None };
-    let labelled = last == LABELLED;
-    let (netns, index) = (netns.parse().ok()?, index.parse().ok()?);
-    (labelled || last == LISTED).then_some(HostPairEnd { netns, index, labelled })
+    let mut parts = word.split(':');
+    let (netns, index) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let labelled = match parts.next()? {
+        LABELLED => true,
+        LISTED => false,
+        _ => return None,
+    };
+    let peer = match parts.next() {
+        Some(nsid) => Some(ContainerPairEnd { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? }),
+        None => None,
+    };
+    Some(HostPairEnd { netns, index, labelled, peer })
 }
 
 impl LeaseFileId {
@@ -207,17 +246,42 @@ fn split_line(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
-/// The first line of a journal that is written in `boot`.
-pub(super) fn header_line(boot: &BootIdentity) -> String {
-    let machine = boot.machine.as_deref().unwrap_or(UNKNOWN);
-    join_line(&["leases", machine, &boot.id]).split_off(1)
+/// The first word of a line with the boot of the entries that follow: of a journal's first line, and of others.
+const HEADER: &str = "leases";
+const BOOT: &str = "boot";
+
+/// The first line of a journal that is written in the boot `current`.
+fn header_line(current: &BootIdentity) -> String {
+    let BootIdentity { machine, id } = current;
+    let now = current_unix_time().to_string();
+    join_line(&[HEADER, machine.as_deref().unwrap_or(UNKNOWN), id, &now]).split_off(1)
 }
 
-/// The boot in which the journal was written; entries call this boot `this`.
-pub(super) fn parse_header(text: &str) -> Option<BootIdentity> {
-    let ["leases", machine, id] = split_line(text.lines().next()?)[..] else { return None };
+/// A line before the entries of the boot.
+fn boot_line(BootIdentity { machine, id }: &BootIdentity) -> String {
+    join_line(&[BOOT, machine.as_deref().unwrap_or(UNKNOWN), id])
+}
+
+/// The boot in which the journal was last written, and the time, if it is known.
+pub(super) fn parse_header(text: &str) -> Option<(BootIdentity, Option<i64>)> {
+    match split_line(text.lines().next()?)[..] {
+        [HEADER, machine, id, time] => Some((parse_boot_words(machine, id), time.parse().ok())),
+        [HEADER, machine, id] => Some((parse_boot_words(machine, id), None)),
+        _ => None,
+    }
+}
+
+/// The boot of the entries that follow the line.
+pub(super) fn parse_boot(line: &str) -> Option<BootIdentity> {
+    match split_line(line)[..] {
+        [BOOT, machine, id] => Some(parse_boot_words(machine, id)),
+        _ => None,
+    }
+}
+
+fn parse_boot_words(machine: &str, id: &str) -> BootIdentity {
     let machine = Some(machine).filter(|machine| *machine != UNKNOWN).map(str::to_owned);
-    Some(BootIdentity { machine, id: id.to_owned() })
+    BootIdentity { machine, id: id.to_owned() }
 }
 
 pub(super) fn parse_removed_address(line: &str) -> Option<IpAddr> {

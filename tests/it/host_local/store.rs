@@ -156,6 +156,23 @@ fn addresses_reserved_by_hand_are_never_leased() {
 }
 
 #[test]
+fn a_lost_lease_that_nobody_knows_is_freed_by_the_named_command() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/30"]);
+    add(&net, "c1");
+    let dir = node.path("leases/net").display().to_string();
+    node.sh(&format!("cd {dir} && touch -r 10.0.0.2 .time && truncate -s 0 10.0.0.2 && touch -r .time 10.0.0.2"));
+    node.sh(&format!("rm -r {dir}/.cnibox {dir}/.time"));
+    let said = net.call("ADD", "c2").netns("/x").run().stderr;
+    assert_eq!(net.leases(), ["10.0.0.2"], "{said}");
+    let command = said.split_once("if no container has the address: cnibox ").unwrap().1;
+    let words: Vec<&str> = command.lines().next().unwrap().split(' ').collect();
+    let printed = node.cnibox(&words).printed();
+    assert_eq!(printed, "freed 10.0.0.2, which was reserved: the file is empty (network net)\n");
+    assert_eq!(add(&net, "c2"), ["10.0.0.2/30"]);
+}
+
+#[test]
 fn links_in_place_of_files_of_the_store_are_not_followed() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/29"]);
