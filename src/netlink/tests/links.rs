@@ -1,6 +1,8 @@
 //! Links: creating, reading, changing, deleting.
 
 use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
@@ -245,4 +247,22 @@ fn errors_of_a_change_name_the_link() {
     let error = netlink.change_link(99, LinkChange::new().set_up()).unwrap_err();
     assert!(error.is_not_found());
     assert_eq!(error.to_string(), "change link 99: no such device");
+}
+
+#[test]
+fn the_id_of_a_namespace_ends_with_the_namespace() {
+    let host = sandbox();
+    let container = Netns::create_unnamed().unwrap();
+    let descriptor = container.as_fd();
+    assert_eq!(host.namespace_id(descriptor).unwrap(), None);
+    let id = host.ensure_namespace_id(descriptor).unwrap().unwrap();
+    assert_eq!(host.ensure_namespace_id(descriptor).unwrap(), Some(id));
+    assert_eq!(host.has_namespace(id).unwrap(), Some(true));
+    assert_eq!(host.has_namespace(id + 1).unwrap(), Some(false));
+    drop(container);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while host.has_namespace(id).unwrap() == Some(true) {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
 }
