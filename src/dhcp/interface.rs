@@ -11,7 +11,7 @@ use super::family::DhcpLease;
 use super::machine::ReleaseMessage;
 use super::record::DhcpRecord;
 use super::sandbox::{self, InterfaceError};
-use super::socket;
+use super::socket::{self, FoundInterface};
 use super::timing::{ClientTiming, NEVER};
 use super::v4::frame::{self, FrameAddresses};
 use super::v4::message::Dhcp4Message as MessageV4;
@@ -21,10 +21,10 @@ use crate::iface::configure;
 use crate::iface::inside::ContainerNetns;
 use crate::log;
 use crate::netlink::{
-    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, OperationalState,
+    DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, Netlink, NewLinkAddress, OperationalState,
     RouteAddMode, RouteFilter,
 };
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// The timeout for the carrier of the interface. Without a carrier the first message is sent anyway.
 const CARRIER: Duration = Duration::from_secs(2);
@@ -35,8 +35,14 @@ const CONFIRMATIONS: [Duration; 3] = [Duration::from_millis(250), Duration::from
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
 
-/// Sets the interface up, waits for its carrier, and returns its Ethernet address.
-pub fn bring_up(ifname: &str) -> Result<MacAddress> {
+/// Looks up the interface.
+pub fn find_interface(ifname: &str) -> Result<FoundInterface, InterfaceError> {
+    let cookie = netns::current_cookie().map_err(Error::from)?;
+    Ok(socket::find_interface(ifname, cookie)?)
+}
+
+/// Sets the interface up, and waits for its carrier.
+pub fn bring_up(ifname: &str) -> Result<FoundInterface> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
     let absent = || Error::internal("Link not found");
@@ -50,7 +56,7 @@ pub fn bring_up(ifname: &str) -> Result<MacAddress> {
     }
     let ready = |link: &Link| matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown);
     netlink.wait_for_link(link.index, CARRIER, ready)?;
-    Ok(mac)
+    Ok(FoundInterface { cookie: netns::current_cookie()?, index: link.index, mac })
 }
 
 /// A change of the address and the routes of an interface.
@@ -134,7 +140,7 @@ impl DhcpLeaseChange {
 /// Releases the lease of a record without a daemon.
 pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
     let netns = match sandbox::open_verified(Path::new(&record.netns), Some(record.netns_id)) {
-        Err(InterfaceError::Gone(_)) => return Ok(()),
+        Err(InterfaceError::OutOfView(_)) => return Ok(()),
         opened => opened?,
     };
     match netns.run_inside(|| sandbox::require_cookie(record.netns_cookie))? {
@@ -143,10 +149,12 @@ pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
     }
     let mut machine = record.state_machine(ClientTiming::default(), false, NEVER, NEVER);
     let Some(release) = machine.release_message() else { return Ok(()) };
-    let ifname = &record.key.ifname;
-    let send = || match socket::mac_address(ifname) {
-        Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
-        _ => send_release(ifname, release),
+    let send = || {
+        let ifname = socket::current_name(&record.key.ifname, record.ifindex);
+        match socket::mac_address(&ifname) {
+            Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+            _ => send_release(&ifname, release),
+        }
     };
     netns.run_inside(send)?
 }

@@ -1,6 +1,7 @@
 //! Leases on disk, for the next daemon: a file per lease in the directory with the name of the socket without `.sock`.
 //!
-//! Times are relative to boot. Records of another boot are void, like the namespaces in them.
+//! Times are relative to boot. Records of another boot are void, like the namespaces in them. A boot id that a container
+//! manager or an error has replaced proves no other boot.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,6 +14,8 @@ use sha2::{Digest, Sha512};
 use super::family::{DhcpFamily, DhcpLease};
 use super::machine::{self, ClientMachine, StateMachine};
 use super::rpc::DhcpLeaseKey;
+use super::sandbox::{LeaseSandbox, NamespaceNumber};
+use super::socket::FoundInterface;
 use super::timing::{BootClockTime, ClientTiming, RandomGenerator};
 use super::v4::option::{self, Dhcp4Options, pairs};
 use super::v6;
@@ -23,7 +26,7 @@ use crate::files::dir::{self, OpenDirectory};
 use crate::files::lock::FileLock;
 use crate::log;
 use crate::netlink::MacAddress;
-use crate::sysctl;
+use crate::sysctl::{self, REPLACED};
 
 const ENDING: &str = ".json";
 /// How many bytes of the hash of a key are in the name of its file.
@@ -44,6 +47,12 @@ pub struct DhcpRecord {
     /// Linux 5.14, and in records of release 0.2.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
+    /// The number of the namespace in that of the daemon. `None` in records of release 0.2.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_number: Option<NamespaceNumber>,
+    /// The index of the interface, which the container may rename. `None` in records of release 0.2.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ifindex: Option<u32>,
     /// The Ethernet address of the interface.
     pub mac: MacAddress,
     /// The options of every message.
@@ -58,6 +67,16 @@ pub struct DhcpRecord {
 }
 
 impl DhcpRecord {
+    /// Notes the namespace of the lease, and the interface in it.
+    pub fn note_interface(&mut self, sandbox: &LeaseSandbox, found: &FoundInterface) {
+        self.netns.clone_from(&sandbox.netns);
+        self.netns_id = sandbox.id;
+        self.netns_cookie = found.cookie;
+        self.netns_number = sandbox.number();
+        self.ifindex = Some(found.index);
+        self.mac = found.mac;
+    }
+
     /// The state machine that continues with the lease; without a lease it starts at `now` and fails at `limit`.
     pub fn state_machine(
         &self,
@@ -140,7 +159,7 @@ impl DhcpRecordStore {
     }
 
     fn from_directory(dir: PathBuf) -> DhcpRecordStore {
-        DhcpRecordStore { dir, boot: sysctl::read_value("kernel/random/boot_id").unwrap_or_default() }
+        DhcpRecordStore { dir, boot: sysctl::boot_id().unwrap_or_else(|_| REPLACED.to_string()) }
     }
 
     pub fn directory_path(&self) -> &Path {
@@ -179,21 +198,21 @@ impl DhcpRecordStore {
 
     /// The record of `key`.
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
-        let content = self.read_record_file(&file_name(key)).filter(|content| content.boot == self.boot)?;
+        let content = self.read_record_file(&file_name(key)).filter(|content| self.is_same_boot(&content.boot))?;
         Some(content.record).filter(|record| record.key == *key)
     }
 
-    /// All records. Records of another boot are removed; foreign files are not.
+    /// All records of this boot. Those of another boot are removed; foreign files are not.
     pub fn load_all(&self) -> Vec<DhcpRecord> {
         let names = OpenDirectory::open(&self.dir).and_then(|dir| dir.entry_names()).unwrap_or_default();
         let mut found = Vec::new();
         for name in names.iter().filter(|name| is_own_name(name)) {
             let path = self.dir.join(name);
             match self.read_record_file(name) {
-                Some(content) if content.boot == self.boot => found.push(content.record),
+                Some(content) if self.is_same_boot(&content.boot) => found.push(content.record),
                 other => {
                     log::warn(format_args!("no lease of this boot in {}", path.display()));
-                    if other.is_some() {
+                    if other.is_some_and(|content| self.is_other_boot(&content.boot)) {
                         // If this fails, the next start tries again.
                         drop(fs::remove_file(&path));
                     }
@@ -201,6 +220,17 @@ impl DhcpRecordStore {
             }
         }
         found
+    }
+
+    fn is_same_boot(&self, recorded: &str) -> bool {
+        let bare = |id: &str| id.trim_start_matches(REPLACED).to_owned();
+        !bare(recorded).is_empty() && bare(recorded) == bare(&self.boot)
+    }
+
+    /// Whether the recorded boot is certainly another one.
+    fn is_other_boot(&self, recorded: &str) -> bool {
+        let is_kernels = |id: &str| !id.is_empty() && !id.starts_with(REPLACED);
+        is_kernels(recorded) && is_kernels(&self.boot) && recorded != self.boot
     }
 
     /// Removes temporary files of a killed daemon. The caller holds the lock on the directory.
@@ -265,6 +295,8 @@ mod tests {
             netns: "/run/netns/x".into(),
             netns_id: (4, u64::MAX),
             netns_cookie: Some(u64::MAX),
+            netns_number: None,
+            ifindex: Some(2),
             mac: MacAddress([2, 0, 0, 0, 0, 7]),
             options: Dhcp4Options::from([(61, vec![0, 1])]),
             priority: 3,
@@ -362,6 +394,7 @@ mod tests {
         let path = records.dir.join(file_name(&record("a").key));
         let text = fs::read_to_string(&path).unwrap();
         let of_before = text.replace(&records.boot, "another");
+        let unknown = [text.replace(&records.boot, "~another"), text.replace(&records.boot, "")];
         let foreign =
             ["daemon.json".to_owned(), format!("{}.json", "0".repeat(32)), file_name(&record("a").key).to_uppercase()];
         for name in &foreign {
@@ -372,6 +405,8 @@ mod tests {
             ("{".to_owned(), true),
             (text.replace("10.1.2.9/24", "10.1.2.9/99"), true),
             (text.replace("serverMac", "server"), true),
+            (unknown[0].clone(), true),
+            (unknown[1].clone(), true),
             (of_before.clone(), false),
         ] {
             fs::write(&path, &bad).unwrap();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
+use nix::net::if_::if_indextoname;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{LinkAddr, SockaddrStorage, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
@@ -126,6 +127,29 @@ pub fn wait_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
 pub fn mac_address(ifname: &str) -> io::Result<MacAddress> {
     // `link_addr` has verified the length.
     Ok(MacAddress(link_addr(ifname)?.addr().unwrap_or_default()))
+}
+
+/// An interface of a container.
+#[derive(Clone, Copy, Debug)]
+pub struct FoundInterface {
+    /// The cookie of its namespace.
+    pub cookie: Option<u64>,
+    pub index: u32,
+    /// The Ethernet address.
+    pub mac: MacAddress,
+}
+
+/// The interface with this name, in the namespace with this cookie.
+pub fn find_interface(ifname: &str, cookie: Option<u64>) -> io::Result<FoundInterface> {
+    let index = u32::try_from(link_addr(ifname)?.ifindex()).unwrap_or_default();
+    Ok(FoundInterface { cookie, index, mac: mac_address(ifname)? })
+}
+
+/// The present name of the interface with this index, which its container may have renamed. Without such an interface
+/// the name from before: another one may have replaced it.
+pub fn current_name(ifname: &str, index: Option<u32>) -> String {
+    let name = index.and_then(|index| if_indextoname(index).ok()).and_then(|name| name.into_string().ok());
+    name.unwrap_or_else(|| ifname.to_owned())
 }
 
 /// The IP addresses of an interface.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
-use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_GETNSID};
+use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_GETNSID, RTM_NEWNSID};
 use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage};
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
@@ -33,6 +33,8 @@ const DELETE: &str = "delete link";
 // Attributes of namespace ids, missing in libc.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_CURRENT_NSID: u16 = 5;
+/// `NETNSA_NSID_NOT_ASSIGNED`: the kernel chooses the id.
+const ANY_NSID: i32 = -1;
 /// Length of `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
 
@@ -329,6 +331,32 @@ impl Netlink {
         Ok(self.query_namespace_ids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
     }
 
+    /// The same; assigns an id if there is none. The id does not keep the namespace alive.
+    pub fn ensure_namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
+        if let Some(id) = self.namespace_id(netns)? {
+            return Ok(Some(id));
+        }
+        let attributes = vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned()), NsidAttribute::Id(ANY_NSID)];
+        let request = namespace_id_request(RTM_NEWNSID, attributes);
+        match self.socket.request_change(&request, 0, "assign", &"namespace id") {
+            Err(error) if !error.is_exists() => Err(error),
+            _ => self.namespace_id(netns),
+        }
+    }
+
+    /// Whether a namespace has this id in this socket's namespace: the kernel gives the id of a namespace to another
+    /// one only when the first has ended. `None` before Linux 5.0.
+    pub fn has_namespace(&self, id: i32) -> NetlinkResult<Option<bool>> {
+        match self.socket.request_object(&namespace_id_request(RTM_GETNSID, vec![NsidAttribute::Id(id)])) {
+            Ok(_) => Ok(Some(true)),
+            Err(failure) => match failure.refusal_errno() {
+                Some(Errno::ENOENT) => Ok(Some(false)),
+                Some(Errno::EINVAL) => Ok(None),
+                _ => Err(failure.into_error("look up", &"namespace id")),
+            },
+        }
+    }
+
     /// The id of the namespace `nsid` in the namespace `target`, both by their ids in this namespace;
     /// `None` before Linux 5.0.
     pub fn namespace_id_in(&self, target: i32, nsid: i32) -> NetlinkResult<Option<i32>> {
@@ -340,9 +368,7 @@ impl Netlink {
 
     /// `NETNSA_NSID` and `NETNSA_CURRENT_NSID` of the reply.
     fn query_namespace_ids(&self, attributes: Vec<NsidAttribute>) -> NetlinkResult<(Option<i32>, Option<i32>)> {
-        let mut message = NsidMessage::default();
-        message.attributes = attributes;
-        let body = match self.socket.request_object(&NetlinkRequest::new_route(RTM_GETNSID, &message)) {
+        let body = match self.socket.request_object(&namespace_id_request(RTM_GETNSID, attributes)) {
             // The namespace with this id no longer exists.
             Err(failure) if matches!(failure.refusal_errno(), Some(Errno::ENOENT | Errno::EINVAL)) => {
                 return Ok((None, None));
@@ -383,6 +409,12 @@ fn link_in_reply(
         Err(failure) if failure.refusal_errno() == Some(Errno::ENODEV) => Ok(None),
         Err(failure) => Err(failed(failure)),
     }
+}
+
+fn namespace_id_request(kind: u16, attributes: Vec<NsidAttribute>) -> NetlinkRequest {
+    let mut message = NsidMessage::default();
+    message.attributes = attributes;
+    NetlinkRequest::new_route(kind, &message)
 }
 
 fn deletion_request(which: LinkSelector<'_>) -> NetlinkRequest {

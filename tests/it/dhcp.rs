@@ -2,6 +2,7 @@
 
 mod daemon;
 mod directory;
+mod doubt;
 mod fake;
 mod fake_v6;
 mod hostile;

@@ -11,9 +11,11 @@
 //! | `confine.rs` | dropping privileges |
 //! | `registry.rs`, `requests.rs` | all leases, and the requests of plugins |
 //! | `task.rs` | one lease |
+//! | `view.rs`, `occupants.rs` | its namespace: whether it is reached, and whether processes are in it |
 //! | `transport.rs`, `sockets.rs` | the messages of a lease, and its sockets |
 
 mod confine;
+mod occupants;
 mod options;
 mod registry;
 mod requests;
@@ -22,6 +24,7 @@ mod serve;
 mod sockets;
 mod task;
 mod transport;
+mod view;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -111,7 +114,12 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
         let listener = UnixListener::from_std(listener)?;
         let on_demand = options.on_demand;
         let registry = Rc::new(LeaseRegistry::new(options, records));
-        log::write_line(format_args!("ready, with {} leases resumed", recorded.len()));
+        let open = recorded.iter().filter(|(_, sandbox)| sandbox.is_open()).count();
+        let hidden = match recorded.len() - open {
+            0 => String::new(),
+            hidden => format!(", {hidden} in doubt"),
+        };
+        log::write_line(format_args!("ready, with {open} leases resumed{hidden}"));
         registry.resume_leases(recorded);
         if on_demand {
             report_ready(null);

@@ -1,6 +1,6 @@
 //! The requests of plugins.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -9,14 +9,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_local;
 
 use super::super::family::{self, DhcpLease};
+use super::super::interface;
 use super::super::passing::PassedDescriptors;
 use super::super::record::{DhcpRecord, DhcpRecordStore};
 use super::super::rpc::{DaemonRequest, DaemonVerb, DhcpLeaseKey};
 use super::super::sandbox::{InterfaceError, LeaseSandbox};
 use super::super::socket;
 use super::super::timing::{NEVER, boot_time_now};
+use super::occupants;
 use super::options::DaemonOptions;
-use super::registry::{LeasePhase, LeaseRegistry, LeaseTaskHandle};
+use super::registry::{LeasePhase, LeaseRegistry, LeaseTaskHandle, LeaseTaskRequest};
 use super::sockets::LeaseSockets;
 use super::task::LeaseTask;
 use crate::cni::CniResult;
@@ -25,29 +27,26 @@ use crate::log;
 use crate::netlink::MacAddress;
 
 impl LeaseRegistry {
-    /// The leases on disk, with their namespaces. For the start, while opening those of processes is permitted.
+    /// The leases on disk, with their namespaces. For the start, while opening those of processes is permitted. A
+    /// namespace that is not found now is looked for by the task of its lease.
     pub(super) fn open_recorded_leases(
         options: &DaemonOptions,
         records: &DhcpRecordStore,
     ) -> Vec<(DhcpRecord, Rc<LeaseSandbox>)> {
         records.remove_temporary_files();
+        let threads = OnceCell::new();
         let open = |record: DhcpRecord| {
             let path = options.prefixed_path(&record.netns);
-            match LeaseSandbox::from_record(path.clone(), record.netns_id) {
-                Ok(sandbox) => Some((record, sandbox.into())),
-                Err(InterfaceError::Gone(why)) => {
-                    log::write_line(format_args!("{}: {why}; the lease is forgotten", record.key));
-                    records.remove_record(&record.key).unwrap_or_else(log::warn);
-                    None
-                }
-                Err(error) => {
-                    log::write_line(format_args!("{}: {}", record.key, Error::from(error)));
-                    let sandbox = LeaseSandbox::without_opening(path, record.netns_id);
-                    Some((record, sandbox.into()))
-                }
+            let sandbox = LeaseSandbox::closed(&record.netns, path, record.netns_id);
+            if sandbox.reopen().is_err()
+                && let Some(thread) = threads.get_or_init(occupants::all_namespaces).get(&record.netns_id)
+                && let Err(error) = sandbox.reopen_through(&thread.join(occupants::NAMESPACE))
+            {
+                log::debug(Error::from(error));
             }
+            (record, Rc::new(sandbox))
         };
-        records.load_all().into_iter().filter_map(open).collect()
+        records.load_all().into_iter().map(open).collect()
     }
 
     /// Resumes these leases.
@@ -69,7 +68,7 @@ impl LeaseRegistry {
         match request.verb {
             DaemonVerb::Add => {
                 let path = self.options.prefixed_path(&request.netns);
-                let sandbox = Rc::new(LeaseSandbox::from_passed(path, passed)?);
+                let sandbox = Rc::new(LeaseSandbox::from_passed(&request.netns, path, passed)?);
                 return self.acquire_leases(request, &sandbox, hangup).await.map(Some);
             }
             DaemonVerb::Check => {
@@ -113,50 +112,36 @@ impl LeaseRegistry {
         key: DhcpLeaseKey,
         begun: &RefCell<Vec<LeaseTaskHandle>>,
     ) -> Result<DhcpLease> {
-        let handle = match self.reusable_handle(request, sandbox, &key).await {
-            Some(handle) => handle,
-            None => self.start_task(request, sandbox, key),
-        };
+        if let Some(lease) = self.existing_lease(request, sandbox, &key).await? {
+            return Ok(lease);
+        }
+        let handle = self.start_task(new_record(request, sandbox, key), sandbox);
         begun.borrow_mut().push(handle.clone());
         handle.wait_for_lease().await
     }
 
-    /// The task of a repeated ADD. A lease in another namespace, or without its interface, is released first.
-    async fn reusable_handle(
+    /// The lease of a repeated ADD, whose interface is set up first. Also in another namespace, because the container
+    /// of the first may live. A task without a valid lease is ended.
+    async fn existing_lease(
         &self,
         request: &DaemonRequest,
-        now: &LeaseSandbox,
+        sandbox: &Rc<LeaseSandbox>,
         key: &DhcpLeaseKey,
-    ) -> Option<LeaseTaskHandle> {
-        let handle = self.find_handle(key)?;
-        if handle.netns == request.netns
-            && handle.sandbox.id == now.id
-            && handle.wait_for_lease().await.is_ok()
-            && self.has_interface(&handle, key).await
-        {
-            return Some(handle);
-        }
-        handle.release_lease().await;
-        None
+    ) -> Result<Option<DhcpLease>> {
+        let Some(handle) = self.find_handle(key) else { return Ok(None) };
+        let is_valid = |lease: &DhcpLease| lease.expiry_time() > boot_time_now();
+        let Some(lease) = handle.wait_for_lease().await.ok().filter(is_valid) else {
+            handle.release_lease().await;
+            return Ok(None);
+        };
+        let record = new_record(request, sandbox, key.clone());
+        self.run_in_namespace(sandbox, &record, interface::bring_up).await??;
+        // This fails if the task has ended meanwhile.
+        let is_followed = handle.requests.send(LeaseTaskRequest::Follow(Rc::clone(sandbox))).is_ok();
+        Ok(is_followed.then_some(lease))
     }
 
-    fn start_task(
-        self: &Rc<Self>,
-        request: &DaemonRequest,
-        sandbox: &Rc<LeaseSandbox>,
-        key: DhcpLeaseKey,
-    ) -> LeaseTaskHandle {
-        let record = DhcpRecord {
-            key,
-            netns: request.netns.clone(),
-            netns_id: sandbox.id,
-            netns_cookie: None,
-            mac: MacAddress([0; 6]),
-            options: request.options.clone(),
-            priority: request.priority,
-            address_removed: false,
-            lease: None,
-        };
+    fn start_task(self: &Rc<Self>, record: DhcpRecord, sandbox: &Rc<LeaseSandbox>) -> LeaseTaskHandle {
         let (task, handle) = self.register_task(record, Rc::clone(sandbox), LeasePhase::Acquiring);
         spawn_local(task.acquire_lease());
         handle
@@ -181,14 +166,15 @@ impl LeaseRegistry {
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
             return Err(Error::internal(msg).with_details(format!("prevResult has {}", known.join(", "))));
         }
-        if self.has_interface(&handle, key).await { Ok(()) } else { Err(missing()) }
-    }
-
-    /// Whether the interface of a lease exists.
-    async fn has_interface(&self, handle: &LeaseTaskHandle, key: &DhcpLeaseKey) -> bool {
-        let Some(record) = self.records.load_record(key) else { return false };
-        let mac = self.run_in_namespace(&handle.sandbox, &record, socket::mac_address).await;
-        matches!(mac, Ok(Ok(_)))
+        let record = self.records.load_record(key).ok_or_else(missing)?;
+        match self.run_in_namespace(&handle.sandbox, &record, socket::mac_address).await {
+            Ok(Ok(_)) => Ok(()),
+            Err(InterfaceError::OutOfView(why)) => {
+                let msg = format!("the namespace of the lease for {key} is out of view");
+                Err(Error::internal(msg).with_details(why))
+            }
+            _ => Err(missing()),
+        }
     }
 
     async fn release_matching(&self, wanted: &dyn Fn(&DhcpLeaseKey) -> bool) {
@@ -211,22 +197,39 @@ impl LeaseRegistry {
         sandbox: Rc<LeaseSandbox>,
         phase: LeasePhase,
     ) -> (LeaseTask, LeaseTaskHandle) {
-        let (release, released) = mpsc::unbounded_channel();
+        let (requests, requested) = mpsc::unbounded_channel();
         let (sender, phase) = watch::channel(phase);
-        let netns = record.netns.clone();
-        let handle = LeaseTaskHandle { netns, sandbox: Rc::clone(&sandbox), release, phase };
+        let handle = LeaseTaskHandle { sandbox: Rc::clone(&sandbox), requests, phase };
         self.leases.borrow_mut().insert(record.key.clone(), handle.clone());
         let (timing, broadcast) = (self.options.timing, self.options.broadcast);
         let task = LeaseTask {
             registry: Rc::clone(self),
             phase: sender,
-            released,
+            requested,
             machine: record.state_machine(timing, broadcast, boot_time_now(), NEVER),
             record,
             sandbox,
+            successor: None,
             sockets: LeaseSockets::default(),
             trouble: None,
         };
         (task, handle)
+    }
+}
+
+/// The record of an ADD, without a lease.
+fn new_record(request: &DaemonRequest, sandbox: &LeaseSandbox, key: DhcpLeaseKey) -> DhcpRecord {
+    DhcpRecord {
+        key,
+        netns: sandbox.netns.clone(),
+        netns_id: sandbox.id,
+        netns_cookie: None,
+        netns_number: None,
+        ifindex: None,
+        mac: MacAddress([0; 6]),
+        options: request.options.clone(),
+        priority: request.priority,
+        address_removed: false,
+        lease: None,
     }
 }

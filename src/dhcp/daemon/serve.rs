@@ -25,6 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::super::passing::{self, PassedDescriptors};
 use super::super::rpc::{DaemonReply, DaemonRequest, LONGEST};
+use super::occupants;
 use super::registry::LeaseRegistry;
 use super::sockets::watch_readable;
 use crate::error::{Error, Result, io_text};
@@ -123,6 +124,9 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
     if bytes.starts_with(b"CONNECT ") {
         return write_reply(&stream, GO_RPC_ANSWER).await.map_err(io_failed);
     }
+    if let Some(is_visible) = is_visible(&stream) {
+        registry.note_plugin(is_visible);
+    }
     let request = require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes));
     let passed = PassedDescriptors::from_descriptors(descriptors);
     let outcome = match request {
@@ -131,6 +135,16 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
     };
     let reply = DaemonReply::from_outcome(outcome).encode_line()?;
     write_reply(&stream, reply.as_bytes()).await.map_err(io_failed)
+}
+
+/// Whether the daemon sees the process of the plugin, which has no number in the daemon's PID namespace if it does not.
+/// `None` if the process has ended, or procfs hides it.
+fn is_visible(stream: &net::UnixStream) -> Option<bool> {
+    let process = stream.peer_cred().ok()?.pid()?;
+    if process == 0 {
+        return Some(false);
+    }
+    occupants::is_visible(process.unsigned_abs()).then_some(true)
 }
 
 /// Refuses other users even if an administrator has changed the mode of the socket file.

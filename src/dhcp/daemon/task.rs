@@ -14,17 +14,15 @@ use super::super::interface::{self, DhcpLeaseChange};
 use super::super::machine::{ClientAction, StateMachine};
 use super::super::record::DhcpRecord;
 use super::super::sandbox::{InterfaceError, LeaseSandbox};
-use super::super::socket;
 use super::super::timing::{NEVER, boot_time_now};
-use super::registry::{LeasePhase, LeaseRegistry};
+use super::registry::{LeasePhase, LeaseRegistry, LeaseTaskRequest};
 use super::sockets::LeaseSockets;
 use crate::error::Error;
 use crate::log;
-use crate::netns;
 
 /// Why the task ends without a request.
-enum LeaseTaskEnd {
-    /// The namespace or the interface does not exist any more.
+pub(super) enum LeaseTaskEnd {
+    /// The namespace or the interface has ended for certain.
     Gone(String),
     /// No lease was acquired.
     Failed(Error),
@@ -35,10 +33,11 @@ pub(super) struct LeaseTask {
     pub(super) registry: Rc<LeaseRegistry>,
     pub(super) record: DhcpRecord,
     pub(super) sandbox: Rc<LeaseSandbox>,
+    /// The namespace of a later ADD, where the lease goes on when `sandbox` has ended.
+    pub(super) successor: Option<Rc<LeaseSandbox>>,
     /// For plugins that wait; dropped at the end of the task.
     pub(super) phase: watch::Sender<LeasePhase>,
-    /// Requests to release the lease.
-    pub(super) released: mpsc::UnboundedReceiver<()>,
+    pub(super) requested: mpsc::UnboundedReceiver<LeaseTaskRequest>,
     pub(super) machine: Box<dyn StateMachine>,
     pub(super) sockets: LeaseSockets,
     /// The last error, for the plugin that waits.
@@ -56,7 +55,9 @@ impl LeaseTask {
 
     /// Maintains a lease from the disk.
     pub(super) async fn resume_lease(mut self) {
-        if let Err(error) = self.verify_interface().await {
+        if self.sandbox.is_open()
+            && let Err(error) = self.verify_interface().await
+        {
             match self.error_unless_gone(error) {
                 Ok(error) => self.log_line(&error),
                 Err(end) => return self.end_task(Err(end)),
@@ -65,35 +66,9 @@ impl LeaseTask {
         self.run_until_end().await;
     }
 
-    /// Verifies that the recorded namespace has the interface. A record of release 0.2.0 has no cookie: the interface
-    /// must have the recorded Ethernet address, or the leased address.
-    async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
-        let look = |ifname: &str| {
-            let cookie = netns::current_cookie().map_err(Error::from)?;
-            Ok::<_, InterfaceError>((cookie, socket::mac_address(ifname)?, socket::ip_addresses(ifname)?))
-        };
-        let (cookie, mac, addresses) = self.run_in_namespace(look).await??;
-        let leased = self.record.lease.as_ref().map(DhcpLease::ip_address);
-        let known = mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
-        if self.record.netns_cookie.is_some() {
-            return Ok(());
-        }
-        if !known {
-            let name = &self.record.key.ifname;
-            let why = format!("{name} is not known by its Ethernet or IP address");
-            return Err(InterfaceError::Gone(why));
-        }
-        self.record.netns_cookie = cookie;
-        self.save_record();
-        Ok(())
-    }
-
     async fn prepare_interface(&mut self) -> Result<(), InterfaceError> {
-        let prepare = |ifname: &str| {
-            let cookie = netns::current_cookie().map_err(Error::from)?;
-            Ok::<_, InterfaceError>((cookie, interface::bring_up(ifname)?))
-        };
-        (self.record.netns_cookie, self.record.mac) = self.run_in_namespace(prepare).await??;
+        let found = self.run_in_namespace(interface::bring_up).await??;
+        self.record.note_interface(&self.sandbox, &found);
         // The time limit does not include the wait for the carrier.
         let (options, now) = (&self.registry.options, boot_time_now());
         let limit = now + options.limit;
@@ -109,7 +84,16 @@ impl LeaseTask {
     }
 
     async fn run_until_end(mut self) {
-        let ended = self.maintain_lease().await;
+        let mut ended = self.maintain_lease().await;
+        while let Err(LeaseTaskEnd::Gone(why)) = &ended
+            && let Some(sandbox) = self.successor.take()
+        {
+            self.log_line(why);
+            ended = match self.move_to(sandbox).await {
+                Ok(()) => self.maintain_lease().await,
+                Err(error) => Err(LeaseTaskEnd::Gone(Error::from(error).to_string())),
+            };
+        }
         self.sockets = LeaseSockets::default();
         if ended.is_ok() {
             self.release_lease().await;
@@ -138,6 +122,9 @@ impl LeaseTask {
     /// Runs the state machine until a request to release the lease.
     async fn maintain_lease(&mut self) -> Result<(), LeaseTaskEnd> {
         loop {
+            if !self.sandbox.is_open() && !self.wait_for_view().await? {
+                return Ok(());
+            }
             if boot_time_now() >= self.machine.next_deadline() {
                 if let Err(error) = self.wait_link_local().await {
                     self.error_unless_gone(error)?;
@@ -147,15 +134,23 @@ impl LeaseTask {
             }
             self.sockets.close_unneeded(&self.machine.needed_sockets());
             let until_deadline = self.machine.next_deadline().saturating_sub(boot_time_now());
-            let wait = until_deadline.min(self.sandbox.verify_interval());
+            let wait = until_deadline.min(self.sandbox.look_interval());
             let received = {
-                let released = pin!(self.released.recv());
+                let requested = pin!(self.requested.recv());
                 let received = pin!(timeout(wait, self.sockets.receive_packet()));
-                match select(released, received).await {
-                    // Or the channel is closed, because another task has replaced this one in the registry.
-                    Either::Left(_) => return Ok(()),
-                    Either::Right((received, _)) => received,
+                match select(requested, received).await {
+                    Either::Left((request, _)) => Err(request),
+                    Either::Right((received, _)) => Ok(received),
                 }
+            };
+            let received = match received {
+                Ok(received) => received,
+                Err(Some(LeaseTaskRequest::Follow(sandbox))) => {
+                    self.follow(sandbox).await;
+                    continue;
+                }
+                // Or the channel is closed, because another task has replaced this one in the registry.
+                Err(Some(LeaseTaskRequest::Release) | None) => return Ok(()),
             };
             let actions = match received {
                 Ok(Ok((source, bytes))) => self.machine.handle_packet(boot_time_now(), source, &bytes),
@@ -165,7 +160,7 @@ impl LeaseTask {
                     Vec::new()
                 }
                 Err(_) => {
-                    if let Err(error) = self.sandbox.verify_present() {
+                    if let Err(error) = self.verify_view().await {
                         self.error_unless_gone(error)?;
                     }
                     Vec::new()
@@ -257,10 +252,11 @@ impl LeaseTask {
         }
     }
 
-    /// The error, or the end of the task if the interface does not exist any more.
-    fn error_unless_gone(&self, error: InterfaceError) -> Result<Error, LeaseTaskEnd> {
+    /// The error, or the end of the task if the namespace or the interface has ended.
+    pub(super) fn error_unless_gone(&self, error: InterfaceError) -> Result<Error, LeaseTaskEnd> {
         match error {
             InterfaceError::Gone(why) => Err(LeaseTaskEnd::Gone(why)),
+            InterfaceError::OutOfView(why) => Ok(Error::internal(why)),
             InterfaceError::Io(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => {
                 let name = &self.record.key.ifname;
                 Err(LeaseTaskEnd::Gone(format!("interface {name} does not exist any more")))
@@ -278,13 +274,13 @@ impl LeaseTask {
         Error::internal("no more tries").with_details(details)
     }
 
-    fn save_record(&self) {
+    pub(super) fn save_record(&self) {
         if let Err(error) = self.registry.records.save_record(&self.record) {
             self.log_line(&error);
         }
     }
 
-    fn log_line(&self, what: &dyn Display) {
+    pub(super) fn log_line(&self, what: &dyn Display) {
         log::write_line(format_args!("{}: {what}", self.record.key));
     }
 }

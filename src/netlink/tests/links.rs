@@ -1,6 +1,8 @@
 //! Links: creating, reading, changing, deleting.
 
 use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
@@ -260,4 +262,22 @@ fn links_are_looked_up_in_namespaces_by_their_ids() {
     assert_eq!(host.find_link_in(nsid + 9, index), Ok(None));
     host.delete_link_by_index(outer.index).unwrap();
     assert_eq!(host.find_link_in(nsid, index), Ok(None));
+}
+
+#[test]
+fn the_id_of_a_namespace_ends_with_the_namespace() {
+    let host = sandbox();
+    let container = Netns::create_unnamed().unwrap();
+    let descriptor = container.as_fd();
+    assert_eq!(host.namespace_id(descriptor).unwrap(), None);
+    let id = host.ensure_namespace_id(descriptor).unwrap().unwrap();
+    assert_eq!(host.ensure_namespace_id(descriptor).unwrap(), Some(id));
+    assert_eq!(host.has_namespace(id).unwrap(), Some(true));
+    assert_eq!(host.has_namespace(id + 1).unwrap(), Some(false));
+    drop(container);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while host.has_namespace(id).unwrap() == Some(true) {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
 }

@@ -12,14 +12,6 @@ use serde_json::{Value, json};
 use super::world::{Process, World, addresses};
 use crate::support::node::{Container, assert_unchanged, eventually};
 
-/// The number of network namespaces that a process has open.
-fn open_namespaces(process: &Process) -> usize {
-    let entries = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
-    let links = entries.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
-    let names: Vec<_> = links.map(|link| link.display().to_string()).collect();
-    names.iter().filter(|name| name.starts_with("net:[") || name.ends_with("/netns")).count()
-}
-
 /// Changes the only record of the world.
 fn edit_record(world: &World, edit: impl FnOnce(&mut Value)) {
     let path = &world.records()[0];
@@ -51,12 +43,13 @@ fn replaced(world: &World, edit: impl FnOnce(&mut Value)) -> Container {
     two
 }
 
-/// Starts a daemon, which must forget the lease for this reason and must not touch the namespace.
-fn is_forgotten(world: &World, why: &str, two: &Container) {
+/// Starts a daemon, which must give this reason, keep that many records, and must not touch the namespace.
+fn is_left_alone(world: &World, why: &str, records: usize, two: &Container) {
     let (before, said) = (two.snapshot(&world.node), world.isc_log());
-    let _daemon = world.daemon(&[]);
-    eventually("the record stays", || world.records().is_empty());
-    assert!(world.daemon_log().contains(why), "{}", world.daemon_log());
+    let daemon = world.daemon(&[]);
+    eventually("it does not say why", || world.daemon_log().contains(why));
+    eventually("the record", || world.records().len() == records);
+    eventually("it keeps the namespace open", || daemon.open_namespaces() == 0);
     assert_unchanged(&before, &two.snapshot(&world.node));
     assert_eq!(world.isc_log(), said, "nothing was sent");
 }
@@ -66,7 +59,7 @@ fn a_namespace_with_a_reused_inode_is_not_changed() {
     let world = World::new();
     let _server = world.isc(600);
     let two = replaced(&world, |record| assert!(record["netnsCookie"].is_u64(), "{record}"));
-    is_forgotten(&world, "another network namespace has the number of the container's", &two);
+    is_left_alone(&world, "another network namespace has the number of the container's", 0, &two);
 }
 
 #[test]
@@ -84,12 +77,16 @@ fn del_without_a_daemon_keeps_another_namespace() {
 #[test]
 fn a_record_of_release_0_2_0_needs_another_proof() {
     let without_cookie = |record: &mut Value| {
-        record.as_object_mut().unwrap().remove("netnsCookie").unwrap();
+        for key in ["netnsCookie", "netnsNumber", "ifindex"] {
+            record.as_object_mut().unwrap().remove(key).unwrap();
+        }
     };
     let world = World::new();
     let _server = world.isc(600);
     let two = replaced(&world, without_cookie);
-    is_forgotten(&world, "eth0 is not known by its Ethernet or IP address", &two);
+    is_left_alone(&world, "eth0 is not known by its Ethernet or IP address", 1, &two);
+    world.alone("1.1.0").call("DEL", "c1").ok();
+    assert!(world.records().is_empty());
     // The same interface, and after that the same address on it, are proofs.
     let mut daemon = world.daemon(&[]);
     let (net, container) = (world.net("1.1.0"), Container::new());
@@ -111,38 +108,31 @@ fn a_lease_ends_with_the_process_of_its_namespace() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let mut daemon = world.daemon(&[]);
-    let mut sleep = Command::new("unshare");
-    let mut process = Process::start(sleep.args(["-n", "sleep", "600"]), &world.node.path("sleep.log"));
-    let path = format!("/proc/{}/ns/net", process.id());
-    let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
-    eventually("no namespace", || fs::read_link(&path).unwrap() != own);
-    world.node.sh("ip link add v1 type veth peer name pv1 && ip link set v1 master br0 up");
-    world.node.sh(&format!("ip link set pv1 netns {}", process.id()));
-    world.node.sh(&format!("nsenter --net={path} -- sh -c 'ip link set pv1 name eth0; ip link set eth0 up'"));
+    let mut process = world.wired_process("v1", "exec sleep 600");
+    let path = process.netns();
     // Runtimes also pass links to the link.
     let link = world.node.path("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let net = world.alone("1.1.0");
     let link = link.display().to_string();
     net.call("ADD", "c1").netns(&link).result();
-    assert_eq!(open_namespaces(&daemon), 1);
+    assert_eq!(daemon.open_namespaces(), 1);
     assert!(fs::read_to_string(&world.records()[0]).unwrap().contains(&path));
     // The next daemon opens the namespace at its start.
-    daemon.signal(Signal::SIGKILL);
-    daemon.wait();
+    daemon.kill();
     daemon = world.daemon(&[]);
-    eventually("it is not open", || open_namespaces(&daemon) == 1);
+    eventually("it is not open", || daemon.open_namespaces() == 1);
     net.call("CHECK", "c1").netns(&link).run();
-    process.signal(Signal::SIGKILL);
-    process.wait();
+    process.kill();
     eventually("the lease stays", || world.records().is_empty());
     eventually("the namespace stays", || !world.node.ip("link").to_string().contains("\"v1\""));
-    assert_eq!(open_namespaces(&daemon), 0);
-    assert!(world.daemon_log().contains(&format!("{path} is gone")), "{}", world.daemon_log());
+    assert_eq!(daemon.open_namespaces(), 0);
+    let log = world.daemon_log();
+    assert!(log.contains(&format!("{path} is gone")) && log.contains("the lease is forgotten"), "{log}");
 }
 
 #[test]
-fn a_mounted_namespace_is_not_kept_open() {
+fn a_lease_ends_with_the_mount_of_its_namespace() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let daemon = world.daemon(&[]);
@@ -151,9 +141,11 @@ fn a_mounted_namespace_is_not_kept_open() {
     let net = world.alone("1.1.0");
     net.call("ADD", "c1").netns(&mount).result();
     drop(container);
-    eventually("it is open", || open_namespaces(&daemon) == 0);
+    assert_eq!(daemon.open_namespaces(), 1);
     world.node.sh(&format!("umount {mount}"));
     eventually("the namespace stays", || !world.node.ip("link").to_string().contains("\"v1\""));
+    eventually("the lease stays", || world.records().is_empty());
+    assert_eq!(daemon.open_namespaces(), 0);
 }
 
 #[test]

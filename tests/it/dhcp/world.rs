@@ -35,6 +35,33 @@ impl Process {
     pub(super) fn id(&self) -> u32 {
         self.0.id()
     }
+
+    /// The path of the network namespace of the process.
+    pub(super) fn netns(&self) -> String {
+        format!("/proc/{}/ns/net", self.id())
+    }
+
+    /// Runs a shell command in the network namespace of the process.
+    pub(super) fn sh(&self, command: &str) -> String {
+        let netns = format!("--net={}", self.netns());
+        let output = Command::new("nsenter").args([&netns, "sh", "-ec", command]).output().unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Ends the process.
+    pub(super) fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.wait();
+    }
+
+    /// The number of network namespaces that the process has open.
+    pub(super) fn open_namespaces(&self) -> usize {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap();
+        let links = entries.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        let names: Vec<_> = links.map(|link| link.display().to_string()).collect();
+        names.iter().filter(|name| name.starts_with("net:[") || name.ends_with("/netns")).count()
+    }
 }
 
 impl Drop for Process {
@@ -86,8 +113,15 @@ impl World {
 
     /// Starts the daemon and waits until it listens.
     pub(super) fn daemon(&self, args: &[&str]) -> Process {
-        let mut command = Command::new(self.node.bin().join("dhcp"));
-        command.arg("daemon").arg("-socketpath").arg(self.socket()).args(args);
+        self.daemon_under(&[], args)
+    }
+
+    /// The same, started by another program, which replaces itself.
+    pub(super) fn daemon_under(&self, starter: &[&str], args: &[&str]) -> Process {
+        let dhcp = self.node.bin().join("dhcp").display().to_string();
+        let line = [starter, &[dhcp.as_str(), "daemon", "-socketpath"]].concat();
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]).arg(self.socket()).args(args);
         let process = Process::start(&mut command, &self.node.path("daemon.log"));
         eventually("the daemon does not listen", || UnixStream::connect(self.socket()).is_ok());
         process
@@ -198,6 +232,18 @@ impl World {
         process
     }
 
+    /// How many requests for 192.168.1.5 ISC dhcpd has granted.
+    pub(super) fn granted(&self) -> usize {
+        self.isc_log().matches("DHCPACK on 192.168.1.5").count()
+    }
+
+    /// Waits until the lease of 192.168.1.5 has been renewed several times from now on.
+    #[track_caller]
+    pub(super) fn is_renewed(&self) {
+        let before = self.granted();
+        eventually("it is not renewed", || self.granted() >= before + 3);
+    }
+
     pub(super) fn isc_log(&self) -> String {
         fs::read_to_string(self.node.path("isc.log")).unwrap_or_default()
     }
@@ -233,11 +279,33 @@ impl World {
         container
     }
 
+    /// A process in a namespace of its own, in which the shell command runs.
+    pub(super) fn process(&self, command: &str) -> Process {
+        let mut unshare = Command::new("unshare");
+        let process = Process::start(unshare.args(["-n", "sh", "-c", command]), &self.node.path("process.log"));
+        let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+        eventually("no namespace", || fs::read_link(process.netns()).unwrap() != own);
+        process
+    }
+
+    /// The same, with `eth0` connected to the bridge.
+    pub(super) fn wired_process(&self, port: &str, command: &str) -> Process {
+        let process = self.process(command);
+        self.node.sh(&format!("ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"));
+        self.node.sh(&format!("ip link set p{port} netns {}", process.id()));
+        process.sh(&format!("ip link set p{port} name eth0; ip link set eth0 up"));
+        process
+    }
+
     /// Mounts the container's namespace on a new file of the node's directory, as runtimes do, and
     /// returns the path.
     pub(super) fn mounted(&self, container: &Container, name: &str) -> String {
+        self.mounted_at(&container.path(), name)
+    }
+
+    pub(super) fn mounted_at(&self, netns: &str, name: &str) -> String {
         let path = self.node.path(name).display().to_string();
-        self.node.sh(&format!("touch {path} && mount --bind {} {path}", container.path()));
+        self.node.sh(&format!("touch {path} && mount --bind {netns} {path}"));
         path
     }
 
