@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::Metadata;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use super::lease::{AddressLease, ReclaimedLease};
 use super::quarantine::{AddressQuarantine, RemovalTime};
 use crate::attachment::boot::current_unix_time;
 use crate::attachment::{BootIdentity, ContainerPairEnd, EndProof, HostPairEnd};
+use crate::sort::sort_items;
 
 /// The end of every line.
 pub(super) const END: &str = " .";
@@ -67,19 +69,19 @@ impl JournalContents {
     /// Parses the text of a journal; a line that is cut short counts as absent.
     pub(super) fn parse(text: &str) -> JournalContents {
         let mut contents = JournalContents::default();
-        let Some((header, written_at)) = parse_header(text) else { return contents };
-        let mut boot = Some(Rc::new(header));
-        contents.written_in.clone_from(&boot);
+        let Some(JournalHeader { boot, written_at, .. }) = JournalHeader::parse(text) else { return contents };
+        let boot = Rc::new(boot);
+        let mut boots = JournalBoots::from([(THIS.to_owned(), Rc::clone(&boot))]);
+        contents.written_in = Some(boot);
         contents.written_at = written_at;
         for line in text.split('\n').skip(1) {
-            if let Some(entry) = JournalEntry::parse(line, boot.as_ref()) {
+            if let Some(entry) = JournalEntry::parse(line, &boots) {
                 contents.entries.insert(entry.lease.ip, entry);
             } else if let Some(removal) = JournalRemoval::parse(line) {
                 contents.entries.remove(&removal.ip);
                 contents.removals.insert(removal.ip, removal);
-            } else {
-                // A damaged line may have been that of a boot: the boot of the entries after it is unknown.
-                boot = parse_boot(line).map(Rc::new);
+            } else if let [BOOT, word, machine, id] = split_line(line)[..] {
+                boots.insert(word.to_owned(), Rc::new(parse_boot(machine, id)));
             }
         }
         contents
@@ -98,26 +100,32 @@ impl JournalContents {
 
     /// The text of a journal that is written in the boot `current`, to which more lines can be added.
     pub(super) fn to_text(&self, current: &BootIdentity) -> String {
-        let mut of_others: BTreeMap<&BootIdentity, String> = BTreeMap::new();
-        let mut of_current = String::new();
+        let mut numbers: BTreeMap<&BootIdentity, String> = BTreeMap::new();
+        // Removals before entries: one may explain how the owner of an entry got the address.
+        let mut first: String = self.removals.values().map(JournalRemoval::to_line).collect();
+        let mut entries = Vec::with_capacity(self.entries.len());
         for entry in self.entries.values() {
-            match entry.boot.as_deref().filter(|boot| *boot != current) {
-                Some(boot) => of_others.entry(boot).or_default().push_str(&entry.to_line()),
-                None => of_current.push_str(&entry.to_line()),
-            }
+            let word = match entry.boot.as_deref() {
+                None => UNKNOWN,
+                Some(boot) if boot == current => THIS,
+                Some(boot) => {
+                    let next = numbers.len() + 1;
+                    numbers.entry(boot).or_insert_with(|| next.to_string())
+                }
+            };
+            entries.push(entry.to_line(word));
         }
-        let mut text = header_line(current);
-        // Before the entries: a removal may explain how the owner of an entry got the address.
-        text.extend(self.removals.values().map(JournalRemoval::to_line));
-        let has_others = !of_others.is_empty();
-        for (boot, lines) in of_others {
-            text += &boot_line(boot);
-            text += &lines;
+        for (boot, number) in numbers {
+            first += &join_line(&[BOOT, &number, boot.machine.as_deref().unwrap_or(UNKNOWN), &boot.id]);
         }
-        if has_others {
-            text += &boot_line(current);
-        }
-        text + &of_current
+        sort_items(&mut entries);
+        let entries = entries.concat();
+        let header = JournalHeader {
+            boot: current.clone(),
+            written_at: Some(current_unix_time()),
+            sorted: first.len() as u64..(first.len() + entries.len()) as u64,
+        };
+        header.to_line() + &first + &entries
     }
 }
 
@@ -168,8 +176,9 @@ fn end_proof_word(why: EndProof) -> &'static str {
 }
 
 impl JournalEntry {
-    pub(super) fn to_line(&self) -> String {
-        let JournalEntry { lease, file, end, boot } = self;
+    /// The line, with this word for the boot.
+    pub(super) fn to_line(&self, boot: &str) -> String {
+        let JournalEntry { lease, file, end, .. } = self;
         let unknown = || UNKNOWN.to_owned();
         join_line(&[
             "+",
@@ -178,24 +187,20 @@ impl JournalEntry {
             &lease.ip.to_string(),
             &format!("{}:{}", file.ino, file.mtime),
             &end.map_or_else(unknown, host_end_word),
-            if boot.is_some() { THIS } else { UNKNOWN },
+            boot,
         ])
     }
 
-    /// Parses a line of the boot `boot`.
-    pub(super) fn parse(line: &str, boot: Option<&Rc<BootIdentity>>) -> Option<JournalEntry> {
-        let ["+", id, ifname, ip, file, end, made] = split_line(line)[..] else { return None };
+    pub(super) fn parse(line: &str, boots: &JournalBoots) -> Option<JournalEntry> {
+        let ["+", id, ifname, ip, file, end, boot] = split_line(line)[..] else { return None };
         let ifname = if ifname == UNKNOWN { None } else { Some(unescape_word(ifname)?) };
         let (ino, mtime) = file.split_once(':')?;
         let file = LeaseFileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let boot = boot.filter(|_| made == THIS).cloned();
+        let boot = boots.get(boot).cloned();
         let lease = AddressLease { ip: ip.parse().ok()?, id: unescape_word(id)?, ifname };
         Some(JournalEntry { lease, file, end: parse_host_end(end), boot })
     }
 }
-
-/// The word for the boot in the last line of a boot.
-const THIS: &str = "this";
 
 /// The third part of the word for an end with the attachment's label, and for an end without it.
 const LABELLED: &str = "own";
@@ -246,40 +251,53 @@ fn split_line(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
-/// The first word of a line with the boot of the entries that follow: of a journal's first line, and of others.
+/// The first words of a journal's first line, and of the lines of other boots.
 const HEADER: &str = "leases";
 const BOOT: &str = "boot";
+/// The word for the boot in the first line.
+pub(super) const THIS: &str = "this";
 
-/// The first line of a journal that is written in the boot `current`.
-fn header_line(current: &BootIdentity) -> String {
-    let BootIdentity { machine, id } = current;
-    let now = current_unix_time().to_string();
-    join_line(&[HEADER, machine.as_deref().unwrap_or(UNKNOWN), id, &now]).split_off(1)
+/// The boots of entries, by the words for them.
+pub(super) type JournalBoots = HashMap<String, Rc<BootIdentity>>;
+
+/// The first line of a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JournalHeader {
+    /// The boot in which the journal was last written.
+    pub(super) boot: BootIdentity,
+    /// When it was written, in seconds since 1970.
+    written_at: Option<i64>,
+    /// The place of the entries, which are sorted; lines that were added since follow them. In bytes from the end of
+    /// this line.
+    pub(super) sorted: Range<u64>,
 }
 
-/// A line before the entries of the boot.
-fn boot_line(BootIdentity { machine, id }: &BootIdentity) -> String {
-    join_line(&[BOOT, machine.as_deref().unwrap_or(UNKNOWN), id])
-}
+impl JournalHeader {
+    fn to_line(&self) -> String {
+        let JournalHeader { boot: BootIdentity { machine, id }, written_at, sorted } = self;
+        let time = written_at.map_or_else(|| UNKNOWN.to_owned(), |time| time.to_string());
+        let place = format!("{}:{}", sorted.start, sorted.end);
+        join_line(&[HEADER, machine.as_deref().unwrap_or(UNKNOWN), id, &time, &place]).split_off(1)
+    }
 
-/// The boot in which the journal was last written, and the time, if it is known.
-pub(super) fn parse_header(text: &str) -> Option<(BootIdentity, Option<i64>)> {
-    match split_line(text.lines().next()?)[..] {
-        [HEADER, machine, id, time] => Some((parse_boot_words(machine, id), time.parse().ok())),
-        [HEADER, machine, id] => Some((parse_boot_words(machine, id), None)),
-        _ => None,
+    /// Parses the first line of `text`. In a journal of an earlier build the line ends with the boot.
+    pub(super) fn parse(text: &str) -> Option<JournalHeader> {
+        let mut words = split_line(text.lines().next()?).into_iter();
+        let is_header = words.next()? == HEADER;
+        let boot = parse_boot(words.next()?, words.next()?);
+        let written_at = words.next().and_then(|word| word.parse().ok());
+        let sorted = match words.next() {
+            Some(place) => {
+                let (start, end) = place.split_once(':')?;
+                start.parse().ok()?..end.parse().ok()?
+            }
+            None => 0..0,
+        };
+        is_header.then_some(JournalHeader { boot, written_at, sorted })
     }
 }
 
-/// The boot of the entries that follow the line.
-pub(super) fn parse_boot(line: &str) -> Option<BootIdentity> {
-    match split_line(line)[..] {
-        [BOOT, machine, id] => Some(parse_boot_words(machine, id)),
-        _ => None,
-    }
-}
-
-fn parse_boot_words(machine: &str, id: &str) -> BootIdentity {
+fn parse_boot(machine: &str, id: &str) -> BootIdentity {
     let machine = Some(machine).filter(|machine| *machine != UNKNOWN).map(str::to_owned);
     BootIdentity { machine, id: id.to_owned() }
 }

@@ -199,8 +199,8 @@ impl LeaseStore {
     /// The number of files with the name of an address that are not leases.
     pub fn count_reservations(&self) -> error::Result<usize> {
         let ips = listing::listed_addresses(&self.dir)?;
-        let leases = match &self.journal {
-            Some(journal) => journal.len(),
+        let leases = match self.journal.as_ref().and_then(LeaseJournal::len) {
+            Some(leases) => leases,
             None => ips.iter().filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease()).count(),
         };
         Ok(ips.len().saturating_sub(leases))
@@ -254,7 +254,7 @@ impl LeaseStore {
     }
 
     fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<AddressLease>> {
-        let held = self.journal.as_mut().and_then(|journal| journal.leases_held_by(owner));
+        let held = self.journal.as_ref().and_then(|journal| journal.leases_held_by(owner));
         // A lease that was overwritten in place does not change the directory's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds_lease(lease))) {
             return Ok(held);
@@ -309,7 +309,7 @@ impl LeaseStore {
                 noted.removals.insert(ip, removal);
             }
             let contents = JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
-            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()
+            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()?
         });
         Ok(leases)
     }

@@ -80,26 +80,24 @@ fn a_call_with_a_wrong_clock_loses_no_proof() {
     }
     let text = scene.text();
     let boots = text.lines().filter(|line| line.starts_with("boot"));
-    let ids: Vec<_> = boots.map(|line| line.split(' ').nth(2).unwrap()).collect();
-    assert_eq!(ids, ["next", BOOT, "third"], "{text}");
+    let mut ids: Vec<_> = boots.map(|line| line.split(' ').nth(3).unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["next", BOOT], "{text}");
     BOOT_START.set(Some(i64::MAX));
     let gone = ["10.0.0.2", "10.0.0.3"].map(|address| (ip(address), EndProof::EarlierBoot));
     assert_eq!(reclaimed(&scene, "third"), gone);
 }
 
 #[test]
-fn entries_after_a_damaged_line_are_of_an_unknown_boot() {
-    for (line, damaged) in
-        [("\nboot machine third .", "\nboot machine thi"), ("\nboot machine this-boot .", "\n\0\0\0")]
-    {
+fn an_entry_whose_boot_cannot_be_read_is_in_doubt() {
+    for (line, damaged) in [("\nboot 1 machine this-boot .", "\nboot 1 machi"), ("\nboot 1 machine this-boot .", "")] {
         let scene = Scene::new();
         scene.reserve("10.0.0.2", owner(1));
         assert!(scene.open_in_boot("third").reserve_address(ip("10.0.0.3"), owner(2), None).unwrap());
         let text = scene.text();
         assert_eq!(text.matches(line).count(), 1, "{text}");
         fs::write(scene.journal_file(), text.replacen(line, damaged, 1)).unwrap();
-        let whole = if line.contains("third") { "10.0.0.2" } else { "10.0.0.3" };
-        assert_eq!(reclaimed(&scene, "fourth"), [(ip(whole), EndProof::EarlierBoot)], "{text}");
+        assert_eq!(reclaimed(&scene, "fourth"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{text}");
     }
 }
 
@@ -345,7 +343,7 @@ fn the_next_lease_tells_why_the_address_was_reclaimed() {
     assert!(text.ends_with("\n- 192.0.2.2 - host-end container1 eth0 ."), "{text}");
     scene.reserve("192.0.2.2", owner(2));
     // The journal is rewritten: after each change by the reference, and when most of its lines are out of date.
-    for _ in 0..120 {
+    for _ in 0..1000 {
         scene.reserve("192.0.2.3", owner(3));
         scene.open().release_attachment(owner(3)).unwrap();
     }
