@@ -13,8 +13,6 @@ use crate::tool::{DRY_RUN, JSON};
 
 const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
-/// The deprecated option of 0.2, until the next minor version.
-
 /// The options of `cnibox install`.
 pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
