@@ -20,6 +20,7 @@ fn paused(world: &World, call: &Call, name: &str, meanwhile: impl FnOnce()) {
         meanwhile();
         run.join().unwrap();
     });
+    assert!(fs::read_to_string(&log).unwrap().contains("(DELAYED)"), "no pause");
 }
 
 /// The former self has ended; the new one has a lease, rules and a record, and CHECK succeeds.

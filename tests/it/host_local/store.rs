@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{add, del, file, net, one_set, refused};
 use crate::support::net::Net;
 use crate::support::node::Node;
+use crate::support::strace;
 
 fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
     let valid: Vec<_> = valid.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
@@ -362,14 +363,17 @@ fn leases_work_without_hard_links() {
     for errno in ["EPERM", "EOPNOTSUPP", "ENOSYS", "EXDEV"] {
         let node = Node::new();
         let net = one_set(&node, &["10.1.2.0/29"]);
-        let inject = format!("inject=linkat:error={errno}");
-        let under = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
-        let add = |id: &str| net.call("ADD", id).netns("/x").under(&under);
-        assert_eq!(add("c1").result()["ips"][0]["address"], "10.1.2.2/29", "{errno}");
-        assert_eq!(add("c2").result()["ips"][0]["address"], "10.1.2.3/29", "{errno}");
-        assert_eq!(file(&net, "10.1.2.2"), "c1\r\neth0");
-        let error = add("c2").error();
-        assert!(error.msg.contains("duplicate allocation"), "{error:?}");
+        let add = |id: &str| {
+            let call = net.call("ADD", id).netns("/x");
+            strace::inject(&node, &call, &format!("linkat:error={errno}"))
+        };
+        for (id, ip) in [("c1", "10.1.2.2"), ("c2", "10.1.2.3")] {
+            let (outcome, failed) = add(id);
+            assert!(outcome.status == Some(0) && !failed.is_empty(), "{errno}: {outcome:?}");
+            assert_eq!(file(&net, ip), format!("{id}\r\neth0"));
+        }
+        let (outcome, _) = add("c2");
+        assert!(outcome.status == Some(1) && outcome.stdout.contains("duplicate allocation"), "{outcome:?}");
         del(&net, "c1");
         del(&net, "c2");
         assert_eq!(net.leases(), [""; 0]);
