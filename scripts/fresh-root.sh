@@ -36,7 +36,7 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
 mount -t tmpfs tmpfs "$root/run"
 # In a container of continuous integration the checkout is not owned by root.
-git clone --quiet --upload-pack 'git -c safe.directory=* upload-pack' . "$root/root/cnibox"
+git -c 'safe.directory=*' clone --quiet --upload-pack "git -c 'safe.directory=*' upload-pack" . "$root/root/cnibox"
 # Not chroot(2), after which the kernel creates no user namespace.
 mkdir "$root/machine"
 pivot_root "$root" "$root/machine"
