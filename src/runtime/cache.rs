@@ -233,6 +233,11 @@ impl Runtime {
         Ok(None)
     }
 
+    /// The possible paths of the attachment's file.
+    pub(crate) fn cache_paths(&self, network: &str, attach: &AttachmentParams) -> Result<[PathBuf; 2]> {
+        Ok(self.cache_file_paths(&CacheFileKey::new(network, attach)?))
+    }
+
     /// The possible paths of the file of `key`.
     fn cache_file_paths(&self, key: &CacheFileKey) -> [PathBuf; 2] {
         [key.plain_name(), key.hashed_name()].map(|name| self.results_dir().join(name))

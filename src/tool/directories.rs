@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -85,6 +86,11 @@ impl LeaseDirectory {
     /// The leases, without a lock; none if there is no directory.
     pub(super) fn read_listing(&self) -> Result<LeaseListing> {
         Ok(LeaseListing::open_existing(&self.data_dir, &self.network)?.unwrap_or_default())
+    }
+
+    /// Whether the address is leased or reserved.
+    pub(super) fn has_lease(&self, ip: IpAddr) -> bool {
+        self.data_dir.join(&self.network).join(ip.to_string()).exists()
     }
 
     /// Locks the leases; `None` if their directory was removed meanwhile.

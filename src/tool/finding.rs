@@ -64,6 +64,11 @@ impl Finding {
     ) -> Finding {
         Finding { severity: Severity::Note, ..Finding::new_error(subject, problem, remedy) }
     }
+
+    /// Whether both are the same defect of the same object.
+    pub(super) fn is_equal(&self, other: &Finding) -> bool {
+        self.subject == other.subject && self.error == other.error
+    }
 }
 
 /// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the exit status.

@@ -94,7 +94,7 @@ impl LeaseTask {
         if let Some(sandbox) = self.successor.take() {
             return self.move_to(sandbox).await;
         }
-        if self.record.netns_number.is_some_and(|number| number.has_ended()) {
+        if self.record.netns_number.is_some_and(super::super::sandbox::NamespaceNumber::has_ended) {
             return Err(InterfaceError::Gone("its network namespace has ended".to_owned()));
         }
         self.sandbox.reopen()?;
