@@ -17,6 +17,7 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
@@ -203,11 +204,11 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits for the lock of the attachment. ADD holds the lock while it replaces the record, and a process that
-    /// reclaims the attachment holds it until the attachment is reclaimed. `None` if there is no directory for locks:
-    /// then there are no records either.
-    pub fn lock_attachment(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
-        Ok(FileLock::acquire_attachment_lock(&owner.instance_id())?)
+    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on the
+    /// attachment without a request of the runtime. `None` if there is no directory for locks: then there are no records
+    /// either.
+    pub fn lock_attachment(owner: AttachmentId<'_>, timeout: Duration) -> Result<Option<FileLock>> {
+        Ok(FileLock::acquire_attachment_lock(&owner.instance_id(), timeout)?)
     }
 
     /// The lock of the attachment of this [instance](AttachmentId::instance_id); `None` if it is held.
@@ -280,8 +281,8 @@ impl AttachmentRecord {
     }
 }
 
-/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the lock and the
-/// temporary file that a killed process may have left.
+/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the temporary file
+/// that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
     let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record, &host_netns_id());
@@ -291,7 +292,6 @@ pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
         Ok(None) => remove_file(&path)?,
         Err(e) => return Err(Error::io(format_args!("open {}", path.display()), &e)),
     }
-    FileLock::remove_attachment_lock(&owner.instance_id())?;
     Ok(remove_file(&temporary)?)
 }
 

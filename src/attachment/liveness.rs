@@ -28,6 +28,13 @@ pub enum Liveness {
     Unknown(LivenessDoubt),
 }
 
+impl Liveness {
+    /// Whether nothing is proved.
+    pub fn is_doubtful(self) -> bool {
+        matches!(self, Liveness::Unknown(_))
+    }
+}
+
 /// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndProof {

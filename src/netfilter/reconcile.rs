@@ -28,13 +28,16 @@ pub struct ReconcileOutcome {
 /// Compares the rules of all attachments of this host with their records.
 pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<ReconcileOutcome> {
     let differences = unique_objects(find_differences(filter)?);
-    let mut failures = Vec::new();
-    if mode == ReconcileMode::Apply && !differences.is_empty() {
-        let tables = filter.query_nft(&|_| filter.own_tables()?.repair_tables());
-        let others = filter.features.iter().map(|feature| (feature.restore)(filter));
-        failures.extend([tables].into_iter().chain(others).filter_map(Result::err));
-    }
+    let is_applied = mode == ReconcileMode::Apply && !differences.is_empty();
+    let failures = if is_applied { restore_all(filter) } else { Vec::new() };
     Ok(ReconcileOutcome { differences, failures })
+}
+
+/// Restores the missing rules of all attachments of this host. Returns what failed.
+pub fn restore_all(filter: &PacketFilter) -> Vec<Error> {
+    let tables = filter.query_nft(&|_| filter.own_tables()?.repair_tables());
+    let others = filter.features.iter().map(|feature| (feature.restore)(filter));
+    [tables].into_iter().chain(others).filter_map(Result::err).collect()
 }
 
 /// The differences of all features, without those of attachments that another process is changing: ADD, DEL and whoever

@@ -105,7 +105,8 @@ impl CacheFileKey {
 }
 
 impl Runtime {
-    fn results_dir(&self) -> PathBuf {
+    /// The directory of the files.
+    pub(crate) fn results_dir(&self) -> PathBuf {
         self.cache_dir.join("results")
     }
 

@@ -15,9 +15,10 @@ use super::in_process::InProcessExecutor;
 use super::outcome::{ActionOutcome, FAILED};
 use super::pause::{StopSignals, WakeReason};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
+use crate::attachment::AttachmentId;
 use crate::cni::json::encode_pretty;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
-use crate::framework::AppletTable;
+use crate::framework::{AppletTable, AttachmentTurn};
 use crate::log;
 use crate::netfilter::difference::ReconcileMode;
 use crate::netfilter::reconcile::reconcile_all;
@@ -150,11 +151,17 @@ impl RepairJob {
         // All versions of the specification have ADD.
         let env = self.runtime.call_environment("ADD", attach);
         let title = || doctor::attachment_title(cached);
+        let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
+        // A call of the runtime that has the turn attaches or detaches the container.
+        let _turn = match AttachmentTurn::take(owner) {
+            Ok(turn) => turn,
+            Err(error) => return log::debug(error),
+        };
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
             Err(error) => return repairs.record_failure(error.context(title())),
         };
-        let plugins = InProcessExecutor { table: self.table };
+        let plugins = InProcessExecutor::new(self.table);
         for (path, request) in requests {
             match plugins.run_repair(&path, &env, &request, repairs) {
                 Ok(()) => {}

@@ -449,10 +449,10 @@ fn a_held_iptables_lock_is_reported_and_del_succeeds() {
     let place = "/run/cnibox-iptables.lock";
     let script = format!("mount --bind {} {place} && exec timeout 45 \"$0\"", path.display());
     let [add, del] = ["ADD", "DEL"].map(|verb| call(verb).in_script(&script));
-    // At the same time: each waits half a minute for the lock.
+    // At the same time: each waits half a minute for the lock. DEL has the turn of its attachment.
     let (error, deleted) = thread::scope(|scope| {
         let deleted = scope.spawn(|| del.run());
-        (add.error(), deleted.join().unwrap())
+        (add.id("c2").error(), deleted.join().unwrap())
     });
     assert!(error.code == 11 && error.msg.contains("held for more than 30 s by"), "{error:?}");
     assert_eq!(deleted.status, Some(0));

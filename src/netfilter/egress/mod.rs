@@ -40,7 +40,7 @@ use super::names::{AttachmentId, stale_matcher};
 use super::shared::is_left_in_place;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
-use crate::files::lock::FileLock;
+use crate::files::lock::{FileLock, TIMEOUT};
 use crate::log;
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::traffic::program::ClassicInstruction;
@@ -195,7 +195,7 @@ fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
 /// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other, and
 /// the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
-    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()))?)
+    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
 }
 
 /// The elements that a container may have, by their keys, each once; their data is not in the record.

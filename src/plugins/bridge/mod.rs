@@ -134,17 +134,20 @@ impl Plugin for Bridge {
         let veth::VethPairEnds { host: port, container: link } = veth::add_pair(host, netns, &wanted)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = port.index;
+        let delete_port = move || Ok(host.delete_link_by_index(index).map(drop)?);
+        undo.add_step(format!("delete \"{}\"", port.name), delete_port);
         let checked = conf.macspoofchk.then(|| spoof_port(&port, &link)).transpose()?;
-        let registered = checked.clone();
-        undo.add_step(format!("delete \"{}\"", port.name), move || {
-            host.delete_link_by_index(index)?;
-            registered.map_or(Ok(()), |port| spoof::delete_ports(filter, owner, &[port]))
-        });
         cx.set_host_end(HostPairEnd::from_labelled_link(host, &port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
             // Set again when the addresses are known.
             cx.record_attachment(Self::NAME, req, &CniResult::new(), &mut undo);
+            let registered = checked.clone();
+            undo.add_step("end the check of source MACs", move || {
+                // Not before the port is deleted, so that it never forwards unchecked frames.
+                delete_port()?;
+                spoof::delete_ports(filter, owner, &[registered])
+            });
             spoof::add_port(filter, owner, checked)?;
             mac::require_unused(host, &plan, &bridge.link, &port)?;
         }
