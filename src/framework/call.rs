@@ -41,6 +41,8 @@ impl PluginCall<'_> {
 pub enum PluginCaller {
     /// The runtime, by starting a process.
     Runtime,
+    /// `cnibox lint`, in its process: STATUS restores nothing.
+    Lint,
     /// `cnibox gc`, in its process, for an attachment that has ended. It holds the attachment's lock, and removes
     /// leases and record itself.
     Collector,

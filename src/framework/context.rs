@@ -12,6 +12,8 @@ use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
+use crate::netfilter::backend::FilterFeature;
+use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
 use crate::netlink::Netlink;
 
@@ -109,6 +111,12 @@ impl<'a> CallContext<'a> {
         masquerade::add_addresses(filter, backend, owner, &addrs)
     }
 
+    /// For STATUS: [`require_serviceable`]. `cnibox lint` changes nothing on the node.
+    pub fn require_serviceable(&self, backend: Option<RuleBackend>, features: &[FilterFeature]) -> Result<()> {
+        let features = if self.call.caller == PluginCaller::Lint { &[] } else { features };
+        require_serviceable(&self.filter, backend, features)
+    }
+
     /// Netlink in the namespace of the plugin's process, opened on first use.
     pub fn host_netlink(&self) -> Result<&Netlink> {
         if let Some(host) = self.host.get() {
@@ -128,7 +136,7 @@ impl<'a> CallContext<'a> {
     pub fn host_end(&self) -> Option<HostPairEnd> {
         let of_caller = match self.call.caller {
             PluginCaller::Plugin(end) => end,
-            PluginCaller::Runtime | PluginCaller::Collector => None,
+            PluginCaller::Runtime | PluginCaller::Lint | PluginCaller::Collector => None,
         };
         self.end.get().or(of_caller)
     }

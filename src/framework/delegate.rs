@@ -225,6 +225,7 @@ impl<'a> DelegatePlugin<'a> {
     fn plugin_call(&self, verb: CniVerb) -> PluginCall<'_> {
         let PluginCall { table, caller, turn, .. } = self.cx.call;
         let caller = match caller {
+            PluginCaller::Lint => PluginCaller::Lint,
             PluginCaller::Collector => PluginCaller::Collector,
             PluginCaller::Runtime | PluginCaller::Plugin(_) => PluginCaller::Plugin(self.cx.host_end()),
         };

@@ -29,7 +29,6 @@ use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::log;
 use crate::netfilter::names::parse_label;
-use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
@@ -175,7 +174,7 @@ impl Plugin for Ptp {
         conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = cx.packet_filter();
-            require_serviceable(filter, Some(RuleBackend::choose_for_add(backend, filter)), &[masquerade::FEATURE])?;
+            cx.require_serviceable(Some(RuleBackend::choose_for_add(backend, filter)), &[masquerade::FEATURE])?;
         }
         cx.ipam_status()
     }

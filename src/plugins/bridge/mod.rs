@@ -29,7 +29,6 @@ use crate::iface::ContainerNetns;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
-use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::spoof::{self, CheckedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
@@ -249,11 +248,11 @@ impl Plugin for Bridge {
         }
         let filter = cx.packet_filter();
         if conf.macspoofchk {
-            require_serviceable(filter, Some(RuleBackend::Nftables), &[spoof::FEATURE])?;
+            cx.require_serviceable(Some(RuleBackend::Nftables), &[spoof::FEATURE])?;
         }
         if plan.masquerades {
             let backend = RuleBackend::choose_for_add(plan.backend, filter);
-            require_serviceable(filter, Some(backend), &[masquerade::FEATURE])?;
+            cx.require_serviceable(Some(backend), &[masquerade::FEATURE])?;
         }
         cx.if_ipam(CallContext::ipam_status)
     }

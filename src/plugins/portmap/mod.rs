@@ -26,7 +26,6 @@ use crate::framework::{
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
-use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
@@ -62,7 +61,7 @@ impl Plugin for Portmap {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             // Missing mappings of other containers are restored nevertheless.
-            require_serviceable(filter, None, &[ports::FEATURE, localhost::FEATURE])?;
+            cx.require_serviceable(None, &[ports::FEATURE, localhost::FEATURE])?;
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
@@ -157,8 +156,8 @@ impl Plugin for Portmap {
     fn status(cx: &CallContext<'_>, conf: &PortmapConfig) -> Result<()> {
         let filter = cx.packet_filter();
         let backend = conf.choose_backend(filter).or_unavailable()?;
-        require_serviceable(filter, Some(backend), &[ports::FEATURE])?;
-        require_serviceable(filter, None, &[localhost::FEATURE])?;
+        cx.require_serviceable(Some(backend), &[ports::FEATURE])?;
+        cx.require_serviceable(None, &[localhost::FEATURE])?;
         cx.usable_host_netlink().map(drop)
     }
 }

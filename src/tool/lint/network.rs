@@ -314,9 +314,11 @@ impl LintedNetwork<'_> {
 
     /// Runs the plugin's STATUS on this node.
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
-        let reply = part
-            .encode_request(SpecVersion::NEWEST.as_str())
-            .and_then(|stdin| run(&self.build_call(&stdin, CniVerb::Status)).context(|| "on this node"));
+        let ask = |stdin: Vec<u8>| {
+            let call = PluginCall { caller: PluginCaller::Lint, ..self.build_call(&stdin, CniVerb::Status) };
+            run(&call).context(|| "on this node")
+        };
+        let reply = part.encode_request(SpecVersion::NEWEST.as_str()).and_then(ask);
         if let Err(error) = reply {
             self.report_plugin_error(Severity::Error, part, error);
         }
