@@ -1,7 +1,9 @@
 //! The findings of `cnibox repair`: missing state, and state that was changed on purpose.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt;
+use std::rc::Rc;
 
 use crate::error::{Error, Result};
 
@@ -14,7 +16,7 @@ pub struct RepairFindings {
     left: Vec<String>,
     failed: Vec<Error>,
     /// State that attachments share and that was examined already.
-    seen: HashSet<String>,
+    seen: Rc<RefCell<HashSet<String>>>,
 }
 
 impl RepairFindings {
@@ -25,7 +27,24 @@ impl RepairFindings {
 
     /// Whether this is the first examination of state that attachments share.
     pub fn is_first_examination(&mut self, what: impl Into<String>) -> bool {
-        self.seen.insert(what.into())
+        self.seen.borrow_mut().insert(what.into())
+    }
+
+    /// No findings of an attachment yet, in the same repair.
+    pub fn for_attachment(&self) -> RepairFindings {
+        RepairFindings { seen: Rc::clone(&self.seen), ..RepairFindings::new(self.dry_run) }
+    }
+
+    /// Adds the findings of an attachment.
+    pub fn merge(&mut self, other: RepairFindings) {
+        self.record_missing(other.missing);
+        other.left.into_iter().for_each(|what| self.record_changed(what));
+        other.failed.into_iter().for_each(|error| self.record_failure(error));
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.left.is_empty() && self.failed.is_empty()
     }
 
     /// Records that `what` is missing and restores it. Records a failure instead of returning it, so that the next

@@ -14,6 +14,7 @@ use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
 use super::in_process::InProcessExecutor;
 use super::outcome::{ActionOutcome, FAILED};
 use super::pause::{StopSignals, WakeReason};
+use super::snapshot::{CHANGING, NodeSnapshot};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
 use crate::attachment::AttachmentId;
 use crate::cni::json::encode_pretty;
@@ -136,11 +137,32 @@ impl RepairJob {
             }
             Err(error) => repairs.record_failure(error),
         }
+        let snapshot = NodeSnapshot::take(&[self.runtime.results_dir()]);
         match self.runtime.cached_attachments("") {
-            Ok(all) => all.iter().for_each(|cached| self.repair_attachment(cached, &mut repairs)),
+            Ok(all) => self.repair_attachments(&all, &snapshot, &mut repairs),
             Err(error) => repairs.record_failure(error),
         }
         repairs
+    }
+
+    /// What is found of attachments that a runtime is detaching or attaching is no finding.
+    fn repair_attachments(&self, all: &[CachedAttachment], snapshot: &NodeSnapshot, repairs: &mut RepairFindings) {
+        let mut found = Vec::new();
+        for cached in all {
+            let mut own = repairs.for_attachment();
+            self.repair_attachment(cached, &mut own);
+            if !own.is_empty() {
+                found.push((cached, own));
+            }
+        }
+        if !found.is_empty() {
+            thread::sleep(CHANGING);
+        }
+        for (cached, own) in found {
+            if snapshot.is_at_rest(&self.runtime, cached) {
+                repairs.merge(own);
+            }
+        }
     }
 
     /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs

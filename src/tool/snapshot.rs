@@ -5,8 +5,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::attachment::{AttachmentId, AttachmentRecord};
+use crate::runtime::{CachedAttachment, Runtime};
+
+/// How long a runtime may take for the calls of a list, before or after which it writes or deletes the attachment's file in
+/// its cache.
+pub(super) const CHANGING: Duration = Duration::from_secs(1);
 
 /// Device, inode number and time of change of a file. The file that replaces it has another time.
 type FileInstance = (u64, u64, (i64, i64));
@@ -30,6 +36,15 @@ impl NodeSnapshot {
         let record = self.records.iter().find(|record| record.attachment_id() == owner);
         let is_same = |path: &PathBuf| file_instance(path).as_ref() == self.files.get(path);
         AttachmentRecord::find_by_attachment(owner).as_ref() == record && files.iter().all(is_same)
+    }
+
+    /// Whether no runtime has attached or detached the container since.
+    pub(super) fn is_at_rest(&self, runtime: &Runtime, cached: &CachedAttachment) -> bool {
+        let attach = &cached.attach;
+        let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
+        runtime
+            .cache_paths(&cached.network, attach)
+            .is_ok_and(|files| files.iter().any(|file| self.files.contains_key(file)) && self.has_same(owner, &files))
     }
 }
 

@@ -1,9 +1,7 @@
 //! Defects of attachments: those in the runtimes' cache, their leases, and the remains of dead containers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 
 use ipnet::IpNet;
 
@@ -41,8 +39,6 @@ pub(super) struct ExaminedAttachment {
     pub(super) ips: Vec<IpAddr>,
     /// Whether the result of ADD has an IPv4 default route.
     pub(super) has_default: bool,
-    /// The inode and the time of change of its file in the cache: another ADD writes another file.
-    pub(super) file: Option<(u64, i64, i64)>,
 }
 
 /// All attachments in the cache.
@@ -54,10 +50,7 @@ pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> R
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        let paths = runtime.cache_paths(&cached.network, &cached.attach).unwrap_or_default();
-        let meta = paths.iter().find_map(|path| fs::metadata(path).ok());
-        let file = meta.map(|meta| (meta.ino(), meta.ctime(), meta.ctime_nsec()));
-        ExaminedAttachment { cached, life, list, ips, has_default, file }
+        ExaminedAttachment { cached, life, list, ips, has_default }
     };
     Ok(directories.cached_attachments(runtime)?.into_iter().map(attached).collect())
 }

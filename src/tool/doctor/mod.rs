@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::slice;
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
 
 use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
 use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
+use super::snapshot::{CHANGING, NodeSnapshot};
 use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
 use crate::framework::AppletTable;
@@ -77,9 +77,6 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     )
 }
 
-/// How long a runtime may take for the DELs of a list, after which it deletes the attachment's file in its cache.
-const DETACHING: Duration = Duration::from_secs(1);
-
 /// All defects of the node, errors first, and the number of attachments that were examined. Attachments with defects are
 /// examined again: those that a runtime is detaching or attaching have none.
 pub(super) fn examine_node(
@@ -87,18 +84,17 @@ pub(super) fn examine_node(
     runtime: &Runtime,
     table: AppletTable,
 ) -> Result<(Vec<Finding>, usize)> {
+    let snapshot = NodeSnapshot::take(&[runtime.results_dir()]);
     let (first, attached) = examine_once(directories, runtime, table)?;
     let title = |attached: &ExaminedAttachment| FindingSubject::Object(attachment_title(&attached.cached));
     let titles: Vec<FindingSubject> = attached.iter().map(title).collect();
     if !first.iter().any(|finding| titles.contains(&finding.subject)) {
         return Ok((first, attached.len()));
     }
-    thread::sleep(DETACHING);
+    thread::sleep(CHANGING);
     let (mut findings, now) = examine_once(directories, runtime, table)?;
-    let is_as_before = |other: &ExaminedAttachment| {
-        attached.iter().any(|before| title(before) == title(other) && before.file == other.file)
-    };
-    let moving: Vec<FindingSubject> = now.iter().filter(|it| !is_as_before(it)).map(title).collect();
+    let moving = now.iter().filter(|it| !snapshot.is_at_rest(runtime, &it.cached));
+    let moving: Vec<FindingSubject> = moving.map(title).collect();
     let is_confirmed = |finding: &Finding| first.iter().any(|other| other.is_equal(finding));
     findings.retain(|finding| {
         !moving.contains(&finding.subject) && (!titles.contains(&finding.subject) || is_confirmed(finding))
