@@ -275,16 +275,8 @@ impl Try {
         wire(&node);
         let dir = node.path("").display().to_string();
         let dir = dir.trim_end_matches('/');
-        fs::create_dir(node.path("net.d")).unwrap();
-        for (name, list) in [("10", self.list.to_string()), ("20", OTHERS.to_owned())] {
-            fs::write(node.path(&format!("net.d/{name}.conflist")), list.replace("DIR", dir)).unwrap();
-        }
-        let cnitool = |args: &[&str]| -> Call {
-            let below = |name: &str| node.path(name).display().to_string();
-            let directories =
-                ["--conf-dir", &below("net.d"), "--cache-dir", &below("cache"), "--plugin-path", &below("bin")];
-            node.tool("cnitool", &[args, &directories].concat()).program(executable()).without("CNI_PATH")
-        };
+        write_lists(&node, &[&self.list.to_string(), OTHERS]);
+        let cnitool = |args: &[&str]| cnitool(&node, args);
         let (mapped, container) = (Container::new(), Container::new());
         if self.damage != "true" {
             let outcome = cnitool(&["cnitool", "add", "pods", &mapped.path()]).env("CAP_ARGS", &mapping(8080)).run();
@@ -294,12 +286,7 @@ impl Try {
             assert_eq!(outcome.status, Some(0), "{outcome:?}");
         }
         node.sh(&self.defect.replace("DIR", dir));
-        let load = self.has_load.then(|| {
-            let visitor = Container::new();
-            let add = cnitool(&["cnitool", "add", "others", &visitor.path()]).env("CAP_ARGS", &mapping(8082));
-            let script = r#"shift 2; while :; do "$0" cnitool add "$@"; "$0" cnitool del "$@"; done"#;
-            (Running::start_with(&add.under(&["sh", "-c", script]), Stdio::null()), visitor)
-        });
+        let load = self.has_load.then(|| visit(&node, 8082));
         let damage = || node.sh(&format!("{{ {}; }} 2> /dev/null || true", self.damage));
         damage();
         let status = cnitool(&["cnitool", "status", "pods"]).run();
@@ -309,6 +296,32 @@ impl Try {
         drop(load);
         [status, add]
     }
+}
+
+/// Writes the lists of networks, whose state is in the directory of the node.
+fn write_lists(node: &Node, lists: &[&str]) {
+    let dir = node.path("").display().to_string();
+    fs::create_dir(node.path("net.d")).unwrap();
+    for (nth, list) in lists.iter().enumerate() {
+        let list = list.replace("DIR", dir.trim_end_matches('/'));
+        fs::write(node.path(&format!("net.d/{nth}.conflist")), list).unwrap();
+    }
+}
+
+/// A call of `cnibox` with the directories of the node.
+fn cnitool(node: &Node, args: &[&str]) -> Call {
+    let below = |name: &str| node.path(name).display().to_string();
+    let (conf, cache, plugins) = (below("net.d"), below("cache"), below("bin"));
+    let directories = ["--conf-dir", &conf, "--cache-dir", &cache, "--plugin-path", &plugins];
+    node.tool("cnitool", &[args, &directories].concat()).program(executable()).without("CNI_PATH")
+}
+
+/// A pod of the other network that comes and goes, with a mapped port.
+fn visit(node: &Node, port: u16) -> (Running, Container) {
+    let visitor = Container::new();
+    let add = cnitool(node, &["cnitool", "add", "others", &visitor.path()]).env("CAP_ARGS", &mapping(port));
+    let script = r#"shift 2; while :; do "$0" cnitool add "$@"; "$0" cnitool del "$@"; done"#;
+    (Running::start_with(&add.under(&["sh", "-c", script]), Stdio::null()), visitor)
 }
 
 /// A mapping of this port, as `cnitool` takes it.
@@ -345,4 +358,31 @@ fn status_agrees_with_the_next_add() {
 #[ignore = "takes minutes: make soak"]
 fn status_agrees_with_the_next_add_two_thousand_times() {
     compare(2000, 0x5eed_0002);
+}
+
+/// Nothing is damaged while pods come and go: STATUS succeeds, and no tool reports or restores anything. A record is
+/// written before its rules, and deleted before them.
+#[test]
+fn pods_that_come_and_go_are_no_damage() {
+    for backend in ["iptables", "nftables"] {
+        let node = Node::new();
+        let mut list: Value = serde_json::from_str(OTHERS).unwrap();
+        for (plugin, key) in [(0, "ipMasqBackend"), (1, "backend"), (2, "backend")] {
+            list["plugins"][plugin][key] = json!(backend);
+        }
+        write_lists(&node, &[&list.to_string()]);
+        node.sh("sysctl -qw net.ipv4.ip_forward=1");
+        let visits: Vec<_> = (8080..8083).map(|port| visit(&node, port)).collect();
+        for _ in 0..40 {
+            let outcome = cnitool(&node, &["cnitool", "status", "others"]).run();
+            assert_eq!(outcome.status, Some(0), "{backend}: {outcome:?}");
+        }
+        let cache = node.path("cache").display().to_string();
+        for tool in [&["repair", "--dry-run"][..], &["repair"]].repeat(3) {
+            let args = [tool, &["--cache-dir", &cache]].concat();
+            let outcome = node.cnibox(&args).run();
+            assert_eq!(outcome.stdout, "nothing was missing\n", "{backend}: {tool:?} {outcome:?}");
+        }
+        drop(visits);
+    }
 }
