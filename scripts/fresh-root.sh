@@ -16,11 +16,13 @@ if [ -z "${CNIBOX_FRESH_ROOT-}" ]; then
     CNIBOX_FRESH_ROOT=$(mktemp -d /var/tmp/cnibox-root.XXXXXX)
     export CNIBOX_FRESH_ROOT
     trap 'rm -rf --one-file-system "$CNIBOX_FRESH_ROOT"' EXIT
+    # For tests with the rights of other users.
+    chmod 755 "$CNIBOX_FRESH_ROOT"
     unshare --mount --propagation private "$0" "$@"
     exit
 fi
 root=$CNIBOX_FRESH_ROOT
-# A mount point, as the root of a machine is: mount(2) refuses to change the propagation of another directory.
+# pivot_root(2) needs a mount point.
 mount --bind "$root" "$root"
 
 debootstrap --variant=minbase --include=make,git,ca-certificates "${SUITE:-bookworm}" "$root" ${MIRROR:+"$MIRROR"} >/dev/null
@@ -33,7 +35,13 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 [ ! -e "$cargo_home/config.toml" ] || cp "$cargo_home/config.toml" "$root/root/.cargo"
 for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
 mount -t tmpfs tmpfs "$root/run"
-git clone --quiet . "$root/root/cnibox"
-env --unset=CARGO_HOME --unset=RUSTUP_HOME --unset=CARGO_TARGET_DIR HOME=/root \
-    PATH=/opt/rust/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    chroot "$root" sh -c 'cd /root/cnibox && exec "$@"' sh "$@"
+# In a container of continuous integration the checkout is not owned by root.
+git -c 'safe.directory=*' clone --quiet --upload-pack "git -c 'safe.directory=*' upload-pack" . "$root/root/cnibox"
+# Not chroot(2), after which the kernel creates no user namespace.
+mkdir "$root/machine"
+pivot_root "$root" "$root/machine"
+cd /root/cnibox
+export HOME=/root PATH=/opt/rust/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+umount --lazy /machine
+rmdir /machine
+exec env --unset=CARGO_HOME --unset=RUSTUP_HOME --unset=CARGO_TARGET_DIR --unset=CNIBOX_FRESH_ROOT "$@"

@@ -6,9 +6,6 @@ use lexopt::{Arg, Parser};
 use crate::error::{Error, Result};
 use crate::log;
 
-/// Options of earlier releases, each with the option that replaced it.
-const RENAMED: [(&str, &str); 1] = [("--net-conf-path", "--conf-dir")];
-
 /// An option of a command.
 #[derive(Debug)]
 pub struct CommandOption {
@@ -64,7 +61,7 @@ pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<Parsed
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|wrong| usage_error(wrong.to_string()))? {
         let matches = |opt: &&CommandOption| match arg {
-            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name) || replaces_renamed(opt, name),
+            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name),
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
         };
@@ -90,13 +87,6 @@ pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<Parsed
         line if line.has_option(VERSION.flag) => ParsedCommandLine::Version,
         line => ParsedCommandLine::Work(line),
     })
-}
-
-/// Whether the option replaces that of an earlier release; warns if so.
-fn replaces_renamed(opt: &CommandOption, name: &str) -> bool {
-    let is_old = |(old, new): &&(&str, &str)| old[2..] == *name && *new == opt.flag;
-    let found = RENAMED.iter().find(is_old);
-    found.inspect(|(old, new)| warn_deprecated(old, new)).is_some()
 }
 
 /// Warns that `old` works in this minor version only, and names its replacement.

@@ -32,8 +32,10 @@ pub mod netns {
 }
 
 pub mod netfilter {
+    pub use crate::netfilter::difference::ReconcileMode;
     pub use crate::netfilter::handover::hand_over_to_reference;
-    pub use crate::netfilter::{AttachmentId, PacketFilter, RepairMode, RuleBackend, repair_rules};
+    pub use crate::netfilter::reconcile::reconcile_all;
+    pub use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend};
 
     pub mod filter {
         pub use crate::netfilter::filter::{AcceptedTraffic, IngressPolicy, add_rules};

@@ -153,6 +153,15 @@ fn every_target_is_checked_and_released() {
 }
 
 #[test]
+fn nothing_is_published_before_the_tests_in_a_fresh_root() {
+    let workflow = fs::read_to_string(root().join(".github/workflows/release.yml")).unwrap();
+    let jobs = &parse(&workflow).unwrap()["jobs"];
+    let awaited = jobs["publish"]["needs"].as_vec().unwrap();
+    let mut steps = awaited.iter().flat_map(|job| jobs[job.as_str().unwrap()]["steps"].as_vec().unwrap());
+    assert!(steps.any(|step| step["run"].as_str() == Some("make test-fresh")));
+}
+
+#[test]
 fn mistakes_in_workflows_are_found() {
     let good = "permissions:\n  contents: read\njobs:\n  a:\n    timeout-minutes: 5\n    steps:\n";
     let targets = ["lint".to_owned(), "test".to_owned()];

@@ -17,7 +17,7 @@ const MACHINE_ID: &str = "/etc/machine-id";
 const MAX_ID_BYTES: usize = 64;
 
 /// A boot of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BootIdentity {
     /// The machine id; `None` if it is unknown.
     pub machine: Option<String>,

@@ -17,6 +17,7 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
@@ -93,14 +94,13 @@ pub(super) fn stale_instances(name: &str, network: &str, valid: &[AttachmentId<'
     stale
 }
 
-/// Adds a link to the record, in place of a file of release 0.2.0.
+/// Adds a link to the record.
 pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> {
     let directory = path.parent().unwrap_or(path);
     for _ in 0..LINK_TRIES {
         match symlink(record_path(ATTACHMENTS, instance), path) {
             Err(e) if e.kind() == ErrorKind::NotFound => create_directory(directory)?,
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && path.is_symlink() => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => remove_file(path)?,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
             linked => return linked.during("link", path),
         }
     }
@@ -132,21 +132,20 @@ fn load_record(path: &Path) -> io::Result<Option<AttachmentRecord>> {
 }
 
 /// The identity of the calling thread's network namespace, as in the field `host` of records; read when first needed.
-pub(super) type HostNetnsIds = LazyCell<Option<u64>>;
+pub(super) type HostNetnsId = LazyCell<Option<u64>>;
 
-pub(super) fn host_netns_ids() -> HostNetnsIds {
+pub(super) fn host_netns_id() -> HostNetnsId {
     LazyCell::new(netns::current_id)
 }
 
-/// Whether the record was written in the network namespace `here`; release 0.2.0 recorded the namespace's inode number.
-fn is_written_here(record: &AttachmentRecord, here: &HostNetnsIds) -> bool {
-    let host = Some(record.host);
-    host == **here || host == netns::current_inode()
+/// Whether the record was written in the network namespace `here`.
+fn is_written_here(record: &AttachmentRecord, here: &HostNetnsId) -> bool {
+    Some(record.host) == **here
 }
 
-/// The record of the instance in a directory, if it was written here.
-pub(super) fn read_record(name: &str, instance: &str, here: &HostNetnsIds) -> Option<AttachmentRecord> {
-    let record = load_record(&record_path(name, instance)).ok()??;
+/// The record of the instance, if it was written here.
+pub(super) fn read_record(instance: &str, here: &HostNetnsId) -> Option<AttachmentRecord> {
+    let record = load_record(&record_path(ATTACHMENTS, instance)).ok()??;
     let is_it = record.attachment_id().instance_id() == instance && is_written_here(&record, here);
     is_it.then_some(record)
 }
@@ -167,7 +166,7 @@ impl AttachmentRecord {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
         }
-        read_record(ATTACHMENTS, instance, &host_netns_ids())
+        read_record(instance, &host_netns_id())
     }
 
     /// The records of the attachments that were given this address. One system call if there is none.
@@ -187,12 +186,12 @@ impl AttachmentRecord {
 
     /// All records of `network`, or of all networks.
     pub fn read_all(network: Option<&str>) -> Vec<AttachmentRecord> {
-        let (here, instances) = (host_netns_ids(), list_instances(ATTACHMENTS, network).into_iter());
-        instances.filter_map(|instance| read_record(ATTACHMENTS, &instance, &here)).collect()
+        let (here, instances) = (host_netns_id(), list_instances(ATTACHMENTS, network).into_iter());
+        instances.filter_map(|instance| read_record(&instance, &here)).collect()
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
-    /// locks, and records that release 0.2.0 was writing.
+    /// locks, and records that cannot be parsed.
     pub fn remove_leftovers(network: &NetworkName, valid: &[AttachmentId<'_>]) {
         FileLock::remove_stale_locks();
         backup::remove_temporaries(&record_directory(ATTACHMENTS), network.as_str(), valid);
@@ -205,11 +204,16 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits for the lock of the attachment. ADD holds the lock while it replaces the record, and a process that
-    /// reclaims the attachment holds it until the attachment is reclaimed. `None` if there is no directory for locks:
-    /// then there are no records either.
-    pub fn lock_attachment(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
-        Ok(FileLock::acquire_attachment_lock(&owner.instance_id())?)
+    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on the
+    /// attachment without a request of the runtime. `None` if there is no directory for locks: then there are no records
+    /// either.
+    pub fn lock_attachment(owner: AttachmentId<'_>, timeout: Duration) -> Result<Option<FileLock>> {
+        Ok(FileLock::acquire_attachment_lock(&owner.instance_id(), timeout)?)
+    }
+
+    /// The lock of the attachment of this [instance](AttachmentId::instance_id); `None` if it is held.
+    pub fn try_lock_instance(instance: &str) -> Result<Option<FileLock>> {
+        Ok(FileLock::try_acquire_attachment_lock(instance)?)
     }
 
     /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
@@ -277,30 +281,28 @@ impl AttachmentRecord {
     }
 }
 
-/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the lock and the
-/// temporary file that a killed process may have left.
+/// Removes the attachment's record if this plugin wrote it or it cannot be parsed; then also removes the temporary file
+/// that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
-    let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record, &host_netns_ids());
+    let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record, &host_netns_id());
     match load_record(&path) {
         Ok(Some(record)) if is_its(&record) => record.remove_with_addresses()?,
         Ok(Some(_)) => return Ok(()),
         Ok(None) => remove_file(&path)?,
         Err(e) => return Err(Error::io(format_args!("open {}", path.display()), &e)),
     }
-    FileLock::remove_attachment_lock(&owner.instance_id())?;
     Ok(remove_file(&temporary)?)
 }
 
-/// Removes all records of this host, links to records that no longer exist, and the files of release 0.2.0: from now on
-/// other plugins are responsible for the attachments.
+/// Removes all records of this host, and links to records that no longer exist: from now on other plugins are
+/// responsible for the attachments.
 pub fn remove_all_records() -> Result<()> {
     AttachmentRecord::read_all(None).iter().try_for_each(AttachmentRecord::remove_with_addresses)?;
-    let (here, directories) = (host_netns_ids(), fs::read_dir(DIR).into_iter().flatten().flatten());
+    let directories = fs::read_dir(DIR).into_iter().flatten().flatten();
     for entry in directories.flat_map(|directory| fs::read_dir(directory.path())).flatten().flatten() {
         let path = entry.path();
-        let is_old = || matches!(load_record(&path), Ok(Some(old)) if is_written_here(&old, &here));
-        if (path.is_symlink() && !path.exists()) || is_old() {
+        if path.is_symlink() && !path.exists() {
             remove_file(&path)?;
         }
     }

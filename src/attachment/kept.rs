@@ -4,8 +4,6 @@
 //! ADD writes its part of the record, and a link that lists the attachment under the feature, before it creates the
 //! rules. DEL and GC remove the link and the part before they delete the rules: a process that restores rules verifies
 //! afterwards that the link still exists ([`RecordStore::has_instance`]).
-//!
-//! Up to release 0.2.0 the feature's part was a file in place of the link; such files are still read.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::file::{self, ATTACHMENTS, HostNetnsIds, host_netns_ids};
+use super::file::{self, HostNetnsId, host_netns_id};
 use super::liveness::{Liveness, LivenessDoubt};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
@@ -108,7 +106,7 @@ impl RecordStore {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read_content<T: DeserializeOwned>(self, owner: AttachmentId<'_>) -> Option<T> {
-        serde_json::from_value(self.read_part(&owner.instance_id(), &host_netns_ids())?.content).ok()
+        serde_json::from_value(self.read_part(&owner.instance_id(), &host_netns_id())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
@@ -130,7 +128,7 @@ impl RecordStore {
         self,
         instances: Vec<String>,
     ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
-        let here = host_netns_ids();
+        let here = host_netns_id();
         let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance, &here));
         parts.filter_map(|StoredRecord { record, content }| {
             Some(StoredRecord { record, content: serde_json::from_value(content).ok()? })
@@ -148,13 +146,11 @@ impl RecordStore {
         all
     }
 
-    /// The part in the attachment's record, or in a file of release 0.2.0 in place of the link.
-    fn read_part(self, instance: &str, here: &HostNetnsIds) -> Option<StoredRecord<Value>> {
-        [ATTACHMENTS, self.0].into_iter().find_map(|directory| {
-            let mut record = file::read_record(directory, instance, here)?;
-            let content = record.rules.remove(self.0).or(record.content.take())?;
-            Some(StoredRecord { record, content })
-        })
+    /// The part in the attachment's record.
+    fn read_part(self, instance: &str, here: &HostNetnsId) -> Option<StoredRecord<Value>> {
+        let mut record = file::read_record(instance, here)?;
+        let content = record.rules.remove(self.0)?;
+        Some(StoredRecord { record, content })
     }
 
     fn link_path(self, instance: &str) -> PathBuf {

@@ -1,12 +1,13 @@
 //! Whether an attachment has ended.
 //!
 //! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two facts prove its end
-//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or the host's end of its
-//! veth pair, which vanishes with the container's end, no longer exists. Paths, processes and addresses prove nothing.
-//! An attachment in doubt is not reclaimed.
+//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends of
+//! which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment in
+//! doubt is not reclaimed.
 
 use std::cell::OnceCell;
 use std::fmt;
+use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,7 @@ use super::BootRelation;
 use super::owner::{AttachmentId, instance_in_label};
 use crate::log;
 use crate::netlink::{Link, Netlink, NetlinkResult};
+use crate::netns::Netns;
 
 /// Whether an attachment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +28,19 @@ pub enum Liveness {
     Unknown(LivenessDoubt),
 }
 
+impl Liveness {
+    /// Whether nothing is proved.
+    pub fn is_doubtful(self) -> bool {
+        matches!(self, Liveness::Unknown(_))
+    }
+}
+
 /// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndProof {
     /// The attachment was created in an earlier boot of this machine.
     EarlierBoot,
-    /// The host's end of its veth pair no longer exists, and with it the container's end.
+    /// The host's end of its veth pair no longer exists, and neither does the container's end.
     HostEnd,
 }
 
@@ -47,6 +56,8 @@ pub enum LivenessDoubt {
     Unlabelled(u32),
     /// The index of the link.
     Unreadable(u32),
+    /// The index that the link had.
+    Moved(u32),
     NoRecord,
 }
 
@@ -71,6 +82,9 @@ impl fmt::Display for LivenessDoubt {
             LivenessDoubt::Unreadable(index) => {
                 return write!(f, "the link with index {index} cannot be read");
             }
+            LivenessDoubt::Moved(index) => {
+                return write!(f, "the link with index {index} may have been moved to another network namespace");
+            }
             LivenessDoubt::NoRecord => "nothing was recorded of it",
         })
     }
@@ -85,12 +99,27 @@ pub struct HostPairEnd {
     pub index: u32,
     /// Whether the link's alias is the label of the attachment.
     pub labelled: bool,
+    /// The other end.
+    #[serde(default)]
+    pub peer: Option<ContainerPairEnd>,
+}
+
+/// The container's end of an attachment's veth pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ContainerPairEnd {
+    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the id
+    /// of a namespace that has ended to another one.
+    pub nsid: i32,
+    /// The link's index in the container, unless the container has moved the link.
+    pub index: u32,
 }
 
 impl HostPairEnd {
     /// The end `link`, which has the label of its attachment, in the network namespace of `host`.
     pub fn from_labelled_link(host: &Netlink, link: &Link) -> Option<HostPairEnd> {
-        Some(HostPairEnd { netns: host.netns_id()?, index: link.index, labelled: true })
+        let of_peer = |nsid| Some(ContainerPairEnd { nsid, index: link.link? });
+        let peer = link.link_netnsid.filter(|nsid| *nsid >= 0).and_then(of_peer);
+        Some(HostPairEnd { netns: host.netns_id()?, index: link.index, labelled: true, peer })
     }
 
     /// The end `link` of any plugin, with or without a label; `None` if the link is not the end of a pair.
@@ -127,25 +156,45 @@ pub fn judge_by_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> N
         BootRelation::Elsewhere => return Liveness::Unknown(LivenessDoubt::OtherBoot),
         BootRelation::Now => {}
     }
-    let Some(HostPairEnd { netns, index, labelled }) = evidence.end else {
+    let Some(end) = evidence.end else {
         return Liveness::Unknown(LivenessDoubt::NoHostEnd);
     };
-    let is_here = |host: &Netlink| host.netns_id() == Some(netns);
-    let look = |host: &Netlink| is_here(host).then(|| host.find_link_by_index(index)).transpose();
-    match host().and_then(look) {
-        Ok(None) => Liveness::Unknown(LivenessDoubt::OtherNamespace),
-        Ok(Some(None)) => Liveness::Gone(EndProof::HostEnd),
-        // The kernel may reuse an index, and a link that is moved into this namespace keeps its index.
-        Ok(Some(Some(link))) if !is_pair(&link) => Liveness::Gone(EndProof::HostEnd),
-        Ok(Some(Some(link))) => match instance_in_label(&link.alias) {
-            Some(instance) if instance == evidence.owner.instance_id() => Liveness::Alive,
-            Some(_) => Liveness::Gone(EndProof::HostEnd),
-            None if labelled => Liveness::Unknown(LivenessDoubt::Unlabelled(index)),
-            None => Liveness::Alive,
-        },
-        Err(error) => {
-            log::debug(format_args!("the link of an attachment: {error}"));
-            Liveness::Unknown(LivenessDoubt::Unreadable(index))
+    let judged = host().and_then(|host| judge_by_pair(host, evidence.owner, end));
+    judged.unwrap_or_else(|error| {
+        log::debug(format_args!("the link of an attachment: {error}"));
+        Liveness::Unknown(LivenessDoubt::Unreadable(end.index))
+    })
+}
+
+fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd) -> NetlinkResult<Liveness> {
+    if host.netns_id() != Some(end.netns) {
+        return Ok(Liveness::Unknown(LivenessDoubt::OtherNamespace));
+    }
+    // The kernel may reuse an index, and a link that is moved into this namespace keeps its index.
+    if let Some(link) = host.find_link_by_index(end.index)?.filter(is_pair) {
+        match instance_in_label(&link.alias) {
+            Some(instance) if instance == owner.instance_id() => return Ok(Liveness::Alive),
+            Some(_) => {}
+            None if end.labelled => return Ok(Liveness::Unknown(LivenessDoubt::Unlabelled(end.index))),
+            None => return Ok(Liveness::Alive),
         }
     }
+    let may_exist = may_exist_elsewhere(host, end)?;
+    Ok(if may_exist { Liveness::Unknown(LivenessDoubt::Moved(end.index)) } else { Liveness::Gone(EndProof::HostEnd) })
+}
+
+/// Whether the container's end of a pair may exist, whose other end is no longer on the host: a person may have moved
+/// that end to another network namespace.
+fn may_exist_elsewhere(host: &Netlink, end: HostPairEnd) -> NetlinkResult<bool> {
+    let Some(peer) = end.peer else { return Ok(true) };
+    let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else { return Ok(false) };
+    // The id may be of another namespace by now: of the host itself,
+    let Ok(here) = Netns::open_current() else { return Ok(true) };
+    if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
+        return Ok(false);
+    }
+    // or of another container, or of the same one after a restart, whose pair has its other end on the host.
+    let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
+    let is_its_end = |outside: &Link| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
+    Ok(!outside.as_ref().is_some_and(is_its_end))
 }

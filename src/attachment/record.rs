@@ -34,9 +34,9 @@ pub struct AttachmentRecord {
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsIdentity>,
-    /// The [identity](netns::current_id) of the host's network namespace; up to release 0.2.0 its inode number.
+    /// The [identity](netns::current_id) of the host's network namespace.
     pub host: u64,
-    /// The boot in which the record was written; `None` up to release 0.2.0.
+    /// The boot in which the record was written.
     pub boot: Option<BootIdentity>,
     /// The time at which the record was written, in seconds since 1970.
     pub created: i64,
@@ -44,15 +44,12 @@ pub struct AttachmentRecord {
     pub end: Option<HostPairEnd>,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
-    /// `ipam.type` of the plugin that wrote the record; empty without one, and up to release 0.2.0.
+    /// `ipam.type` of the plugin that wrote the record; empty without one.
     pub ipam: String,
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
     /// The part of each feature of the packet filter, by the feature's name.
     pub rules: BTreeMap<String, Value>,
-    /// The part of the one feature whose file of release 0.2.0 this is.
-    #[serde(skip_serializing)]
-    pub content: Option<Value>,
 }
 
 impl AttachmentRecord {
@@ -102,9 +99,8 @@ impl AttachmentRecord {
     }
 
     fn liveness_evidence(&self) -> LivenessEvidence<'_> {
-        // Records of release 0.2.0 have no boot. They are in memory only, so they are of this boot.
         let made = |then: &BootIdentity| then.relation_to(&BootIdentity::current(), self.created);
-        let made = self.boot.as_ref().map_or(BootRelation::Now, made);
+        let made = self.boot.as_ref().map_or(BootRelation::Elsewhere, made);
         LivenessEvidence { owner: self.attachment_id(), made, end: self.end }
     }
 }
@@ -112,27 +108,7 @@ impl AttachmentRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn records_of_release_0_2_0_are_read() {
-        let text = r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"bridge","sandbox":"/x",
-            "netns":{"dev":4,"ino":4026532265,"ctime":17},"host":4026531840,"ips":["10.1.2.3"],
-            "interfaces":["cni0","veth1"],"dataDir":"/d"}"#;
-        let expected = AttachmentRecord {
-            network: "net".to_owned(),
-            id: "c1".to_owned(),
-            ifname: "eth0".to_owned(),
-            plugin: "bridge".to_owned(),
-            sandbox: "/x".to_owned(),
-            netns: Some(NetnsIdentity { dev: 4, ino: 4_026_532_265, ctime: 17 }),
-            host: 4_026_531_840,
-            ips: vec!["10.1.2.3".parse().unwrap()],
-            data_dir: Some("/d".into()),
-            ..AttachmentRecord::default()
-        };
-        assert_eq!(serde_json::from_str::<AttachmentRecord>(text).unwrap(), expected);
-        assert_eq!(expected.liveness(), Liveness::Unknown(LivenessDoubt::NoHostEnd));
-    }
+    use crate::attachment::ContainerPairEnd;
 
     /// A node may run executables of several architectures: 32-bit plugins on a 64-bit kernel, or under emulation.
     #[test]
@@ -146,7 +122,12 @@ mod tests {
             host: 1 << 63,
             boot: Some(BootIdentity { machine: Some("m".to_owned()), id: "b".to_owned() }),
             created: 5_000_000_000,
-            end: Some(HostPairEnd { netns: 1 << 32, index: u32::MAX, labelled: true }),
+            end: Some(HostPairEnd {
+                netns: 1 << 32,
+                index: u32::MAX,
+                labelled: true,
+                peer: Some(ContainerPairEnd { nsid: i32::MAX, index: 2 }),
+            }),
             ips: vec!["10.1.2.3".parse().unwrap(), "fd00::1".parse().unwrap()],
             rules: BTreeMap::from([("spoof".to_owned(), Value::from(u64::MAX))]),
             ..AttachmentRecord::default()
@@ -155,7 +136,8 @@ mod tests {
             r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"ptp","sandbox":"","#,
             r#""netns":{"dev":4,"ino":18446744073709551615,"ctime":5000000000000000000},"host":9223372036854775808,"#,
             r#""boot":{"machine":"m","id":"b"},"created":5000000000,"#,
-            r#""end":{"netns":4294967296,"index":4294967295,"labelled":true},"ips":["10.1.2.3","fd00::1"],"#,
+            r#""end":{"netns":4294967296,"index":4294967295,"labelled":true,"peer":{"nsid":2147483647,"index":2}},"#,
+            r#""ips":["10.1.2.3","fd00::1"],"#,
             r#""ipam":"","dataDir":null,"rules":{"spoof":18446744073709551615}}"#
         );
         assert_eq!(serde_json::to_string(&record).unwrap(), text);

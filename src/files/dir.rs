@@ -154,8 +154,8 @@ impl OpenDirectory {
         renamed.during("replace", &self.file_path(name)).map(|()| file)
     }
 
-    /// Overwrites a file in place. Not atomic: only for hints.
-    pub(crate) fn overwrite_file(&self, name: &str, bytes: &[u8]) -> FileResult<()> {
+    /// Overwrites a file in place. Not atomic: only for hints, and for files without content.
+    pub(crate) fn overwrite_file(&self, name: &str, bytes: &[u8]) -> FileResult<File> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let path = self.file_path(name);
         let (file, meta) = self.open_file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
@@ -166,7 +166,7 @@ impl OpenDirectory {
         let length = bytes.len() as u64;
         let written = file.write_all_at(bytes, 0);
         let cut = || if meta.len() > length { file.set_len(length) } else { Ok(()) };
-        written.and_then(|()| cut()).during("write", &path)
+        written.and_then(|()| cut()).during("write", &path).map(|()| file)
     }
 
     /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
@@ -183,7 +183,7 @@ impl OpenDirectory {
     }
 
     /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
-    /// has the times of the file, so that a reader recognizes the leftover of a killed process.
+    /// has the times of the file, so that a reader recognizes the leftover of a killed process after the next boot.
     fn publish_by_rename(&self, name: &str, to: &OpenDirectory, as_name: &str) -> io::Result<()> {
         let time = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?.1.modified()?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;

@@ -23,6 +23,10 @@ use crate::{log, trace};
 /// reference with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a deletion waits for an attachment's lock before it goes on without, and how long a process waits for it
+/// that may hold another lock: two such processes may wait for each other.
+pub const BRIEF: Duration = Duration::from_secs(2);
+
 /// Read access is enough for flock(2), and possible if the file system became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
@@ -67,26 +71,36 @@ impl FileLock {
     /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' directories.
     /// `None` if the directory of these locks cannot be used: the caller proceeds without a lock.
     pub fn acquire_host_lock(name: &str) -> FileResult<Option<FileLock>> {
-        FileLock::acquire_in_lock_directory(name, FileLock::acquire_within)
+        FileLock::acquire_in_lock_directory(name, |path| FileLock::acquire_within(path, TIMEOUT))
     }
 
-    /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock.
-    pub fn acquire_attachment_lock(instance: &str) -> FileResult<Option<FileLock>> {
-        FileLock::acquire_in_lock_directory(&attachment_lock_name(instance), FileLock::acquire_with_removal)
+    /// As [`FileLock::acquire_host_lock`], for the lock of an attachment, whose file is removed with the lock. Waits at
+    /// most `timeout`.
+    pub fn acquire_attachment_lock(instance: &str, timeout: Duration) -> FileResult<Option<FileLock>> {
+        FileLock::acquire_in_lock_directory(&attachment_lock_name(instance), |path| {
+            FileLock::acquire_with_removal(path, timeout)
+        })
     }
 
-    /// Removes the file of an attachment's lock that a killed process left. Only for DEL: no ADD of the attachment runs
-    /// at the same time.
-    pub fn remove_attachment_lock(instance: &str) -> FileResult<()> {
-        remove_file(&Path::new(TURNS).join(attachment_lock_name(instance)))
+    /// The lock of an attachment, whose file is removed with the lock; `None` if it is held.
+    pub fn try_acquire_attachment_lock(instance: &str) -> FileResult<Option<FileLock>> {
+        let path = Path::new(TURNS).join(attachment_lock_name(instance));
+        let lock = FileLock::try_acquire_exclusive(&path)?;
+        Ok(lock.and_then(|lock| lock.with_file_removal(&path)))
     }
 
     fn acquire_in_lock_directory(
         name: &str,
-        take: fn(&Path, Duration) -> FileResult<FileLock>,
+        take: impl Fn(&Path) -> FileResult<FileLock>,
     ) -> FileResult<Option<FileLock>> {
-        let dir = Path::new(TURNS);
-        match dir::ensure_directory(dir, 0o700).and_then(|()| take(&dir.join(name), TIMEOUT)) {
+        let (dir, path) = (Path::new(TURNS), Path::new(TURNS).join(name));
+        let taken = match take(&path) {
+            Err(e) if e.source.kind() == ErrorKind::NotFound => {
+                dir::ensure_directory(dir, 0o700).and_then(|()| take(&path))
+            }
+            taken => taken,
+        };
+        match taken {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
@@ -101,10 +115,9 @@ impl FileLock {
     pub fn acquire_netns_lock(netns: &Netns) -> crate::error::Result<Option<FileLock>> {
         let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
-        Ok(FileLock::acquire_in_lock_directory(
-            &format!("{prefix}{device}-{inode}{suffix}"),
-            FileLock::acquire_with_removal,
-        )?)
+        Ok(FileLock::acquire_in_lock_directory(&format!("{prefix}{device}-{inode}{suffix}"), |path| {
+            FileLock::acquire_with_removal(path, TIMEOUT)
+        })?)
     }
 
     /// Removes the files of containers' locks that killed processes left.
@@ -145,21 +158,21 @@ impl FileLock {
     /// As [`FileLock::acquire_within`], for a lock file that is removed with the lock, so that a container leaves no
     /// lock file.
     fn acquire_with_removal(path: &Path, timeout: Duration) -> FileResult<FileLock> {
-        let start = Instant::now();
+        let (start, mut left) = (Instant::now(), timeout);
         loop {
-            let lock = FileLock::acquire_within(path, timeout.saturating_sub(start.elapsed()))?;
+            let lock = FileLock::acquire_within(path, left)?;
             // The former holder has removed the file that this process waited for: others use a new one.
             if let Some(lock) = lock.with_file_removal(path) {
                 return Ok(lock);
             }
+            left = timeout.saturating_sub(start.elapsed());
         }
     }
 
     /// The lock, whose file ends with it; `None` if the file is no longer at `path`. The file at `path` stays the same
-    /// while its lock is held, because only the holder removes it.
+    /// while its lock is held, because only the holder removes it. The file has no other name.
     fn with_file_removal(mut self, path: &Path) -> Option<FileLock> {
-        let (own, there) = (self.file.metadata().ok()?, path.symlink_metadata().ok()?);
-        let is_there = (own.dev(), own.ino()) == (there.dev(), there.ino());
+        let is_there = self.file.metadata().ok()?.nlink() > 0;
         self.passing = is_there.then(|| path.to_owned());
         is_there.then_some(self)
     }

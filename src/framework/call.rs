@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use ipnet::IpNet;
 
-use crate::attachment::HostPairEnd;
+use super::turn::AttachmentTurn;
+use crate::attachment::{AttachmentId, HostPairEnd};
 use crate::cni::json::keys::DecodedKeys;
 use crate::cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
 use crate::error::{Error, ErrorCode, Result};
@@ -20,12 +21,31 @@ pub struct PluginCall<'a> {
     pub stdin: &'a [u8],
     pub table: AppletTable,
     pub caller: PluginCaller,
+    /// The turn of the attachment; calls of delegates share it.
+    pub turn: AttachmentTurn,
+}
+
+impl PluginCall<'_> {
+    /// Whether this call has the turn, or its caller, also in another process.
+    pub(super) fn has_turn(&self, owner: AttachmentId<'_>) -> bool {
+        self.turn.is_taken() || self.env.turn == owner.instance_id()
+    }
+
+    /// Whether `cnibox gc` ends the attachment.
+    pub(super) fn is_collected(&self) -> bool {
+        self.caller == PluginCaller::Collector
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginCaller {
     /// The runtime, by starting a process.
     Runtime,
+    /// `cnibox lint`, in its process: STATUS restores nothing.
+    Lint,
+    /// `cnibox gc`, in its process, for an attachment that has ended. It holds the attachment's lock, and removes
+    /// leases and record itself.
+    Collector,
     /// Another plugin of this executable, in its process, after its own checks. With the host's end of the attachment's
     /// veth pair, if the plugin has created one.
     Plugin(Option<HostPairEnd>),
@@ -118,6 +138,8 @@ pub struct BuiltinPlugin {
     pub kind: AppletKind,
     /// The supported versions of the specification.
     pub versions: &'static [SpecVersion],
+    /// Whether ADD connects the container to anything; then ADD and DEL have the [turn](super::turn).
+    pub connects: bool,
     /// Runs a verb. ADD alone has a result.
     pub run: PluginFunction,
     /// [`Plugin::repair`](super::Plugin::repair); the verb of the call is ignored.
@@ -177,7 +199,7 @@ impl CniVerb {
     }
 }
 
-/// The `CNI_*` variables; an unset variable is empty.
+/// The variables of a call; an unset variable is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallEnvironment {
     /// `CNI_COMMAND`.
@@ -194,6 +216,9 @@ pub struct CallEnvironment {
     pub path: String,
     /// `CNI_NETNS_OVERRIDE`: the container may be in the plugin's own namespace.
     pub netns_override: String,
+    /// `CNIBOX_TURN`: the [instance](crate::attachment::AttachmentId::instance_id) of the attachment whose lock the
+    /// caller holds, if the caller is also a plugin of this program.
+    pub turn: String,
 }
 
 impl CallEnvironment {
@@ -212,6 +237,7 @@ impl CallEnvironment {
             args: var("CNI_ARGS"),
             path: var("CNI_PATH"),
             netns_override: var("CNI_NETNS_OVERRIDE"),
+            turn: var("CNIBOX_TURN"),
         }
     }
 
@@ -222,7 +248,7 @@ impl CallEnvironment {
     }
 
     /// The variables for a child process.
-    pub fn to_variables(&self) -> [(&'static str, &str); 7] {
+    pub fn to_variables(&self) -> [(&'static str, &str); 8] {
         [
             ("CNI_COMMAND", &self.command),
             ("CNI_CONTAINERID", &self.container_id),
@@ -231,6 +257,7 @@ impl CallEnvironment {
             ("CNI_ARGS", &self.args),
             ("CNI_PATH", &self.path),
             ("CNI_NETNS_OVERRIDE", &self.netns_override),
+            ("CNIBOX_TURN", &self.turn),
         ]
     }
 

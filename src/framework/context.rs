@@ -12,6 +12,8 @@ use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
+use crate::netfilter::backend::FilterFeature;
+use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
 use crate::netlink::Netlink;
 
@@ -25,6 +27,16 @@ pub(super) fn warn_absent_key(error: &Error) {
     log::warn(format_args!("a key counts as absent: {error}"));
 }
 
+/// What an ADD that has the turn knows of the attachment's record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum KnownRecord {
+    #[default]
+    Unknown,
+    Absent,
+    /// Written by an earlier plugin of the list, for the same container.
+    Current,
+}
+
 /// The context of one call.
 #[derive(Debug)]
 pub struct CallContext<'a> {
@@ -36,20 +48,35 @@ pub struct CallContext<'a> {
     host: OnceCell<Netlink>,
     filter: PacketFilter,
     end: Cell<Option<HostPairEnd>>,
+    pub(super) record: Cell<KnownRecord>,
     /// The attachments that GC treats as valid although the runtime does not list them.
     pub(super) in_doubt: OnceCell<Vec<ValidAttachment>>,
 }
 
 impl<'a> CallContext<'a> {
     pub(super) fn new(call: &'a PluginCall<'a>, net: NetworkConfig, version: SpecVersion) -> CallContext<'a> {
-        let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
-        CallContext { net, version, call, host, filter: PacketFilter::new(), end, in_doubt }
+        CallContext {
+            net,
+            version,
+            call,
+            host: OnceCell::new(),
+            filter: PacketFilter::new(),
+            end: Cell::new(None),
+            record: Cell::default(),
+            in_doubt: OnceCell::new(),
+        }
     }
 
     /// Whether the call only removes (DEL, GC). A mistake that was made in the configuration after ADD must not prevent
     /// that.
     pub(super) fn is_removal(&self) -> bool {
         is_removal(self.call)
+    }
+
+    /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone, links with its names are
+    /// of a later container, and its leases are released by what proves their end.
+    pub fn is_collected(&self) -> bool {
+        self.call.is_collected()
     }
 
     /// Decodes a part of the configuration, absent as its default. For DEL and GC a key that does not decode counts as
@@ -84,6 +111,12 @@ impl<'a> CallContext<'a> {
         masquerade::add_addresses(filter, backend, owner, &addrs)
     }
 
+    /// For STATUS: [`require_serviceable`]. `cnibox lint` changes nothing on the node.
+    pub fn require_serviceable(&self, backend: Option<RuleBackend>, features: &[FilterFeature]) -> Result<()> {
+        let features = if self.call.caller == PluginCaller::Lint { &[] } else { features };
+        require_serviceable(&self.filter, backend, features)
+    }
+
     /// Netlink in the namespace of the plugin's process, opened on first use.
     pub fn host_netlink(&self) -> Result<&Netlink> {
         if let Some(host) = self.host.get() {
@@ -103,7 +136,7 @@ impl<'a> CallContext<'a> {
     pub fn host_end(&self) -> Option<HostPairEnd> {
         let of_caller = match self.call.caller {
             PluginCaller::Plugin(end) => end,
-            PluginCaller::Runtime => None,
+            PluginCaller::Runtime | PluginCaller::Lint | PluginCaller::Collector => None,
         };
         self.end.get().or(of_caller)
     }

@@ -4,6 +4,7 @@
 //! have the same outcome: the result passes through the version's layout, errors keep their code and message.
 
 use std::cell::OnceCell;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -11,9 +12,12 @@ use super::call::{AppletKind, BuiltinPlugin, CallEnvironment, CniVerb, PluginCal
 use super::context::CallContext;
 use super::reclaim;
 use super::rollback::{Failures, Rollback};
-use crate::attachment::AttachmentId;
+use super::turn::AttachmentTurn;
+use crate::attachment::{AttachmentId, AttachmentRecord};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Error, ErrorCode, Result};
+use crate::netlink::Link;
+use crate::netns::NetnsIdentity;
 use crate::options::nearest_word;
 use crate::repairs::RepairFindings;
 use crate::{invoke, log, trace};
@@ -50,6 +54,12 @@ impl<'a> CallContext<'a> {
         Ok(DelegatePlugin { cx: self, name, program, conf: stdin, env: env.clone() })
     }
 
+    /// The attachment of the call, with the names of the environment.
+    fn attachment_id(&self) -> AttachmentId<'_> {
+        let CallEnvironment { container_id: id, ifname, .. } = &self.call.env;
+        AttachmentId { network: self.net.name.as_str(), ifname, id }
+    }
+
     /// Whether an IPAM plugin is configured.
     pub fn has_ipam(&self) -> bool {
         !self.net.ipam_type.is_empty()
@@ -73,29 +83,25 @@ impl<'a> CallContext<'a> {
         }
     }
 
-    /// Requests addresses from the configuration's IPAM plugin and registers their release, which is also run if the
-    /// IPAM plugin itself fails (spec, section 4, "Delegated plugins"): after the links with the addresses are deleted,
-    /// or before, if it [needs the link](CallContext::ipam_needs_link). The result is of the newest version.
+    /// Requests addresses from the configuration's IPAM plugin and registers their release: after the links with the
+    /// addresses are deleted, or before, if it [needs the link](CallContext::ipam_needs_link). The result is of the
+    /// newest version.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam_plugin()?;
         let releaser = ipam.clone();
-        let add_error: Rc<OnceCell<String>> = Rc::default();
-        let del_error = Rc::clone(&add_error);
+        let outcome: Rc<OnceCell<Result<Vec<IpAddr>>>> = Rc::default();
+        let known = Rc::clone(&outcome);
         let what = "release the addresses";
-        let release = move || match releaser.run_verb(CniVerb::Del) {
-            // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
-            Err(e) if del_error.get().is_some_and(|msg| msg == e.message()) => Ok(()),
-            done => done.map(drop),
-        };
+        let release = move || self.release_added(&releaser, known.get());
         if self.ipam_needs_link() {
             undo.add_step(what, release);
         } else {
             undo.add_last_step(what, release);
         }
-        let added = ipam.run_verb(CniVerb::Add).inspect_err(|e| drop(add_error.set(e.message().to_owned())));
-        let mut result = added?.unwrap_or_default();
-        let CallEnvironment { container_id: id, ifname, .. } = &self.call.env;
-        let owner = AttachmentId { network: self.net.name.as_str(), ifname, id };
+        let added = ipam.run_verb(CniVerb::Add).map(Option::unwrap_or_default);
+        let addresses = |result: &CniResult| result.ips.iter().map(|ip| ip.address.addr()).collect();
+        drop(outcome.set(added.as_ref().map(addresses).map_err(Clone::clone)));
+        let (mut result, owner) = (added?, self.attachment_id());
         for ip in &result.ips {
             reclaim::remove_ended_owners(ip.address.addr(), owner)?;
         }
@@ -107,6 +113,36 @@ impl<'a> CallContext<'a> {
         Ok(result)
     }
 
+    /// Rolls back an ADD of the IPAM plugin with this outcome. host-local of this executable has rolled back its own
+    /// failure, and otherwise loses the addresses that this ADD has reserved. Another IPAM plugin gets a DEL, also after
+    /// its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance, whose
+    /// addresses it would release.
+    fn release_added(&self, ipam: &DelegatePlugin<'_>, outcome: Option<&Result<Vec<IpAddr>>>) -> Result<()> {
+        let is_own_leaser = ipam.name == reclaim::LEASER && matches!(ipam.program, DelegateProgram::Own(_));
+        match outcome {
+            Some(Ok(ips)) if is_own_leaser => reclaim::release_addresses(self, self.attachment_id(), ips),
+            Some(Err(_)) if is_own_leaser => Ok(()),
+            Some(Err(_)) | None if self.has_earlier_instance() => Ok(()),
+            _ => match ipam.run_verb(CniVerb::Del) {
+                // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
+                Err(e) if matches!(outcome, Some(Err(add)) if add.message() == e.message()) => Ok(()),
+                done => done.map(drop),
+            },
+        }
+    }
+
+    /// For a failed ADD: whether the attachment may exist in another namespace, by its record or by the label of a link
+    /// on the host.
+    fn has_earlier_instance(&self) -> bool {
+        let (owner, netns) = (self.attachment_id(), NetnsIdentity::at_path(Path::new(&self.call.env.netns)));
+        let record = AttachmentRecord::find_by_attachment(owner);
+        let is_earlier = |record: AttachmentRecord| record.netns != netns && !record.is_gone();
+        let own = self.host_end().map(|end| end.index);
+        let is_its = |link: &Link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own;
+        let links = || self.host_netlink().and_then(|host| Ok(host.dump_links()?)).unwrap_or_default();
+        record.is_some_and(is_earlier) || links().iter().any(is_its)
+    }
+
     /// Whether addresses are requested and released through the container's interface, which must exist and be up, as
     /// with dhcp. All other addresses are released after the interface is deleted.
     pub fn ipam_needs_link(&self) -> bool {
@@ -115,8 +151,6 @@ impl<'a> CallContext<'a> {
 
     /// Releases the attachment's addresses, also if the configuration has got another IPAM plugin since ADD.
     pub fn ipam_del(&'a self) -> Result<()> {
-        let CallEnvironment { container_id: id, ifname, .. } = &self.call.env;
-        let owner = AttachmentId { network: self.net.name.as_str(), ifname, id };
         let mut failures = Failures::new();
         failures.keep_error(self.if_ipam(|cx| match cx.ipam_plugin() {
             Ok(ipam) => ipam.run_verb(CniVerb::Del).map(drop),
@@ -127,8 +161,8 @@ impl<'a> CallContext<'a> {
             }
             Err(error) => Err(error),
         }));
-        if self.net.ipam_type != reclaim::LEASER {
-            failures.keep_error(reclaim::release_recorded_leases(owner, &[]));
+        if self.net.ipam_type != reclaim::LEASER && !self.is_collected() {
+            failures.keep_error(reclaim::release_recorded_leases(self.attachment_id(), &[]));
         }
         failures.into_result()
     }
@@ -189,13 +223,20 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn plugin_call(&self, verb: CniVerb) -> PluginCall<'_> {
-        let env = self.env.with_verb(verb);
-        PluginCall {
-            env,
-            stdin: self.conf,
-            table: self.cx.call.table,
-            caller: PluginCaller::Plugin(self.cx.host_end()),
-        }
+        let PluginCall { table, caller, turn, .. } = self.cx.call;
+        let caller = match caller {
+            PluginCaller::Lint => PluginCaller::Lint,
+            PluginCaller::Collector => PluginCaller::Collector,
+            PluginCaller::Runtime | PluginCaller::Plugin(_) => PluginCaller::Plugin(self.cx.host_end()),
+        };
+        let turn = if self.is_for_same_attachment() { turn.clone() } else { AttachmentTurn::default() };
+        PluginCall { env: self.env.with_verb(verb), stdin: self.conf, table: *table, caller, turn }
+    }
+
+    /// Whether the plugin is called for the attachment of this call.
+    fn is_for_same_attachment(&self) -> bool {
+        let names = |env: &CallEnvironment| (env.container_id.clone(), env.ifname.clone());
+        names(&self.env) == names(&self.cx.call.env)
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
@@ -207,7 +248,10 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn execute_foreign(&self, path: &Path, verb: CniVerb) -> Result<Option<CniResult>> {
-        let env = self.env.with_verb(verb);
+        let mut env = self.env.with_verb(verb);
+        if self.is_for_same_attachment() && self.cx.call.has_turn(self.cx.attachment_id()) {
+            env.turn = self.cx.attachment_id().instance_id();
+        }
         // The process inherits the other variables; a variable that is unset in both environments stays unset.
         let inherited = self.cx.call.env.to_variables();
         let given = env.to_variables().into_iter().zip(inherited);

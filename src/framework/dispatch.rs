@@ -28,6 +28,7 @@ impl Applet {
         let plugin = BuiltinPlugin {
             kind,
             versions: P::VERSIONS,
+            connects: P::CONNECTS,
             run: dispatch_call::<P>,
             repair: repair_call::<P>,
             keys: P::keys,
@@ -51,9 +52,13 @@ fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> 
         CniVerb::Check => P::check(cx, &conf, &check_request(cx)?)?,
         CniVerb::Del => {
             let (req, trouble) = del_request(cx)?;
+            let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+            if P::CONNECTS && !call.has_turn(owner) {
+                call.turn.take_for_del(owner);
+            }
             P::del(cx, &conf, &req)?;
-            if P::OUTLIVES_ITS_CONTAINER || cx.has_mac_lease(P::NAME) {
-                forget_attachment(AttachmentId::new(&cx.net.name, &req.id, &req.ifname), P::NAME)?;
+            if (P::OUTLIVES_ITS_CONTAINER || cx.has_mac_lease(P::NAME)) && !call.is_collected() {
+                forget_attachment(owner, P::NAME)?;
             }
             trouble?;
         }
@@ -180,6 +185,11 @@ fn version_for_verb(verb: CniVerb, since: SpecVersion, text: &str, supported: &[
 fn run_add<P: Plugin>(cx: &CallContext<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = add_request(cx)?;
     if P::CONNECTS {
+        let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+        if !cx.call.has_turn(owner) {
+            cx.call.turn.take_for_add(owner)?;
+            cx.end_former_instance(owner, &req);
+        }
         restore_protection(cx);
     }
     let result = P::add(cx, conf, &req)?;

@@ -16,8 +16,10 @@ pub mod reclaim;
 pub mod record;
 mod rollback;
 pub mod run;
+mod turn;
 
 pub use call::{Applet, AppletKind, AppletMain, AppletTable, BuiltinPlugin, CniVerb, ConfigRemarks, PluginService};
 pub use context::CallContext;
 pub use plugin::{AddRequest, CheckRequest, DelRequest, GcRequest, Plugin, delete_and_release, require_prev_result};
 pub use rollback::{Failures, Rollback};
+pub use turn::AttachmentTurn;

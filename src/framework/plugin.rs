@@ -196,6 +196,9 @@ pub struct DelRequest {
 impl DelRequest {
     /// Deletes the attachment's veth pair, also if the container has renamed or moved its end.
     pub fn delete_veth(&self, cx: &CallContext<'_>) -> Result<()> {
+        if cx.is_collected() {
+            return Ok(());
+        }
         let owner = AttachmentId::new(&cx.net.name, &self.id, &self.ifname);
         let is_own = |label: &str| owner.owns_comment(Some(label));
         veth::delete_pair(cx.host_netlink()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)

@@ -8,9 +8,10 @@ use ipnet::IpNet;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::context::CallContext;
+use super::context::{CallContext, KnownRecord};
 use super::plugin::{AddRequest, GcRequest};
 use super::rollback::{Failures, Rollback};
+use super::turn::AttachmentTurn;
 use crate::attachment::{
     AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, RecordStore, log_unrecorded,
 };
@@ -20,12 +21,12 @@ use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
 use crate::log;
 use crate::netfilter::ports::PortOwner;
-use crate::netfilter::{PacketFilter, spoof};
+use crate::netfilter::{PacketFilter, reconcile, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's
-/// network namespace. The caller has the [turn](AttachmentRecord::lock_attachment).
+/// network namespace. The caller has the [turn](super::turn).
 pub fn remove_attachment_state(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_rules_and_devices(owner, ips, false)?;
     // The record is removed last, so that the owner of remaining state is known.
@@ -89,39 +90,31 @@ impl<'a> CallContext<'a> {
         undo: &mut Rollback<'a>,
     ) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
-        if req.prev.is_some() && self.is_recorded(owner, req) {
+        let known = self.record.take();
+        if req.prev.is_some() && (known == KnownRecord::Current || self.has_record(owner, req)) {
             if let Some((kept, content)) = part {
                 kept.add_part(owner, content);
             }
             return;
         }
-        let data_dir = self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
         let mut record = AttachmentRecord {
             netns: req.sandbox.netns_identity(),
             end: self.host_end().or_else(|| self.find_listed_end(owner, req, result)),
             ips: result.all_addresses().iter().map(IpNet::addr).collect(),
             ipam: self.net.ipam_type.clone(),
-            data_dir: data_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from),
+            data_dir: self.configured_data_dir(),
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
-        let mut former = None;
+        let find = || AttachmentRecord::find_by_attachment(owner);
+        let former = if known == KnownRecord::Absent { None } else { find() };
+        if let Some(same) = former.as_ref().filter(|former| former.is_same_instance(&record)) {
+            record.rules.clone_from(&same.rules);
+        }
+        let kept = part.map(|(kept, content)| {
+            record.rules.insert(kept.0.to_owned(), content);
+            kept
+        });
         let record_now = || -> Result<()> {
-            let _turn = AttachmentRecord::lock_attachment(owner)?;
-            if let Some(earlier) = AttachmentRecord::find_by_attachment(owner) {
-                let is_same = earlier.is_same_instance(&record);
-                if !is_same && earlier.is_gone() {
-                    remove_attachment_state(owner, &earlier.ips).unwrap_or_else(log::warn);
-                } else {
-                    if is_same {
-                        record.rules.clone_from(&earlier.rules);
-                    }
-                    former = Some(earlier);
-                }
-            }
-            let kept = part.map(|(kept, content)| {
-                record.rules.insert(kept.0.to_owned(), content);
-                kept
-            });
             former.as_ref().map_or_else(|| record.save_with_addresses(), |former| record.replace_record(former))?;
             Ok(kept.map_or(Ok(()), |kept| kept.link_part(owner))?)
         };
@@ -130,9 +123,35 @@ impl<'a> CallContext<'a> {
         }
         undo.add_step("forget the attachment", move || {
             record.remove_with_addresses()?;
-            // An earlier ADD of the same container goes on.
-            former.map_or(Ok(()), |former| former.save_with_addresses())
+            match former {
+                Some(former) if former.is_same_instance(&record) => former.save_with_addresses(),
+                Some(former) => restore_instance(&former),
+                None => Ok(()),
+            }
         });
+    }
+
+    /// `ipam.dataDir`, if configured.
+    fn configured_data_dir(&self) -> Option<PathBuf> {
+        let dir = self.net.json.get_member("ipam").and_then(|ipam| ipam.get_member("dataDir")?.as_str());
+        dir.filter(|dir| !dir.is_empty()).map(PathBuf::from)
+    }
+
+    /// At the start of an ADD, which has the turn: removes what an earlier container of the same id left, if that
+    /// container has certainly ended. From then on nobody takes the new container for the earlier one.
+    pub(super) fn end_former_instance(&self, owner: AttachmentId<'_>, req: &AddRequest) {
+        let Some(record) = AttachmentRecord::find_by_attachment(owner) else {
+            return self.record.set(KnownRecord::Absent);
+        };
+        let Ok(host) = self.host_netlink() else { return };
+        match record.liveness_by(host) {
+            Liveness::Gone(_) => {
+                let removed = remove_proved_leases(&record, Some(owner)).and_then(|()| remove_ended(&record));
+                removed.map_or_else(log::warn, drop);
+            }
+            life if is_of_container(&record, life, req) => self.record.set(KnownRecord::Current),
+            _ => {}
+        }
     }
 
     /// Whether the plugin calls an IPAM plugin whose leases are for the MAC of the interface: the attachment is
@@ -144,7 +163,7 @@ impl<'a> CallContext<'a> {
     /// Records the attachment if it [is leased](CallContext::has_mac_lease), unless the plugin has recorded it already.
     pub(super) fn record_if_leased(&self, plugin: &str, req: &AddRequest, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = AttachmentId::new(&self.net.name, &req.id, &req.ifname);
-        if self.has_mac_lease(plugin) && !self.is_recorded(owner, req) {
+        if self.has_mac_lease(plugin) && !self.has_record(owner, req) {
             self.record_attachment(plugin, req, result, undo);
         }
     }
@@ -160,14 +179,30 @@ impl<'a> CallContext<'a> {
     }
 
     /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
-    fn is_recorded(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
-        let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+    fn has_record(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
         let is_current = |record: AttachmentRecord| {
-            record.netns == req.sandbox.netns_identity()
-                && self.host_netlink().is_ok_and(|host| may_exist(record.liveness_by(host)))
+            self.host_netlink().is_ok_and(|host| is_of_container(&record, record.liveness_by(host), req))
         };
         AttachmentRecord::find_by_attachment(owner).is_some_and(is_current)
     }
+}
+
+/// Whether the record, whose attachment has this liveness, is of the container of the ADD.
+fn is_of_container(record: &AttachmentRecord, life: Liveness, req: &AddRequest) -> bool {
+    let may_exist = matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+    may_exist && record.netns == req.sandbox.netns_identity()
+}
+
+/// Restores the record and the rules of an instance whose names another ADD has used, without success.
+fn restore_instance(record: &AttachmentRecord) -> Result<()> {
+    record.save_with_addresses()?;
+    let packets = PacketFilter::new();
+    for kept in packets.features.iter().map(|feature| feature.state.kept) {
+        if record.rules.contains_key(kept.0) {
+            kept.link_part(record.attachment_id())?;
+        }
+    }
+    Error::join_all(reconcile::restore_all(&packets)).map_or(Ok(()), Err)
 }
 
 /// Reclaims the state of the address's previous owners that have certainly ended. Warns if an owner in the same network
@@ -182,27 +217,40 @@ pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller has no lock.
+/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller may have another
+/// attachment's turn, but no lock of leases.
 pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
-    // The record proves the end of leases that were made for another program's plugin.
-    if record.end.is_some_and(|end| !end.labelled) && record.is_gone() {
-        NetworkName::parse(&record.network)?;
-        let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
-        let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
-        let mut failures = Failures::new();
-        store.map_or(Ok(Vec::new()), |mut store| remove_ended_leases(&mut store, None, &mut failures))?;
-        failures.into_result()?;
+    if !record.is_gone() {
+        return Ok(false);
     }
-    remove_without_leases(record)
+    remove_proved_leases(record, None)?;
+    let _turn = AttachmentTurn::take(record.attachment_id())?;
+    remove_ended(record)
 }
 
-/// As [`remove_if_ended`], without the leases.
-fn remove_without_leases(record: &AttachmentRecord) -> Result<bool> {
+/// Removes the leases whose end only this record proves, that of an attachment that has ended: they were made for
+/// another program's plugin. `next` is the attachment being added.
+fn remove_proved_leases(record: &AttachmentRecord, next: Option<AttachmentId<'_>>) -> Result<()> {
+    if record.end.is_none_or(|end| end.labelled) {
+        return Ok(());
+    }
+    NetworkName::parse(&record.network)?;
+    let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
+    let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
+    let mut failures = Failures::new();
+    store.map_or(Ok(Vec::new()), |mut store| remove_ended_leases(&mut store, next, &mut failures))?;
+    failures.into_result()
+}
+
+/// Removes the state of an attachment that has ended, without its leases, unless a later instance has the record.
+/// Returns whether it was removed. The caller has the turn.
+fn remove_ended(record: &AttachmentRecord) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
-    let _turn = AttachmentRecord::lock_attachment(record.attachment_id())?;
-    // Meanwhile the container may have been created again, with the same id.
-    if AttachmentRecord::find_by_attachment(record.attachment_id()).is_some_and(|now| !now.is_same_instance(record)) {
-        return Ok(false);
+    match AttachmentRecord::find_by_attachment(record.attachment_id()) {
+        Some(now) if now.is_same_instance(record) => {}
+        // What was created since has a record, or has none yet.
+        Some(_) => return Ok(false),
+        None => return Ok(true),
     }
     let AttachmentRecord { id, ifname, network, .. } = record;
     remove_attachment_state(record.attachment_id(), &record.ips)
@@ -217,13 +265,6 @@ fn remove_without_leases(record: &AttachmentRecord) -> Result<bool> {
 pub fn log_reclaimed(what: String) {
     log::warn(&what);
     trace::root_span().add_text("cnibox.reclaimed", || what);
-}
-
-/// Reclaims the state of an earlier container of the same id, except for its leases, if it has certainly ended.
-pub fn remove_former_instance(owner: AttachmentId<'_>) {
-    if let Some(Err(e)) = AttachmentRecord::find_by_attachment(owner).map(|record| remove_without_leases(&record)) {
-        log::warn(e);
-    }
 }
 
 /// The plugin whose leases are in directories of this node.
@@ -242,6 +283,20 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
         for ip in failures.keep_error(released.and_then(|released| released)).unwrap_or_default() {
             log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
         }
+    }
+    failures.into_result()
+}
+
+/// Releases the addresses that a failed ADD has reserved in the directory of its configuration.
+pub(super) fn release_addresses(cx: &CallContext<'_>, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
+    let dir = cx.configured_data_dir();
+    let dir = dir.as_deref().unwrap_or(Path::new(DATA_DIR));
+    let Some(mut store) = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default())? else {
+        return Ok(());
+    };
+    let mut failures = Failures::new();
+    for ip in ips {
+        failures.keep_error(store.release_address(*ip, owner));
     }
     failures.into_result()
 }
@@ -294,7 +349,8 @@ pub(super) fn collect_garbage(plugin: &str, network: &NetworkName, req: Option<&
 /// Removes the state of the owner of leases, except for the leases. The attachment being added, `next`, may have the
 /// same names: its record and its source MAC check stay.
 fn remove_lease_owner_state(owner: AttachmentId<'_>, ips: &[IpAddr], next: Option<AttachmentId<'_>>) -> Result<()> {
-    let _turn = AttachmentRecord::lock_attachment(owner)?;
+    // The attachment being added has the turn of its names.
+    let _turn = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
     match AttachmentRecord::find_by_attachment(owner) {
         // The record proves the end; the lease does not, because its store may be in a directory of a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),

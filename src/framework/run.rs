@@ -11,6 +11,7 @@ use super::call::{
     Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction,
 };
 use super::record;
+use super::turn::AttachmentTurn;
 use crate::cni::json::keys::DecodedKeys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
@@ -54,7 +55,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
     // Large enough for most requests, which are then read by one system call.
     let mut stdin = Vec::with_capacity(8192);
     let read = env.require_variables().and_then(|()| read_stdin(&mut stdin));
-    let call = PluginCall { env, stdin: &stdin, table, caller: PluginCaller::Runtime };
+    let call = PluginCall { env, stdin: &stdin, table, caller: PluginCaller::Runtime, turn: AttachmentTurn::default() };
     let outcome = read.and_then(|()| run_guarded(&|| (plugin.run)(&call)));
     record::finish_call(applet.name, &call, outcome.as_ref().err());
     let result = match outcome {

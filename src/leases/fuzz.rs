@@ -2,9 +2,10 @@
 //! a parsed lease must be written back unchanged.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
 
 use super::lease::AddressLease;
-use super::lines::{JournalContents, JournalEntry, JournalRemoval};
+use super::lines::{JournalBoots, JournalContents, JournalEntry, JournalRemoval};
 
 /// Parses `bytes` as each kind of file.
 ///
@@ -18,7 +19,9 @@ pub fn parse_lease_files(bytes: &[u8]) {
     }
     let JournalContents { entries, removals, .. } = JournalContents::parse(&String::from_utf8_lossy(bytes));
     for entry in entries.values() {
-        assert_eq!(JournalEntry::parse(entry.to_line().trim_start()).as_ref(), Some(entry));
+        let boots: JournalBoots = entry.boot.iter().map(|boot| ("1".to_owned(), Rc::clone(boot))).collect();
+        let line = entry.to_line(if entry.boot.is_some() { "1" } else { "-" });
+        assert_eq!(JournalEntry::parse(line.trim_start(), &boots).as_ref(), Some(entry));
     }
     for removal in removals.values() {
         assert_eq!(JournalRemoval::parse(removal.to_line().trim_start()).as_ref(), Some(removal));

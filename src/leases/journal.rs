@@ -4,15 +4,20 @@
 //! `<network>/.cnibox/leases` is text, a line for each change:
 //!
 //! ```text
-//! leases <machine id> <boot id> .
-//! + <container id> <interface> 10.88.0.2 <file> <host end> this .
+//! leases <machine id> <boot id> <time> <from>:<to> .
+//! boot 1 <machine id> <boot id> .
+//! + <container id> <interface> 10.88.0.2 <file> <host end> 1 .
+//! + <container id> <interface> 10.88.0.3 <file> <host end> this .
 //! - 10.88.0.2 .
 //! - 10.88.0.3 <time> host-end <container id> <interface> .
 //! ```
 //!
-//! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and modification
-//! time of the lease's file, `<host end>` the [end](crate::attachment::HostPairEnd) of the attachment's veth pair on
-//! the host, `this` or `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value.
+//! The first line has the machine, the boot and the time at which the file was last rewritten, and the place of the
+//! entries that it had then, which are sorted: the leases of a container are found without reading those of all others.
+//! `<file>` is inode and modification time of the lease's file, `<host end>` the
+//! [end](crate::attachment::HostPairEnd) of the attachment's veth pair on the host. The last word is the boot in which
+//! the lease was created, or first seen: `this`, the one in the first line, or that of a line `boot`. Whether it was an
+//! earlier one is decided whenever the journal is read. `-` stands for an unknown or absent value.
 //!
 //! The line of a removed lease has the [time](super::quarantine::RemovalTime) of the removal if the address is in
 //! quarantine. If the lease was reclaimed, the line also has the reason (`host-end` or `earlier-boot`), the container
@@ -29,7 +34,8 @@ use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write as _};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -37,11 +43,13 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::lease::AddressLease;
-use super::lines::{self, JournalContents, JournalEntry, JournalRemoval, parse_removed_address};
+use super::lines::{
+    self, JournalBoots, JournalContents, JournalEntry, JournalHeader, JournalRemoval, parse_removed_address,
+};
 use super::quarantine::AddressQuarantine;
 use crate::attachment::boot::current_unix_time;
 use crate::attachment::{AttachmentId, BootIdentity};
-use crate::files::dir::{OpenDirectory, read_up_to, require_owner};
+use crate::files::dir::{OpenDirectory, require_owner};
 use crate::files::{FileError, FileOperationContext, FileResult};
 use crate::log;
 
@@ -57,18 +65,21 @@ const JOURNAL_TEMP: &str = "leases.new";
 const MAX_BYTES: usize = (1 << 31) - 1;
 /// The list of addresses in quarantine of releases up to 0.2.0.
 const FREED: &str = "freed";
-/// Number of lines of removed leases that a journal without leases may have.
-const SPARE_LINES: usize = 100;
+/// The bytes that a search in the sorted entries reads at once.
+const BLOCK: u64 = 16 * 1024;
+/// The bytes of lines that are added to a small journal before it is rewritten.
+const MAX_ADDED: u64 = 64 * 1024;
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
 #[derive(Debug)]
 pub(super) struct LeaseJournal {
     file: File,
-    /// The text of the file.
-    text: String,
-    /// Numbers of lines that add or remove a lease; 0 until the lines were read.
-    added: usize,
-    removed: usize,
+    /// The boot in which the file was last rewritten.
+    boot: BootIdentity,
+    /// The place of the entries that were sorted then, in bytes; the lines that were added since follow them.
+    sorted: Range<u64>,
+    /// The length of the file in bytes.
+    length: u64,
     /// Whether the session changed the journal or the network's directory, and has to seal them at its end.
     is_changed: bool,
 }
@@ -82,14 +93,25 @@ impl LeaseJournal {
     ) -> Option<LeaseJournal> {
         let sealed = seal_seconds(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
-        let (mut file, meta) = directory.open_file(JOURNAL, flags, Mode::empty()).ok()?;
+        let (file, meta) = directory.open_file(JOURNAL, flags, Mode::empty()).ok()?;
         if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
             return None;
         }
-        let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
-        let written_in = lines::parse_header(&text)?.id;
-        let journal = LeaseJournal { file, text, added: 0, removed: 0, is_changed: false };
-        (written_in == boot.id).then_some(journal)
+        LeaseJournal::from_file(file).filter(|journal| journal.boot.id == boot.id)
+    }
+
+    /// Reads the first line of the file.
+    fn from_file(file: File) -> Option<LeaseJournal> {
+        let length = file.metadata().ok()?.len();
+        let first = read_text_at(&file, 0..length.min(BLOCK))?;
+        let first = first.lines().next()?;
+        let JournalHeader { boot, sorted, .. } = JournalHeader::parse(first)?;
+        let rest = length.checked_sub(first.len() as u64)?;
+        if sorted.start > sorted.end || sorted.end > rest {
+            return None;
+        }
+        let sorted = length - rest + sorted.start..length - rest + sorted.end;
+        Some(LeaseJournal { file, boot, sorted, length, is_changed: false })
     }
 
     /// Writes a journal of all leases of `network`, which are in `contents`.
@@ -98,61 +120,95 @@ impl LeaseJournal {
         directory: &OpenDirectory,
         boot: &BootIdentity,
         contents: &JournalContents,
-    ) -> FileResult<LeaseJournal> {
+    ) -> FileResult<Option<LeaseJournal>> {
         network.remove_file(TEMP)?;
         for leftover in [LEASE_TEMP, FREED] {
             directory.remove_file(leftover)?;
         }
         require_seal_support(directory)?;
-        let text = lines::header_line(boot) + &contents.to_lines();
-        let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(LeaseJournal { file, text, added: 0, removed: 0, is_changed: true })
+        let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, contents.to_text(boot).as_bytes())?;
+        Ok(LeaseJournal::from_file(file).map(|journal| LeaseJournal { is_changed: true, ..journal }))
     }
 
-    /// The number of leases.
-    pub(super) fn len(&self) -> usize {
-        JournalContents::parse(&self.text).entries.len()
+    /// The number of leases; `None` if the journal cannot be read.
+    pub(super) fn len(&self) -> Option<usize> {
+        let text = read_text_at(&self.file, 0..self.length)?;
+        Some(JournalContents::parse(&text).entries.len())
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
-    pub(super) fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> Option<Vec<AddressLease>> {
-        let container_prefix = format!("+ {} ", lines::escape_word(owner.id));
-        let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
-        for line in self.text.split('\n').skip(1) {
+    pub(super) fn leases_held_by(&self, owner: AttachmentId<'_>) -> Option<Vec<AddressLease>> {
+        let prefix = format!("+ {} ", lines::escape_word(owner.id));
+        let text = self.read_sorted(&prefix)? + &read_text_at(&self.file, self.sorted.end..self.length)?;
+        let mut lines = text.split('\n');
+        // Every line begins with a newline.
+        if lines.next() != Some("") {
+            return None;
+        }
+        let mut held = Vec::new();
+        for line in lines {
             if !line.ends_with(lines::END) {
                 return None;
             }
             // Only the lines of this container are parsed.
-            if line.starts_with('+') {
-                added += 1;
-                if line.starts_with(&container_prefix) {
-                    held.push(JournalEntry::parse(line)?.lease);
-                }
-            } else {
-                removed += 1;
+            if line.starts_with(&prefix) {
+                held.push(JournalEntry::parse(line, &JournalBoots::new())?.lease);
+            } else if !line.starts_with('+') {
                 let ip = parse_removed_address(line)?;
                 held.retain(|lease| lease.ip != ip);
             }
         }
-        (self.added, self.removed) = (added, removed);
         held.retain(|lease| lease.is_held_by(owner));
         Some(held)
     }
 
+    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these lines
+    /// are longer than a block.
+    fn read_sorted(&self, prefix: &str) -> Option<String> {
+        let Range { start: mut low, end: mut high } = self.sorted;
+        // The lines before `low` are less than `prefix`, those from `high` on are not.
+        while high - low > BLOCK {
+            let middle = low.midpoint(high);
+            let text = read_text_at(&self.file, middle..(middle + BLOCK).min(self.sorted.end))?;
+            let (before, line) = text.split_once('\n')?;
+            let start = middle + before.len() as u64;
+            if line.len() < prefix.len() {
+                return None;
+            }
+            if start >= high {
+                high = middle;
+            } else if line < prefix {
+                low = start;
+            } else {
+                high = start;
+            }
+        }
+        let end = (high + BLOCK).min(self.sorted.end);
+        let mut text = read_text_at(&self.file, low..end)?;
+        if end < self.sorted.end {
+            let last = text.rfind('\n')?;
+            text.truncate(last);
+            // There may be more of them.
+            if text.rsplit('\n').next()?.starts_with(prefix) {
+                return None;
+            }
+        }
+        Some(text)
+    }
+
     /// Adds a lease that is about to be created.
     pub(super) fn add_entry(&mut self, entry: &JournalEntry) -> FileResult<()> {
-        self.append_lines(&entry.to_line())
+        self.append_lines(&entry.to_line(lines::THIS))
     }
 
     /// Adds the lines of removed leases.
     pub(super) fn add_removals(&mut self, removals: &[JournalRemoval]) -> FileResult<()> {
-        self.removed += removals.len();
         self.append_lines(&removals.iter().map(JournalRemoval::to_line).collect::<String>())
     }
 
     fn append_lines(&mut self, lines: &str) -> FileResult<()> {
         self.is_changed = true;
-        self.text += lines;
+        self.length += lines.len() as u64;
         self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
@@ -172,16 +228,23 @@ impl LeaseJournal {
         if !self.is_changed {
             return Ok(());
         }
-        // More than three lines for each lease; at most two stay.
-        if 3 * self.removed > 2 * self.added + SPARE_LINES {
-            let header = self.text.lines().next().unwrap_or_default().to_owned();
-            let text = header + &JournalContents::parse(&self.text).without_old_removals(quarantine).to_lines();
+        let added = self.length - self.sorted.end;
+        if added > MAX_ADDED + (self.sorted.end - self.sorted.start) / 32 {
+            let contents = JournalContents::parse(&read_journal_text(directory)).without_old_removals(quarantine);
+            let text = contents.to_text(&self.boot);
             self.file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         }
         let sealed = current_unix_time();
         set_seal_time(&self.file, sealed)?;
         set_seal_time(network.as_file(), sealed)
     }
+}
+
+/// A part of the file; `None` if the file is shorter, or this part is no text.
+fn read_text_at(file: &File, range: Range<u64>) -> Option<String> {
+    let mut bytes = vec![0; usize::try_from(range.end.checked_sub(range.start)?).ok()?];
+    file.read_exact_at(&mut bytes, range.start).ok()?;
+    String::from_utf8(bytes).ok()
 }
 
 /// The text of the journal in `directory`, sealed or not: each entry names a lease file, and is valid only for that
@@ -235,11 +298,18 @@ pub(super) fn temporary_lease_file<'f>(
     directory.map_or((network, TEMP), |directory| (directory, LEASE_TEMP))
 }
 
-/// Marks a lease of this program by its modification time, before the lease is linked. A power cut may lose the content
-/// of a linked file, but not its modification time: the mark distinguishes a lease that lost its content from other
-/// empty files.
+/// Marks a lease of this program by its modification time, before the lease is linked. A power cut, or a write that
+/// fails later, may lose the content of a linked file, but not its modification time: the mark distinguishes a lease
+/// that lost its content from other empty files.
 pub(super) fn mark_lease(lease: &File) -> FileResult<()> {
     set_seal_time(lease, current_unix_time())
+}
+
+/// Writes the text of a lease that lost it. The file stays the same, so that its entry stays valid.
+pub(super) fn rewrite_lease(network: &OpenDirectory, lease: &AddressLease, meta: &Metadata) -> FileResult<()> {
+    let name = lease.ip.to_string();
+    let file = network.overwrite_file(&name, lease.file_text().as_bytes())?;
+    set_seal_time(&file, meta.mtime())
 }
 
 /// Whether a lease has the mark of [`mark_lease`].

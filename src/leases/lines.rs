@@ -1,15 +1,19 @@
 //! The lines of a network's journal, as text and as data.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::Metadata;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::lease::{AddressLease, ReclaimedLease};
 use super::quarantine::{AddressQuarantine, RemovalTime};
-use crate::attachment::{BootIdentity, BootRelation, EndProof, HostPairEnd};
+use crate::attachment::boot::current_unix_time;
+use crate::attachment::{BootIdentity, ContainerPairEnd, EndProof, HostPairEnd};
+use crate::sort::sort_items;
 
 /// The end of every line.
 pub(super) const END: &str = " .";
@@ -24,8 +28,8 @@ pub(super) struct JournalEntry {
     pub(super) file: LeaseFileId,
     /// The host's end of the attachment's veth pair.
     pub(super) end: Option<HostPairEnd>,
-    /// When the lease was created, relative to the boot in the journal's first line.
-    pub(super) made: BootRelation,
+    /// The boot in which the lease was created, or first seen; `None` if it is unknown.
+    pub(super) boot: Option<Rc<BootIdentity>>,
 }
 
 /// A line that removes a lease.
@@ -44,9 +48,13 @@ pub(super) struct JournalContents {
     pub(super) entries: HashMap<IpAddr, JournalEntry>,
     /// The last removal of a lease of each address.
     pub(super) removals: HashMap<IpAddr, JournalRemoval>,
-    /// The boot of leases without an entry: the machine that last wrote the journal may be another one, and may have
-    /// created them.
-    pub(super) unlisted: BootRelation,
+    /// The boot in which the journal was last written.
+    pub(super) written_in: Option<Rc<BootIdentity>>,
+    /// When it was written, in seconds since 1970.
+    pub(super) written_at: Option<i64>,
+    /// The boot of leases without an entry; `None` if it is unknown: the machine that last wrote the journal may be
+    /// another one, and may have created them.
+    pub(super) unlisted: Option<Rc<BootIdentity>>,
 }
 
 /// Distinguishes one lease file from all others that had or will have its name.
@@ -61,15 +69,19 @@ impl JournalContents {
     /// Parses the text of a journal; a line that is cut short counts as absent.
     pub(super) fn parse(text: &str) -> JournalContents {
         let mut contents = JournalContents::default();
-        if parse_header(text).is_none() {
-            return contents;
-        }
-        for line in text.split('\n') {
-            if let Some(entry) = JournalEntry::parse(line) {
+        let Some(JournalHeader { boot, written_at, .. }) = JournalHeader::parse(text) else { return contents };
+        let boot = Rc::new(boot);
+        let mut boots = JournalBoots::from([(THIS.to_owned(), Rc::clone(&boot))]);
+        contents.written_in = Some(boot);
+        contents.written_at = written_at;
+        for line in text.split('\n').skip(1) {
+            if let Some(entry) = JournalEntry::parse(line, &boots) {
                 contents.entries.insert(entry.lease.ip, entry);
             } else if let Some(removal) = JournalRemoval::parse(line) {
                 contents.entries.remove(&removal.ip);
                 contents.removals.insert(removal.ip, removal);
+            } else if let [BOOT, word, machine, id] = split_line(line)[..] {
+                boots.insert(word.to_owned(), Rc::new(parse_boot(machine, id)));
             }
         }
         contents
@@ -86,9 +98,34 @@ impl JournalContents {
         self
     }
 
-    pub(super) fn to_lines(&self) -> String {
-        let removals = self.removals.values().map(JournalRemoval::to_line);
-        removals.chain(self.entries.values().map(JournalEntry::to_line)).collect()
+    /// The text of a journal that is written in the boot `current`, to which more lines can be added.
+    pub(super) fn to_text(&self, current: &BootIdentity) -> String {
+        let mut numbers: BTreeMap<&BootIdentity, String> = BTreeMap::new();
+        // Removals before entries: one may explain how the owner of an entry got the address.
+        let mut first: String = self.removals.values().map(JournalRemoval::to_line).collect();
+        let mut entries = Vec::with_capacity(self.entries.len());
+        for entry in self.entries.values() {
+            let word = match entry.boot.as_deref() {
+                None => UNKNOWN,
+                Some(boot) if boot == current => THIS,
+                Some(boot) => {
+                    let next = numbers.len() + 1;
+                    numbers.entry(boot).or_insert_with(|| next.to_string())
+                }
+            };
+            entries.push(entry.to_line(word));
+        }
+        for (boot, number) in numbers {
+            first += &join_line(&[BOOT, &number, boot.machine.as_deref().unwrap_or(UNKNOWN), &boot.id]);
+        }
+        sort_items(&mut entries);
+        let entries = entries.concat();
+        let header = JournalHeader {
+            boot: current.clone(),
+            written_at: Some(current_unix_time()),
+            sorted: first.len() as u64..(first.len() + entries.len()) as u64,
+        };
+        header.to_line() + &first + &entries
     }
 }
 
@@ -139,8 +176,9 @@ fn end_proof_word(why: EndProof) -> &'static str {
 }
 
 impl JournalEntry {
-    pub(super) fn to_line(&self) -> String {
-        let JournalEntry { lease, file, end, made } = self;
+    /// The line, with this word for the boot.
+    pub(super) fn to_line(&self, boot: &str) -> String {
+        let JournalEntry { lease, file, end, .. } = self;
         let unknown = || UNKNOWN.to_owned();
         join_line(&[
             "+",
@@ -149,39 +187,45 @@ impl JournalEntry {
             &lease.ip.to_string(),
             &format!("{}:{}", file.ino, file.mtime),
             &end.map_or_else(unknown, host_end_word),
-            MADE[*made as usize].1,
+            boot,
         ])
     }
 
-    pub(super) fn parse(line: &str) -> Option<JournalEntry> {
-        let ["+", id, ifname, ip, file, end, made] = split_line(line)[..] else { return None };
+    pub(super) fn parse(line: &str, boots: &JournalBoots) -> Option<JournalEntry> {
+        let ["+", id, ifname, ip, file, end, boot] = split_line(line)[..] else { return None };
         let ifname = if ifname == UNKNOWN { None } else { Some(unescape_word(ifname)?) };
         let (ino, mtime) = file.split_once(':')?;
         let file = LeaseFileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let made = MADE.iter().find(|(_, word)| *word == made)?.0;
+        let boot = boots.get(boot).cloned();
         let lease = AddressLease { ip: ip.parse().ok()?, id: unescape_word(id)?, ifname };
-        Some(JournalEntry { lease, file, end: parse_host_end(end), made })
+        Some(JournalEntry { lease, file, end: parse_host_end(end), boot })
     }
 }
 
-/// The words for the boot in which a lease was created.
-const MADE: [(BootRelation, &str); 3] =
-    [(BootRelation::Now, "this"), (BootRelation::Earlier, "earlier"), (BootRelation::Elsewhere, UNKNOWN)];
-
-/// The last part of the word for an end with the attachment's label, and for an end without it.
+/// The third part of the word for an end with the attachment's label, and for an end without it.
 const LABELLED: &str = "own";
 const LISTED: &str = "listed";
 
-fn host_end_word(HostPairEnd { netns, index, labelled }: HostPairEnd) -> String {
-    format!("{netns}:{index}:{}", if labelled { LABELLED } else { LISTED })
+fn host_end_word(HostPairEnd { netns, index, labelled, peer }: HostPairEnd) -> String {
+    let kind = if labelled { LABELLED } else { LISTED };
+    let peer = peer.map(|peer| format!(":{}:{}", peer.nsid, peer.index)).unwrap_or_default();
+    format!("{netns}:{index}:{kind}{peer}")
 }
 
-/// Parses the host's end; `None` if unknown, and for the namespace that releases up to 0.2.0 wrote in this place.
+/// Parses the host's end; `None` if unknown.
 fn parse_host_end(word: &str) -> Option<HostPairEnd> {
-    let [netns, index, last] = word.split(':').collect::<Vec<_>>()[..] else { return None };
-    let labelled = last == LABELLED;
-    let (netns, index) = (netns.parse().ok()?, index.parse().ok()?);
-    (labelled || last == LISTED).then_some(HostPairEnd { netns, index, labelled })
+    let mut parts = word.split(':');
+    let (netns, index) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let labelled = match parts.next()? {
+        LABELLED => true,
+        LISTED => false,
+        _ => return None,
+    };
+    let peer = match parts.next() {
+        Some(nsid) => Some(ContainerPairEnd { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? }),
+        None => None,
+    };
+    Some(HostPairEnd { netns, index, labelled, peer })
 }
 
 impl LeaseFileId {
@@ -207,17 +251,55 @@ fn split_line(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
-/// The first line of a journal that is written in `boot`.
-pub(super) fn header_line(boot: &BootIdentity) -> String {
-    let machine = boot.machine.as_deref().unwrap_or(UNKNOWN);
-    join_line(&["leases", machine, &boot.id]).split_off(1)
+/// The first words of a journal's first line, and of the lines of other boots.
+const HEADER: &str = "leases";
+const BOOT: &str = "boot";
+/// The word for the boot in the first line.
+pub(super) const THIS: &str = "this";
+
+/// The boots of entries, by the words for them.
+pub(super) type JournalBoots = HashMap<String, Rc<BootIdentity>>;
+
+/// The first line of a journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JournalHeader {
+    /// The boot in which the journal was last written.
+    pub(super) boot: BootIdentity,
+    /// When it was written, in seconds since 1970.
+    written_at: Option<i64>,
+    /// The place of the entries, which are sorted; lines that were added since follow them. In bytes from the end of
+    /// this line.
+    pub(super) sorted: Range<u64>,
 }
 
-/// The boot in which the journal was written; entries call this boot `this`.
-pub(super) fn parse_header(text: &str) -> Option<BootIdentity> {
-    let ["leases", machine, id] = split_line(text.lines().next()?)[..] else { return None };
+impl JournalHeader {
+    fn to_line(&self) -> String {
+        let JournalHeader { boot: BootIdentity { machine, id }, written_at, sorted } = self;
+        let time = written_at.map_or_else(|| UNKNOWN.to_owned(), |time| time.to_string());
+        let place = format!("{}:{}", sorted.start, sorted.end);
+        join_line(&[HEADER, machine.as_deref().unwrap_or(UNKNOWN), id, &time, &place]).split_off(1)
+    }
+
+    /// Parses the first line of `text`. In a journal of an earlier build the line ends with the boot.
+    pub(super) fn parse(text: &str) -> Option<JournalHeader> {
+        let mut words = split_line(text.lines().next()?).into_iter();
+        let is_header = words.next()? == HEADER;
+        let boot = parse_boot(words.next()?, words.next()?);
+        let written_at = words.next().and_then(|word| word.parse().ok());
+        let sorted = match words.next() {
+            Some(place) => {
+                let (start, end) = place.split_once(':')?;
+                start.parse().ok()?..end.parse().ok()?
+            }
+            None => 0..0,
+        };
+        is_header.then_some(JournalHeader { boot, written_at, sorted })
+    }
+}
+
+fn parse_boot(machine: &str, id: &str) -> BootIdentity {
     let machine = Some(machine).filter(|machine| *machine != UNKNOWN).map(str::to_owned);
-    Some(BootIdentity { machine, id: id.to_owned() })
+    BootIdentity { machine, id: id.to_owned() }
 }
 
 pub(super) fn parse_removed_address(line: &str) -> Option<IpAddr> {

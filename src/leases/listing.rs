@@ -6,6 +6,7 @@ use std::fs::{self, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::journal;
@@ -71,8 +72,8 @@ impl fmt::Display for AddressReservation {
 /// The kind of a file that is named by an address.
 pub(super) enum AddressFile {
     Lease(AddressLease, Box<Metadata>),
-    /// A lease of this program that lost its text in a power cut.
-    Lost,
+    /// A lease of this program that lost its text.
+    Lost(Box<Metadata>),
     Reserved(AddressReservation),
     Nothing,
 }
@@ -118,10 +119,11 @@ impl LeaseListing {
     /// All leases with the state of their containers.
     pub fn lease_statuses(&self) -> Vec<LeaseStatus> {
         let Some(dir) = &self.dir else { return Vec::new() };
-        let found: Vec<_> = self.ips.iter().filter_map(|ip| read_address_file(dir, *ip).into_lease()).collect();
-        let journal =
-            JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &BootIdentity::current());
-        let lives = journal.judge_leases(&network_name_of(dir), &found);
+        let current = Rc::new(BootIdentity::current());
+        let journal = JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &current);
+        let lease_of = |ip: &IpAddr| read_address_file(dir, *ip).with_lost(*ip, &journal).into_lease();
+        let found: Vec<_> = self.ips.iter().filter_map(lease_of).collect();
+        let lives = journal.judge_leases(&network_name_of(dir), &found, &current);
         let status = |((lease, meta), liveness): ((AddressLease, Metadata), _)| LeaseStatus {
             reclaimed: journal.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
             lease,
@@ -144,7 +146,8 @@ impl LeaseListing {
 
     /// The addresses whose files are not leases, sorted.
     pub fn list_reservations(&self) -> Vec<AddressReservation> {
-        self.dir.as_ref().map(|dir| read_reservations(dir, &self.ips)).unwrap_or_default()
+        let list = |dir| read_reservations(dir, journal::existing_directory(dir).as_ref(), &self.ips);
+        self.dir.as_ref().map(list).unwrap_or_default()
     }
 }
 
@@ -152,13 +155,28 @@ impl AddressFile {
     pub(super) fn into_lease(self) -> Option<(AddressLease, Metadata)> {
         if let AddressFile::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
+
+    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the file
+    /// reserves its address.
+    pub(super) fn with_lost(self, ip: IpAddr, journal: &JournalContents) -> AddressFile {
+        let AddressFile::Lost(meta) = self else { return self };
+        match journal.entry_of_file(ip, &meta) {
+            Some(entry) => AddressFile::Lease(entry.lease.clone(), meta),
+            None => AddressFile::Reserved(AddressReservation { ip, empty: true }),
+        }
+    }
 }
 
 /// The addresses whose files are not leases, sorted.
-pub(super) fn read_reservations(dir: &OpenDirectory, ips: &HashSet<IpAddr>) -> Vec<AddressReservation> {
-    let reserved = |ip: &IpAddr| match read_address_file(dir, *ip) {
+pub(super) fn read_reservations(
+    dir: &OpenDirectory,
+    directory: Option<&OpenDirectory>,
+    ips: &HashSet<IpAddr>,
+) -> Vec<AddressReservation> {
+    let journal = JournalContents::parse(&directory.map(journal::read_journal_text).unwrap_or_default());
+    let reserved = |ip: &IpAddr| match read_address_file(dir, *ip).with_lost(*ip, &journal) {
         AddressFile::Reserved(reservation) => Some(reservation),
-        AddressFile::Lease(..) | AddressFile::Lost | AddressFile::Nothing => None,
+        AddressFile::Lease(..) | AddressFile::Lost(_) | AddressFile::Nothing => None,
     };
     let mut reserved: Vec<_> = ips.iter().filter_map(reserved).collect();
     sort_by_key(&mut reserved, |reservation| reservation.ip);
@@ -178,7 +196,12 @@ pub(super) fn listed_addresses(dir: &OpenDirectory) -> FileResult<HashSet<IpAddr
 /// The owner of the address in the leases of `network`, read without the lock.
 pub fn find_lease(data_dir: &Path, network: &str, ip: IpAddr) -> Option<AddressLease> {
     let dir = OpenDirectory::open_network(data_dir, network).ok()??;
-    read_address_file(&dir, ip).into_lease().map(|(lease, _)| lease)
+    let mut file = read_address_file(&dir, ip);
+    if matches!(file, AddressFile::Lost(_)) {
+        let text = journal::existing_directory(&dir).as_ref().map(journal::read_journal_text).unwrap_or_default();
+        file = file.with_lost(ip, &JournalContents::parse(&text));
+    }
+    file.into_lease().map(|(lease, _)| lease)
 }
 
 /// Reads the file of `ip`.
@@ -200,7 +223,7 @@ pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile 
     let empty = content.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
     match AddressLease::parse_file(ip, &content) {
         Some(lease) => AddressFile::Lease(lease, Box::new(meta)),
-        None if empty && journal::is_marked(&meta) => AddressFile::Lost,
+        None if empty && journal::is_marked(&meta) => AddressFile::Lost(Box::new(meta)),
         None => AddressFile::Reserved(AddressReservation { ip, empty }),
     }
 }

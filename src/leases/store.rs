@@ -9,16 +9,18 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::DATA_DIR;
 use super::journal::{self, LeaseJournal, log_unwritable};
 use super::lease::{AddressLease, LeaseOptions, ReclaimedLease};
 use super::lines::{JournalContents, JournalEntry, JournalRemoval, LeaseFileId};
 use super::listing::{self, AddressFile, AddressReservation};
 use super::notes::judge_entries;
 use super::quarantine::AddressQuarantine;
-use crate::attachment::{AttachmentId, BootIdentity, BootRelation, HostPairEnd, Liveness};
+use crate::attachment::{AttachmentId, BootIdentity, HostPairEnd, Liveness};
 use crate::files::dir::OpenDirectory;
 use crate::files::lock::FileLock;
 use crate::files::{FileOperationContext, FileResult};
@@ -37,7 +39,7 @@ pub struct LeaseStore {
     /// The directory `.cnibox`; `None` if it cannot be created or trusted.
     directory: Option<OpenDirectory>,
     quarantine: AddressQuarantine,
-    boot: BootIdentity,
+    boot: Rc<BootIdentity>,
     /// `None` if the journal cannot be written; then every lookup reads all leases. Also `None` while journal and
     /// leases may differ: an error or a panic leaves the store unsealed, and the next command rewrites the journal.
     journal: Option<LeaseJournal>,
@@ -73,7 +75,7 @@ impl LeaseStore {
         let directory = journal::create_directory(&dir);
         let quarantine = AddressQuarantine::new(reuse_delay, &boot);
         let journal = directory.as_ref().and_then(|directory| LeaseJournal::open_sealed(&dir, directory, &boot));
-        let mut store = LeaseStore { dir, directory, quarantine, boot, journal, _lock: lock };
+        let mut store = LeaseStore { dir, directory, quarantine, boot: Rc::new(boot), journal, _lock: lock };
         if store.journal.is_none() {
             store.rebuild_journal()?;
         }
@@ -101,7 +103,7 @@ impl LeaseStore {
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = change_journal(self.journal.take(), |journal| {
             let file = LeaseFileId::from_metadata(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add_entry(&JournalEntry { lease, file, end, made: BootRelation::Now })
+            journal.add_entry(&JournalEntry { lease, file, end, boot: Some(Rc::clone(&self.boot)) })
         });
         let linked = directory.publish_file(temp, &self.dir, &name);
         // A temporary file that cannot be removed is no error, because it does not affect the lease. The next command
@@ -153,14 +155,18 @@ impl LeaseStore {
         let entries: Vec<JournalEntry> = noted.entries.into_values().collect();
         let network = listing::network_name_of(&self.dir);
         let mut gone = Vec::new();
-        for (entry, life) in entries.iter().zip(judge_entries(&network, &entries)) {
+        for (entry, life) in entries.iter().zip(judge_entries(&network, &entries, &self.boot)) {
             let Liveness::Gone(why) = life else { continue };
             // The lease must still be the file of the entry.
-            if let AddressFile::Lease(lease, meta) = listing::read_address_file(&self.dir, entry.lease.ip)
-                && LeaseFileId::from_metadata(&meta) == entry.file
-                && lease == entry.lease
-            {
-                gone.push(ReclaimedLease { lease, why });
+            let is_its_file = match listing::read_address_file(&self.dir, entry.lease.ip) {
+                AddressFile::Lease(lease, meta) => {
+                    lease == entry.lease && LeaseFileId::from_metadata(&meta) == entry.file
+                }
+                AddressFile::Lost(meta) => LeaseFileId::from_metadata(&meta) == entry.file,
+                AddressFile::Reserved(_) | AddressFile::Nothing => false,
+            };
+            if is_its_file {
+                gone.push(ReclaimedLease { lease: entry.lease.clone(), why });
             }
         }
         let (gone, freed) = (reclaim(&network, gone), self.quarantine.removal_time());
@@ -183,7 +189,8 @@ impl LeaseStore {
         &mut self,
         unwanted: impl Fn(&AddressReservation) -> bool,
     ) -> error::Result<Vec<AddressReservation>> {
-        let mut reserved = listing::read_reservations(&self.dir, &self.taken_addresses()?);
+        let ips = self.taken_addresses()?;
+        let mut reserved = listing::read_reservations(&self.dir, self.directory.as_ref(), &ips);
         reserved.retain(unwanted);
         reserved.iter().try_for_each(|reservation| self.remove_unlisted_file(reservation.ip))?;
         Ok(reserved)
@@ -192,8 +199,8 @@ impl LeaseStore {
     /// The number of files with the name of an address that are not leases.
     pub fn count_reservations(&self) -> error::Result<usize> {
         let ips = listing::listed_addresses(&self.dir)?;
-        let leases = match &self.journal {
-            Some(journal) => journal.len(),
+        let leases = match self.journal.as_ref().and_then(LeaseJournal::len) {
+            Some(leases) => leases,
             None => ips.iter().filter_map(|ip| listing::read_address_file(&self.dir, *ip).into_lease()).count(),
         };
         Ok(ips.len().saturating_sub(leases))
@@ -206,10 +213,10 @@ impl LeaseStore {
         keep: impl Fn(&AddressLease) -> bool,
         spare: bool,
     ) -> error::Result<(Vec<AddressLease>, Vec<AddressLease>)> {
-        let mut refused = self.read_all_leases()?;
-        refused.retain(|(lease, _)| !keep(lease));
         let noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
-        let lives = noted.judge_leases(&listing::network_name_of(&self.dir), &refused);
+        let mut refused = self.read_all_leases(&noted)?;
+        refused.retain(|(lease, _)| !keep(lease));
+        let lives = noted.judge_leases(&listing::network_name_of(&self.dir), &refused, &self.boot);
         let (mut go, mut stay) = (Vec::new(), Vec::new());
         for ((lease, _), life) in refused.into_iter().zip(lives) {
             if spare && life == Liveness::Alive { stay.push(lease) } else { go.push(lease) }
@@ -247,7 +254,7 @@ impl LeaseStore {
     }
 
     fn leases_held_by(&mut self, owner: AttachmentId<'_>) -> error::Result<Vec<AddressLease>> {
-        let held = self.journal.as_mut().and_then(|journal| journal.leases_held_by(owner));
+        let held = self.journal.as_ref().and_then(|journal| journal.leases_held_by(owner));
         // A lease that was overwritten in place does not change the directory's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds_lease(lease))) {
             return Ok(held);
@@ -290,9 +297,9 @@ impl LeaseStore {
 
     /// Reads all leases, and writes a new journal of them if possible.
     fn rebuild_journal(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
-        let leases = self.read_all_leases()?;
+        let mut noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
+        let leases = self.read_all_leases(&noted)?;
         self.journal = self.directory.as_ref().and_then(|directory| {
-            let mut noted = JournalContents::read_journal(Some(directory), &self.boot);
             let entry = |(lease, meta): &(AddressLease, Metadata)| (lease.ip, noted.entry_of_lease(lease, meta));
             let entries: HashMap<IpAddr, JournalEntry> = leases.iter().map(entry).collect();
             // Removed by another program, or before a kill.
@@ -302,28 +309,62 @@ impl LeaseStore {
                 noted.removals.insert(ip, removal);
             }
             let contents = JournalContents { entries, ..noted }.without_old_removals(&self.quarantine);
-            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()
+            LeaseJournal::create_from(&self.dir, directory, &self.boot, &contents).inspect_err(log_unwritable).ok()?
         });
         Ok(leases)
     }
 
-    /// Reads all leases, and removes leases of this program that lost their content in a power cut, which ended their
-    /// containers.
-    pub(super) fn read_all_leases(&mut self) -> error::Result<Vec<(AddressLease, Metadata)>> {
+    /// Reads all leases, also those that lost their text, as far as the journal, `noted`, has them.
+    pub(super) fn read_all_leases(&mut self, noted: &JournalContents) -> error::Result<Vec<(AddressLease, Metadata)>> {
         let mut leases = Vec::new();
         for ip in listing::listed_addresses(&self.dir)? {
             match listing::read_address_file(&self.dir, ip) {
                 AddressFile::Lease(lease, meta) => leases.push((lease, *meta)),
-                AddressFile::Lost => match self.remove_unlisted_file(ip) {
-                    Ok(()) => {
-                        log::warn(format_args!("freed {ip}: its lease was lost in a power cut"));
-                    }
-                    Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
-                },
+                AddressFile::Lost(meta) => {
+                    let lease = self.recover_lost_lease(ip, &meta, noted);
+                    leases.extend(lease.map(|lease| (lease, *meta)));
+                }
                 AddressFile::Reserved(_) | AddressFile::Nothing => {}
             }
         }
         Ok(leases)
+    }
+
+    /// Frees the address of a lease that lost its text in a power cut, which ended its container. If nothing proves that
+    /// there was a reboot since, a failed write may have lost the text, and the container may live: its lease is written
+    /// again, or its address stays reserved.
+    fn recover_lost_lease(&mut self, ip: IpAddr, meta: &Metadata, noted: &JournalContents) -> Option<AddressLease> {
+        if noted.is_of_earlier_boot(ip, meta, &self.boot) {
+            match self.remove_unlisted_file(ip) {
+                Ok(()) => log::warn(format_args!("freed {ip}: its lease was lost in a power cut")),
+                Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
+            }
+            return None;
+        }
+        let Some(entry) = noted.entry_of_file(ip, meta) else {
+            log::warn(format_args!(
+                "{ip} stays reserved: its lease lost its text, and nothing says whose it was; \
+                 if no container has the address: {}",
+                self.free_command(ip)
+            ));
+            return None;
+        };
+        let lease = entry.lease.clone();
+        match journal::rewrite_lease(&self.dir, &lease, meta) {
+            Ok(()) => log::warn(format_args!("the lease of {lease} lost its text, and was written again")),
+            Err(e) => log::warn(format_args!("the lease of {lease} lost its text: {e}")),
+        }
+        Some(lease)
+    }
+
+    /// The command that frees an address which no lease names.
+    fn free_command(&self, ip: IpAddr) -> String {
+        let path = self.dir.file_path("");
+        let data_dir = path.parent().unwrap_or(&path);
+        let network = listing::network_name_of(&self.dir);
+        let option =
+            if data_dir == Path::new(DATA_DIR) { String::new() } else { format!("--data-dir {} ", data_dir.display()) };
+        format!("cnibox ipam free {option}--network {network} {ip}")
     }
 
     /// Removes a file that is not in the journal.

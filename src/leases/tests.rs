@@ -1,5 +1,6 @@
 //! The lease store as a whole: both implementations' leases, garbage collection, many at once.
 
+mod lost;
 mod reclaim;
 mod trespass;
 mod trust;
@@ -12,9 +13,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::lines::JournalContents;
+use super::notes::judge_entries;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
-use crate::attachment::{AttachmentId, BootIdentity, HostPairEnd, Liveness, LivenessDoubt};
+use crate::attachment::{AttachmentId, BootIdentity, ContainerPairEnd, HostPairEnd, Liveness, LivenessDoubt};
 use crate::files::dir::OpenDirectory;
 
 thread_local! {
@@ -76,7 +79,8 @@ impl Scene {
     }
 
     fn leases(&self) -> Vec<AddressLease> {
-        self.open().read_all_leases().unwrap().into_iter().map(|(lease, _)| lease).collect()
+        let noted = JournalContents::default();
+        self.open().read_all_leases(&noted).unwrap().into_iter().map(|(lease, _)| lease).collect()
     }
 
     fn journal_file(&self) -> PathBuf {
@@ -165,25 +169,6 @@ fn a_reservation_by_hand_outlasts_boots() {
     let removed = scene.open().remove_reservations(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
     assert_eq!(removed, [AddressReservation { ip: ip("10.0.0.10"), empty: false }]);
     scene.reserve("10.0.0.10", owner(1));
-}
-
-#[test]
-fn an_empty_lease_file_is_no_reservation() {
-    let scene = Scene::new();
-    for n in 2..6 {
-        scene.reserve(&format!("10.0.0.{n}"), owner(n));
-    }
-    // The power cut loses the content of the file, not its times.
-    for (name, length) in [("10.0.0.2", 0), ("10.0.0.3", 8)] {
-        let file = fs::File::options().write(true).open(scene.path(name)).unwrap();
-        let time = file.metadata().unwrap().modified().unwrap();
-        file.set_len(0).and_then(|()| file.set_len(length)).unwrap();
-        file.set_modified(time).unwrap();
-    }
-    scene.write("10.0.0.4", "");
-    let left = || scene.open_in_boot("next").taken_addresses().unwrap();
-    assert_eq!(left(), HashSet::from_iter(ips(&["10.0.0.4", "10.0.0.5"])));
-    assert_eq!(left().len(), 2);
 }
 
 #[test]

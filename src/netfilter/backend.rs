@@ -8,11 +8,12 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::difference::Difference;
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
-use super::{AttachmentId, RepairMode, join_errors};
+use super::{AttachmentId, join_errors};
 use crate::attachment::RecordStore;
 use crate::cmd;
 use crate::error::{Error, ErrorContext, Result};
@@ -130,8 +131,10 @@ fn probe_iptables() -> Result<()> {
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
     pub state: RestorableState,
-    /// Looks for the feature's rules in iptables and firewalld. Returns the first missing rule.
-    pub repair: fn(&PacketFilter, RepairMode) -> Result<Option<String>>,
+    /// What is not as the records of living attachments want it, in any back end.
+    pub differences: fn(&PacketFilter) -> Result<Vec<Difference>>,
+    /// Restores what is not in [`RestorableState::layouts`], such as rules of iptables and firewalld, from the records.
+    pub restore: fn(&PacketFilter) -> Result<()>,
     /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
     /// in the list.
     pub remove: fn(&PacketFilter, AttachmentId<'_>, &[IpAddr]) -> Result<()>,

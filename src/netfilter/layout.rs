@@ -5,10 +5,9 @@
 //! transaction restores them, and the state of all attachments of this host in all of our tables ([`RestorableState`]),
 //! so that protections and the traffic they protect become effective together.
 //!
-//! Rules are identified by their comments: a rule that changes in a release gets a new comment. A table of an earlier
-//! release that lacks only [additions](TableLayout::additions) is not damaged: if STATUS failed, the runtime
-//! would send no ADD, and the next ADD completes the table. A set contains a sentinel, an element that matches no
-//! packet: a set without it was flushed.
+//! Rules are identified by their comments: a rule that changes in a release gets a new comment, and the next ADD or
+//! STATUS completes the tables of the earlier release. A set contains a sentinel, an element that matches no packet: a
+//! set without it was flushed.
 
 mod transaction;
 
@@ -56,8 +55,6 @@ pub struct TableLayout {
     pub recorders: &'static [NftSet<'static>],
     /// The chains of the table and their fixed rules. A chain without fixed rules is not verified.
     pub chains: &'static [(NftChain<'static>, &'static [FixedRule])],
-    /// The comments of rules that the tables of earlier releases lack, beside others in the same chain.
-    pub additions: &'static [&'static str],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
     pub subnet: Option<SubnetRules>,
@@ -72,6 +69,8 @@ pub struct RestorableState {
     pub kept: RecordStore,
     /// The tables with the state.
     pub layouts: &'static [TableLayout],
+    /// Whether the record of a living attachment needs the table.
+    pub needs_table: fn(&TableLayout) -> bool,
     /// Restores the state from the records.
     pub restore: fn(&mut LayoutTransaction<'_>),
 }
@@ -79,35 +78,19 @@ pub struct RestorableState {
 impl TableLayout {
     /// An empty table.
     pub const fn new(table: NftTable<'static>) -> TableLayout {
-        let (sets, recorders, additions) = (&[], &[], &[]);
-        TableLayout { table, sets, recorders, chains: &[], additions, subnet: None, is_exact: false }
+        TableLayout { table, sets: &[], recorders: &[], chains: &[], subnet: None, is_exact: false }
     }
 
-    /// The first deviation of the table from its layout. Also `None` if no container depends on the table, which the
-    /// next ADD restores.
-    pub fn first_deviation(self, nft: &NftSocket, is_needed: &dyn Fn() -> bool) -> NetlinkResult<Option<String>> {
-        self.first_deviation_by(RuleComparison::ByComment, nft, is_needed)
+    /// The first difference of the table from its layout.
+    pub fn find_difference(self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Option<TableDamage>> {
+        let (state, _) = TableState::read_table(nft, self, &[], comparison)?;
+        Ok(state.damage.map(|text| TableDamage { exists: state.exists, text }))
     }
 
-    /// Like [`TableLayout::first_deviation`], with this comparison of rules.
-    pub fn first_deviation_by(
-        self,
-        comparison: RuleComparison,
-        nft: &NftSocket,
-        is_needed: &dyn Fn() -> bool,
-    ) -> NetlinkResult<Option<String>> {
-        let (view, _) = TableState::read_table(nft, self, &[], comparison)?;
-        // Elements belong to containers, including containers without a record.
-        let has_elements = |set: &NftSet<'static>| nft.find_elements(&[*set], &[]).is_ok_and(|e| !e.is_empty());
-        let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
-        let is_damaged = view.damage.is_some() && !view.is_outdated;
-        let is_relevant = is_damaged && (is_needed() || is_used());
-        Ok(view.damage.filter(|_| is_relevant))
-    }
-
-    /// Whether the table deviates from its layout, needed or not.
-    pub fn has_damage(self, nft: &NftSocket) -> NetlinkResult<bool> {
-        Ok(TableState::read_table(nft, self, &[], RuleComparison::Whole)?.0.damage.is_some())
+    /// For CHECK: fails if the table differs from its layout.
+    pub fn require_whole(self, nft: &NftSocket, comparison: RuleComparison) -> error::Result<()> {
+        let damage = self.find_difference(nft, comparison)?;
+        damage.map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REMEDY)))
     }
 
     /// The rules of a chain that elements jump to.
@@ -209,9 +192,13 @@ impl TableLayout {
     }
 }
 
-/// For STATUS and CHECK: fails if there is damage.
-pub fn require_undamaged(damage: Option<String>) -> error::Result<()> {
-    damage.map_or(Ok(()), |damage| Err(Error::internal(damage).with_details(REMEDY)))
+/// A table that is not as its layout.
+#[derive(Debug)]
+pub struct TableDamage {
+    /// Whether there is a table.
+    pub exists: bool,
+    /// The first difference, for messages.
+    pub text: String,
 }
 
 /// The present content of a table, compared with its layout.
@@ -235,8 +222,6 @@ struct TableState {
     empty: Vec<String>,
     /// The first deviation, for messages.
     damage: Option<String>,
-    /// Whether nothing but [`TableLayout::additions`] is missing.
-    is_outdated: bool,
 }
 
 impl TableState {
@@ -252,7 +237,7 @@ impl TableState {
         let own: Vec<_> = layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.is_exact).collect();
         let mut look = nft.read_table(layout.table, &own, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
-        let (mut damage, mut outdated) = (Vec::new(), Vec::new());
+        let mut damage = Vec::new();
         if look.objects.is_none() {
             damage.push(format!("table {} is gone", layout.table));
         }
@@ -261,12 +246,9 @@ impl TableState {
         }
         let mut incomplete = Vec::new();
         for (chain, rules) in layout.chains {
-            let comments = || rules.iter().map(|(comment, _)| *comment);
-            if let Some(rule) = first_missing_rule(&look.rules, *chain, comments()) {
-                let former = comments().filter(|comment| !layout.additions.contains(comment));
-                let is_former = first_missing_rule(&look.rules, *chain, former).is_none();
-                let list = if is_former { &mut outdated } else { &mut damage };
-                list.push(format!("rule \"{rule}\" is missing in chain {chain}"));
+            let comments = rules.iter().map(|(comment, _)| *comment);
+            if let Some(rule) = first_missing_rule(&look.rules, *chain, comments) {
+                damage.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
             } else if layout.is_exact
                 && let Some(difference) = first_difference(&look.rules, *chain, rules, comparison)
@@ -296,8 +278,7 @@ impl TableState {
             exists: look.objects.is_some(),
             is_required: false,
             rules: look.rules,
-            is_outdated: damage.is_empty(),
-            damage: damage.into_iter().chain(outdated).next(),
+            damage: damage.into_iter().next(),
             layout,
             dormant: look.is_dormant.then_some(layout.table),
             incomplete,

@@ -26,10 +26,11 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
+use super::difference::differences_of_records;
 use super::iptables::{self, ChainScope};
-use super::layout::{self, HandoverCount, RestorableState, TableLayout};
-use crate::attachment::RecordStore;
-use crate::error::{ErrorContext, Result};
+use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
+use crate::attachment::{RecordStore, StoredRecord};
+use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
@@ -67,17 +68,24 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
 }
 
 /// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the last mapping.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: MAPPINGS,
         layouts: &[LAYOUT],
+        needs_table: |_| is_needed(),
         restore: |change| {
             if is_needed() {
                 change.batch.ensure_object(TABLE);
             }
         },
     },
-    repair: |_, _| Ok(None),
+    differences: |filter| {
+        let check = |kept: &StoredRecord<LocalnetRecord>, _: &[_]| {
+            if kept.content.localnet { require_closed(filter) } else { Ok(()) }
+        };
+        Ok(differences_of_records(MAPPINGS, check))
+    },
+    restore: restore_iptables_rules,
     remove: |_, _, _| Ok(()),
     hand_over: &[("loopback addresses", hand_over)],
 };
@@ -120,22 +128,36 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
     if !MAPPINGS.is_used() {
         return Ok(());
     }
-    let has_damage = filter.query_nft(&|nft| LAYOUT.has_damage(nft).map(Some))?;
-    filter.is_localhost_closed.set(has_damage == Some(false));
-    if has_damage == Some(true) && is_needed() { close_to_containers(filter) } else { Ok(()) }
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
+    let is_whole = LAYOUT.find_difference(nft, RuleComparison::Whole)?.is_none();
+    filter.is_localhost_closed.set(is_whole);
+    if !is_whole && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }
 
-/// The first missing rule; `None` if only the reference plugins have mappings.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    if let Some(nft) = filter.nft_socket_if_present()? {
-        return Ok(LAYOUT.first_deviation(nft, &is_needed)?);
-    }
+/// Fails if rules are missing; not if only the reference plugins have mappings.
+pub fn require_closed(filter: &PacketFilter) -> Result<()> {
     if !is_needed() {
-        return Ok(None);
+        return Ok(());
+    }
+    if let Some(nft) = filter.nft_socket_if_present()? {
+        return LAYOUT.require_whole(nft, RuleComparison::ByComment);
     }
     let table = filter.default_iptables(IpFamily::V4)?.read_table(RAW_TABLE, ChainScope::All)?;
-    let missing = iptables_rules().into_iter().find(|rule| !table.has_rule(rule));
-    Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words())))
+    match iptables_rules().into_iter().find(|rule| !table.has_rule(rule)) {
+        None => Ok(()),
+        Some(rule) => {
+            let msg = format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words());
+            Err(Error::internal(msg).with_details(layout::REMEDY))
+        }
+    }
+}
+
+/// Without `nf_tables`: restores the rules in iptables.
+fn restore_iptables_rules(filter: &PacketFilter) -> Result<()> {
+    if filter.nft_socket_if_present()?.is_some() || require_closed(filter).is_ok() {
+        return Ok(());
+    }
+    close_to_containers(filter)
 }
 
 /// Deletes the table, which the reference does not have.

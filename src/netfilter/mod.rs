@@ -3,11 +3,13 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
+//! | `difference.rs` | what is not as the records of attachments want it |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables, over netlink or with iptables-save and iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments of rules, as the reference plugins write them |
+//! | `reconcile.rs` | compares the packet filter with the records of attachments, and restores it |
 //! | `shared.rs` | keys that several attachments need |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
@@ -17,6 +19,7 @@
 //! | `watch.rs` | waits for a change of rules |
 
 pub mod backend;
+pub mod difference;
 pub mod egress;
 pub mod filter;
 pub mod handover;
@@ -26,6 +29,7 @@ pub mod localhost;
 pub mod masquerade;
 pub mod names;
 pub mod ports;
+pub mod reconcile;
 mod shared;
 pub mod spoof;
 mod watch;
@@ -62,26 +66,8 @@ impl Default for PacketFilter {
     }
 }
 
-/// What [`repair_rules`] does about missing rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RepairMode {
-    /// Restores and reports missing rules.
-    Restore,
-    /// Only reports missing rules.
-    Report,
-}
-
 /// Joins the errors of several steps, all of which are attempted.
 fn join_errors(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let errors = outcomes.into_iter().filter_map(Result::err).collect();
     Error::join_all(errors).map_or(Ok(()), Err)
-}
-
-/// Looks for the rules of all attachments of this host. Returns descriptions of missing rules.
-pub fn repair_rules(filter: &PacketFilter, repair: RepairMode) -> Result<Vec<String>> {
-    let mut missing = filter.query_nft(&|_| filter.own_tables()?.repair_tables(repair))?;
-    for feature in filter.features {
-        missing.extend((feature.repair)(filter, repair)?);
-    }
-    Ok(missing)
 }

@@ -17,10 +17,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, TableLayout};
+use super::difference::differences_of_records;
+use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{parse_label, stale_matcher};
 use super::{AttachmentId, PacketFilter, join_errors};
-use crate::attachment::RecordStore;
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{
     NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
@@ -42,13 +43,21 @@ const REFERENCE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "nat");
 pub const KEPT: RecordStore = RecordStore("spoof");
 
 /// The feature, which has no rules in iptables.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[LAYOUT],
+        needs_table: |_| !KEPT.restorable_parts::<CheckedPort>().is_empty(),
         restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
     },
-    repair: |_, _| Ok(None),
+    differences: |filter| {
+        let check = |kept: &StoredRecord<CheckedPort>, _: &[_]| {
+            LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)?;
+            check_port(filter, kept.attachment_id(), &kept.content)
+        };
+        Ok(differences_of_records(KEPT, check))
+    },
+    restore: |_| Ok(()),
     remove: |filter, owner, _| delete_ports(filter, owner, &[]),
     hand_over: &[("source-MAC checks", hand_over)],
 };
@@ -77,12 +86,6 @@ const LAYOUT: TableLayout = TableLayout {
 fn drop_other_sources() -> NftRule {
     let source = [PacketField::Iifname, PacketField::EtherSaddr];
     NftRule::new().in_set(&[PacketField::Iifname], CHECKED).not_in_set(&source, ALLOWED).drop()
-}
-
-/// The first missing object that attachments of this host depend on.
-pub fn first_missing_object(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || !KEPT.restorable_parts::<CheckedPort>().is_empty();
-    Ok(LAYOUT.first_deviation(filter.nft_socket()?, &is_needed)?)
 }
 
 /// Drops frames from the port with another source address.
@@ -114,7 +117,7 @@ pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPo
 /// Verifies that the port is checked, and that the container's address is allowed.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
     let nft = filter.nft_socket()?;
-    let damage = LAYOUT.first_deviation(nft, &|| true)?;
+    let damage = LAYOUT.find_difference(nft, RuleComparison::ByComment)?.map(|damage| damage.text);
     let elements = port_elements(owner, port);
     let is_complete = damage.is_none() && nft.find_elements(&[], &elements)? == elements;
     if is_complete || !reference_rules(nft, owner)?.is_empty() {

@@ -272,6 +272,17 @@ impl Netlink {
         self.look_up_link(LinkSelector::Index(index))
     }
 
+    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no namespace
+    /// has the id.
+    pub fn find_link_in(&self, nsid: i32, index: u32) -> NetlinkResult<Option<Link>> {
+        let request = lookup_request(link_message(index, vec![LinkAttribute::IfNetnsId(nsid)]));
+        match self.socket.request_object(&request) {
+            // The kernel's answer for an id that no namespace has.
+            Err(failure) if failure.refusal_errno() == Some(Errno::EINVAL) => Ok(None),
+            reply => link_in_reply(reply, LinkSelector::Index(index)),
+        }
+    }
+
     /// The link with this index; an error if there is none.
     pub fn require_link_by_index(&self, index: u32) -> NetlinkResult<Link> {
         self.find_link_by_index(index)?.ok_or_else(|| NetlinkError::NoLink(index.to_string()))
@@ -311,12 +322,7 @@ impl Netlink {
     }
 
     fn look_up_link(&self, which: LinkSelector<'_>) -> NetlinkResult<Option<Link>> {
-        let failed = |failure: RequestFailure| failure.into_error("look up link", &which);
-        match self.socket.request_object(&lookup_request(which.to_message())) {
-            Ok(body) => Link::parse(&body).map(Some).ok_or_else(|| failed(Errno::EBADMSG.into())),
-            Err(failure) if failure.refusal_errno() == Some(Errno::ENODEV) => Ok(None),
-            Err(failure) => Err(failed(failure)),
-        }
+        link_in_reply(self.socket.request_object(&lookup_request(which.to_message())), which)
     }
 
     /// The id of the namespace `netns` in this socket's namespace, if one was assigned. The kernel
@@ -389,6 +395,19 @@ impl fmt::Display for LinkLabel<'_> {
             Ok(Some(link)) => write!(f, "{:?}", link.name),
             _ => write!(f, "link {}", self.1),
         }
+    }
+}
+
+/// The link in the reply to a lookup.
+fn link_in_reply(
+    reply: NetlinkResult<Vec<u8>, RequestFailure>,
+    which: LinkSelector<'_>,
+) -> NetlinkResult<Option<Link>> {
+    let failed = |failure: RequestFailure| failure.into_error("look up link", &which);
+    match reply {
+        Ok(body) => Link::parse(&body).map(Some).ok_or_else(|| failed(Errno::EBADMSG.into())),
+        Err(failure) if failure.refusal_errno() == Some(Errno::ENODEV) => Ok(None),
+        Err(failure) => Err(failed(failure)),
     }
 }
 

@@ -30,7 +30,6 @@ use crate::iface::{ContainerNetns, guard, peer};
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
 use crate::netfilter::egress::{self, RestrictedPort};
-use crate::netfilter::layout::{self, RuleComparison};
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
@@ -242,8 +241,7 @@ impl Plugin for Egress {
 
     fn status(cx: &CallContext<'_>, conf: &EgressConfig) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        RuleBackend::Nftables.require_usable(cx.packet_filter())?;
-        layout::require_undamaged(egress::first_missing_object(cx.packet_filter(), RuleComparison::ByComment)?)?;
+        cx.require_serviceable(Some(RuleBackend::Nftables), &[egress::FEATURE])?;
         let has_sink = SINK.require_usable(cx.usable_host_netlink()?).or_unavailable()?;
         try_guard(has_sink).or_unavailable()
     }

@@ -21,11 +21,11 @@ use crate::framework::{
     require_prev_result,
 };
 use crate::log;
+use crate::netfilter::AttachmentId;
 use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
 use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
 use crate::netfilter::iptables::table;
-use crate::netfilter::{AttachmentId, PacketFilter, RepairMode, layout};
 
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
     nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
@@ -184,7 +184,7 @@ impl Plugin for Firewall {
         let filter = cx.packet_filter();
         // A policy adds no requirement.
         FirewallBackends::from_config(conf, IngressPolicy::Open, || RuleBackend::choose_for_add(None, filter))
-            .and_then(|backends| backends.require_usable(filter))
+            .and_then(|backends| backends.require_usable(cx))
             .or_unavailable()
     }
 }
@@ -223,13 +223,11 @@ impl<'a> FirewallBackends<'a> {
     }
 
     /// For STATUS: fails if a back end does not work.
-    fn require_usable(self, filter: &PacketFilter) -> Result<()> {
+    fn require_usable(self, cx: &CallContext<'_>) -> Result<()> {
         if let Some(mut zone) = self.zone {
             zone.require_running()?;
-            layout::require_undamaged(firewalld::repair_sources(RepairMode::Report))?;
         }
-        self.kernel.map_or(Ok(()), |kernel| kernel.require_usable(filter))?;
-        layout::require_undamaged(filter::first_missing_rule(filter)?)
+        cx.require_serviceable(self.kernel, &[filter::FEATURE, firewalld::FEATURE])
     }
 }
 
@@ -242,15 +240,7 @@ fn accepted_traffic(
     admin: Option<&str>,
 ) -> AcceptedTraffic {
     let (bridge, admin) = (bridge.map(str::to_owned), admin.map(str::to_owned));
-    AcceptedTraffic {
-        backend,
-        ips: result_addresses(prev),
-        ports: bridge_ports(prev),
-        policy,
-        bridge,
-        admin,
-        published: true,
-    }
+    AcceptedTraffic { backend, ips: result_addresses(prev), ports: bridge_ports(prev), policy, bridge, admin }
 }
 
 /// The addresses of the result, of all interfaces, without duplicates.

@@ -29,7 +29,7 @@ use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
 use crate::log;
 use crate::netfilter::names::parse_label;
-use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
+use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
 use crate::sort::{sort_by_key, sort_items};
@@ -174,8 +174,7 @@ impl Plugin for Ptp {
         conf.mtu.resolve_bytes(cx.usable_host_netlink()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = cx.packet_filter();
-            RuleBackend::choose_for_add(backend, filter).require_usable(filter)?;
-            layout::require_undamaged(masquerade::first_missing_rule(filter)?).or_unavailable()?;
+            cx.require_serviceable(Some(RuleBackend::choose_for_add(backend, filter)), &[masquerade::FEATURE])?;
         }
         cx.ipam_status()
     }

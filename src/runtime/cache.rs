@@ -105,7 +105,8 @@ impl CacheFileKey {
 }
 
 impl Runtime {
-    fn results_dir(&self) -> PathBuf {
+    /// The directory of the files.
+    pub(crate) fn results_dir(&self) -> PathBuf {
         self.cache_dir.join("results")
     }
 
@@ -231,6 +232,11 @@ impl Runtime {
             }
         }
         Ok(None)
+    }
+
+    /// The possible paths of the attachment's file.
+    pub(crate) fn cache_paths(&self, network: &str, attach: &AttachmentParams) -> Result<[PathBuf; 2]> {
+        Ok(self.cache_file_paths(&CacheFileKey::new(network, attach)?))
     }
 
     /// The possible paths of the file of `key`.

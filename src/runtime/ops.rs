@@ -77,16 +77,16 @@ impl Runtime {
     }
 
     /// The requests of a CHECK, in order, whatever the version: the path of each plugin that is
-    /// found, and its request. The environment is the same for all.
+    /// found, and its request. The environment is the same for all. None if no result is cached.
     pub(crate) fn check_requests(
         &self,
         list: &NetworkList,
         attach: &AttachmentParams,
     ) -> Result<Vec<(PathBuf, Vec<u8>)>> {
         CacheFileKey::new(&list.name, attach)?;
-        let prev = self.cached_result(list, attach)?;
+        let Some(prev) = self.cached_result(list, attach)? else { return Ok(Vec::new()) };
         let found = list.plugins.iter().filter_map(|plugin| Some((plugin, self.find_plugin(plugin).ok()?)));
-        let request = |plugin| encode_request(attachment_request(list, plugin, attach, prev.as_ref()));
+        let request = |plugin| encode_request(attachment_request(list, plugin, attach, Some(&prev)));
         found.map(|(plugin, path)| Ok((path, request(plugin)?))).collect()
     }
 
@@ -104,12 +104,23 @@ impl Runtime {
     /// the cache file stays.
     pub fn del(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
         let key = CacheFileKey::new(&list.name, attach)?;
+        self.del_plugins(list, attach, &key)?;
+        self.remove_cached(&key);
+        Ok(())
+    }
+
+    /// As [`Runtime::del`]; the attachment stays in the cache.
+    pub(crate) fn del_and_keep_cached(&self, list: &NetworkList, attach: &AttachmentParams) -> Result<()> {
+        self.del_plugins(list, attach, &CacheFileKey::new(&list.name, attach)?)
+    }
+
+    fn del_plugins(&self, list: &NetworkList, attach: &AttachmentParams, key: &CacheFileKey) -> Result<()> {
         let mut prev = None;
         if list.is_at_least(SpecVersion::V0_4_0)? {
             // An unreadable cache file must not prevent the DEL.
             prev = self.cached_result(list, attach).unwrap_or_else(|error| {
                 log::debug(format_args!("cached result removed: {error}"));
-                self.remove_cached(&key);
+                self.remove_cached(key);
                 None
             });
         }
@@ -123,11 +134,7 @@ impl Runtime {
                 }
             }
         }
-        if let Some(error) = Error::join_all(errors) {
-            return Err(error);
-        }
-        self.remove_cached(&key);
-        Ok(())
+        Error::join_all(errors).map_or(Ok(()), Err)
     }
 
     /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error

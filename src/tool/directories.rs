@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -87,6 +88,16 @@ impl LeaseDirectory {
         Ok(LeaseListing::open_existing(&self.data_dir, &self.network)?.unwrap_or_default())
     }
 
+    /// Whether the address is leased or reserved.
+    pub(super) fn has_lease(&self, ip: IpAddr) -> bool {
+        self.data_dir.join(&self.network).join(ip.to_string()).exists()
+    }
+
+    /// The directory of the lease files.
+    pub(super) fn path(&self) -> PathBuf {
+        self.data_dir.join(&self.network)
+    }
+
     /// Locks the leases; `None` if their directory was removed meanwhile.
     pub(super) fn lock_leases(&self) -> Result<Option<LeaseStore>> {
         LeaseStore::open_existing(&self.data_dir, &self.network, LeaseOptions::default())
@@ -94,7 +105,7 @@ impl LeaseDirectory {
 
     /// Device and inode of the network's directory.
     fn device_and_inode(&self) -> Option<(u64, u64)> {
-        let meta = fs::metadata(self.data_dir.join(&self.network)).ok()?;
+        let meta = fs::metadata(self.path()).ok()?;
         Some((meta.dev(), meta.ino()))
     }
 }
@@ -117,7 +128,7 @@ impl ToolDirectories {
         Runtime {
             cache_dir: self.cache.clone(),
             on_del_error: OnDelError::Continue,
-            executor: Box::new(InProcessExecutor { table }),
+            executor: Box::new(InProcessExecutor::new(table)),
             ..Runtime::new(split_path(&self.cni_path))
         }
     }
@@ -212,7 +223,7 @@ fn data_dirs(list: &NetworkList) -> Vec<PathBuf> {
 }
 
 /// The leases of the network in each of its directories.
-fn named_lease_directories(list: &NetworkList) -> Vec<LeaseDirectory> {
+pub(super) fn named_lease_directories(list: &NetworkList) -> Vec<LeaseDirectory> {
     let network = &list.name;
     let named = data_dirs(list).into_iter().filter(|dir| dir.is_absolute());
     let stores = named.filter(|dir| has_leases(dir, network));

@@ -64,6 +64,11 @@ impl Finding {
     ) -> Finding {
         Finding { severity: Severity::Note, ..Finding::new_error(subject, problem, remedy) }
     }
+
+    /// Whether both are the same defect of the same object.
+    pub(super) fn is_equal(&self, other: &Finding) -> bool {
+        self.subject == other.subject && self.error == other.error
+    }
 }
 
 /// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the exit status.
@@ -84,7 +89,6 @@ pub(super) fn report_findings(findings: &[Finding], json: bool, none: &str) -> R
 
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // "message", "subject" and "cure" are the keys of 0.2, for one minor version.
         let (severity, problem) = (self.severity.to_string(), self.error.message());
         let (remedy, object) = (self.error.details(), self.subject.to_string());
         let finding = match &self.subject {
@@ -96,16 +100,13 @@ impl Serialize for Finding {
                 "severity": severity,
                 "object": object,
                 "problem": problem,
-                "message": problem,
                 "remedy": remedy,
             }),
             FindingSubject::Object(_) => json!({
                 "severity": severity,
                 "object": object,
-                "subject": object,
                 "problem": problem,
                 "remedy": remedy,
-                "cure": remedy,
             }),
         };
         finding.serialize(serializer)

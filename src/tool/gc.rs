@@ -1,20 +1,25 @@
 //! `cnibox gc`: deletes the attachments of dead containers, without a runtime.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories};
+use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, PLUGIN_PATH, ToolDirectories, named_lease_directories};
+use super::in_process::InProcessExecutor;
 use super::life::{AttachmentSelection, doubt_reason};
 use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
+use super::snapshot::NodeSnapshot;
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand};
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, LivenessDoubt};
 use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
-use crate::framework::{AppletTable, Failures, reclaim};
+use crate::framework::{AppletTable, AttachmentTurn, Failures, reclaim};
+use crate::invoke::PluginExecutor;
 use crate::leases::{DATA_DIR, LeaseStatus, ReclaimedLease};
+use crate::log;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words};
-use crate::runtime::{AttachmentParams, CachedAttachment, NetworkList, Runtime};
+use crate::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
+use crate::sort::sort_items;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox gc",
@@ -54,11 +59,26 @@ Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something
 /// The remedy for what `--dry-run` lists.
 const COLLECT: &str = "cnibox gc";
 
-/// An attachment that can be deleted, with the reason.
+/// An attachment that can be ended, with the reason.
 struct EndedAttachment {
-    list: NetworkList,
+    network: String,
     attach: AttachmentParams,
+    /// The network at ADD, else its current configuration, if either is known.
+    list: Option<NetworkList>,
     why: String,
+}
+
+impl EndedAttachment {
+    fn attachment_id(&self) -> AttachmentId<'_> {
+        let AttachmentParams { container_id: id, ifname, .. } = &self.attach;
+        AttachmentId { network: &self.network, ifname, id }
+    }
+
+    /// The attachment in messages.
+    fn object(&self) -> String {
+        let AttachmentParams { container_id, ifname, .. } = &self.attach;
+        format!("container {container_id}, interface {ifname}")
+    }
 }
 
 /// The attachments that were found.
@@ -77,89 +97,6 @@ impl FoundAttachments {
     }
 }
 
-/// The attachments of the selection whose network is known: from the cache, else from records and leases, with the
-/// current configuration of the network.
-fn find_ended(
-    directories: &ToolDirectories,
-    runtime: &Runtime,
-    selection: &AttachmentSelection<'_>,
-) -> Result<FoundAttachments> {
-    let mut found = FoundAttachments::default();
-    for (cached, life) in directories.cached_attachments(runtime)? {
-        let CachedAttachment { network, attach, .. } = &cached;
-        let AttachmentParams { container_id, ifname, .. } = attach;
-        found.insert_if_new(network, container_id, ifname);
-        if let Some(why) = selection.deletion_reason(network, container_id, life.liveness) {
-            if let Some(list) = cached.network_list() {
-                // The path may belong to another container meanwhile.
-                let attach = AttachmentParams { netns: String::new(), ..cached.attach };
-                found.ended.push(EndedAttachment { list, attach, why });
-            }
-        } else if selection.has_attachment(network, container_id)
-            && let Some(why) = life.doubt_reason(&attach.netns)
-        {
-            let object = format!("container {container_id}, interface {ifname}");
-            found.doubtful.push(outcome_in_doubt(network, container_id, object, why));
-        }
-    }
-    let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
-        // The first source that has the attachment counts: the cache, then the record, then the lease.
-        if found.insert_if_new(network, id, ifname)
-            && let Some(why) = selection.deletion_reason(network, id, liveness)
-            && let Ok(list) = NetworkList::load(&directories.conf, network)
-        {
-            found.ended.push(EndedAttachment { list, attach: AttachmentParams::new(id, "", ifname), why });
-        }
-    };
-    for record in AttachmentRecord::read_all(selection.network) {
-        add(&record.network, &record.id, &record.ifname, record.liveness());
-    }
-    for store in directories.find_lease_directories(selection.network)? {
-        for status in store.read_listing()?.lease_statuses() {
-            if let Some(ifname) = &status.lease.ifname {
-                add(&store.network, &status.lease.id, ifname, status.liveness);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
-fn outcome_in_doubt(network: &str, id: &str, object: String, why: String) -> ActionOutcome {
-    let remedy = format!("{COLLECT} --network {network} --container {id}, if it has ended");
-    ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(remedy)
-}
-
-/// Whether an attachment exists, by its record, else by its leases.
-fn attachment_liveness(stores: &[LeaseDirectory], owner: AttachmentId<'_>) -> Liveness {
-    let dirs = stores.iter().map(|store| store.data_dir.as_path()).chain([Path::new(DATA_DIR)]);
-    let mut lives = dirs.map(|dir| reclaim::attachment_liveness(owner, dir));
-    let unknown = Liveness::Unknown(LivenessDoubt::NoRecord);
-    lives.find(|life| *life != unknown).unwrap_or(unknown)
-}
-
-/// Fails if the selection names a network or a container that this node does not know.
-fn require_known(
-    directories: &ToolDirectories,
-    found: &FoundAttachments,
-    selection: &AttachmentSelection<'_>,
-) -> Result<()> {
-    let missing = |what| Err(Error::config(what));
-    if let Some(name) = selection.network {
-        let is_configured = || directories.configured_networks().iter().any(|list| list.name == name);
-        let is_cached = || found.known.iter().any(|(network, ..)| network == name);
-        if !is_cached() && !is_configured() && directories.find_lease_directories(Some(name))?.is_empty() {
-            return missing(format!("no network \"{name}\" on this node"));
-        }
-    }
-    match selection.container {
-        Some(id) if !found.known.iter().any(|(_, container, _)| container == id) => {
-            missing(format!("no attachment of container \"{id}\" on this node"))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Runs `cnibox gc` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     let read = |line: CommandLine| {
@@ -175,116 +112,321 @@ fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     let selection =
         AttachmentSelection { network: line.last_value(NETWORK.flag), container: line.last_value("--container") };
     let dry_run = line.has_option(DRY_RUN.flag);
-    let outcomes = collect_garbage(&ToolDirectories::from_command_line(line), table, &selection, dry_run)?;
-    report_outcomes(&outcomes, line.has_option(JSON.flag), dry_run, "no dead attachment was found")
+    let directories = ToolDirectories::from_command_line(line);
+    let outcomes = collect_garbage(&directories, table, selection, dry_run)?;
+    let none = "no dead attachment was found";
+    let mut in_doubt = String::new();
+    if outcomes.is_empty() && !dry_run {
+        let left = collect_garbage(&directories, table, selection, true)?;
+        // Cache, lease and record of an attachment have one remedy.
+        let left: HashSet<&str> = left.iter().map(|outcome| outcome.remedy.as_str()).collect();
+        if !left.is_empty() {
+            in_doubt = format!("; in doubt, listed by {COLLECT} --dry-run: {}", left.len());
+        }
+    }
+    report_outcomes(&outcomes, line.has_option(JSON.flag), dry_run, &format!("{none}{in_doubt}"))
 }
 
 /// Deletes, or with `dry_run` lists, the attachments of the selection that have ended.
 pub(super) fn collect_garbage(
     directories: &ToolDirectories,
     table: AppletTable,
-    selection: &AttachmentSelection<'_>,
+    selection: AttachmentSelection<'_>,
     dry_run: bool,
 ) -> Result<Vec<ActionOutcome>> {
     let runtime = directories.new_runtime(table);
-    let found = find_ended(directories, &runtime, selection)?;
-    require_known(directories, &found, selection)?;
-    // Reclaimed under the locks of the leases and records, because a runtime may attach a container again with the
-    // same id; a DEL has no such lock.
-    let mut reclaimed = Vec::new();
-    for store in directories.find_lease_directories(selection.network)? {
-        reclaim_leases(&store, selection, dry_run, &mut reclaimed)?;
-    }
-    for record in AttachmentRecord::read_all(selection.network) {
-        reclaimed.extend(remove_remains(&record, selection, dry_run)?);
-    }
+    let stores = directories.find_lease_directories(selection.network)?;
+    // Before anything is judged.
+    let with_files: Vec<PathBuf> = stores.iter().map(LeaseDirectory::path).chain([runtime.results_dir()]).collect();
+    let before = NodeSnapshot::take(&with_files);
+    let collector = GarbageCollector { directories, table, runtime, selection, stores, before };
+    let found = collector.find_ended()?;
+    collector.require_known(&found)?;
     let mut outcomes = Vec::new();
-    for EndedAttachment { list, attach, why } in found.ended {
-        let AttachmentParams { container_id, ifname, .. } = &attach;
-        let network = &list.name;
-        let object = format!("container {container_id}, interface {ifname}");
+    for ended in &found.ended {
         if dry_run {
-            let outcome = ActionOutcome::new("would detach", network, object, why);
-            outcomes.push(outcome.with_remedy(COLLECT));
-            continue;
+            outcomes.extend(collector.list_ended(ended)?);
+        } else {
+            outcomes.extend(collector.end_attachment(ended));
         }
-        let owner = AttachmentId { network, ifname, id: container_id };
-        let liveness = attachment_liveness(&directories.find_lease_directories(Some(network))?, owner);
-        let is_reclaimed = liveness == Liveness::Unknown(LivenessDoubt::NoRecord);
-        if !is_reclaimed && selection.deletion_reason(network, container_id, liveness).is_none() {
-            continue;
-        }
-        outcomes.push(match runtime.del(&list, &attach) {
-            Ok(()) => ActionOutcome::new("detached", network, object, why),
-            Err(error) => ActionOutcome::log_failure(network, object, &error.context("detach")),
-        });
     }
-    outcomes.extend(reclaimed);
+    for store in &collector.stores {
+        collector.reclaim_leases(store, dry_run, &mut outcomes)?;
+    }
+    for record in AttachmentRecord::read_all(collector.selection.network) {
+        outcomes.extend(collector.remove_remains(&record, dry_run)?);
+    }
     if dry_run {
         outcomes.extend(found.doubtful);
     }
     Ok(outcomes)
 }
 
-/// Reclaims, or with `dry_run` lists, the leases of dead attachments.
-fn reclaim_leases(
-    store: &LeaseDirectory,
-    selection: &AttachmentSelection<'_>,
-    dry_run: bool,
-    outcomes: &mut Vec<ActionOutcome>,
-) -> Result<()> {
-    let network = &store.network;
-    let is_meant = |gone: &ReclaimedLease| selection.has_attachment(network, &gone.lease.id);
-    let outcome = |action, gone: &ReclaimedLease| {
-        ActionOutcome::new(action, network, gone.lease.to_string(), gone.why.to_string())
-    };
-    if dry_run {
-        let listing = store.read_listing()?;
-        let gone = listing.ended_leases().into_iter().filter(is_meant);
-        outcomes.extend(gone.map(|gone| outcome("would reclaim", &gone).with_remedy(COLLECT)));
-        for LeaseStatus { lease, liveness, .. } in listing.lease_statuses() {
-            if let Some(why) = doubt_reason(liveness).filter(|_| selection.has_attachment(network, &lease.id)) {
-                outcomes.push(outcome_in_doubt(network, &lease.id, lease.to_string(), why));
-            }
-        }
-        return Ok(());
-    }
-    let Some(mut leases) = store.lock_leases()? else { return Ok(()) };
-    let mut failures = Failures::new();
-    let reclaim = |name: &str, mut gone: Vec<ReclaimedLease>| {
-        gone.retain(is_meant);
-        reclaim::remove_lease_owners(name, gone, None, &mut failures)
-    };
-    let gone: Vec<_> = leases.reclaim_ended(reclaim)?;
-    outcomes.extend(gone.iter().map(|gone| outcome("reclaimed", gone)));
-    if let Err(error) = failures.into_result() {
-        let object = format!("leases of network {network}");
-        outcomes.push(ActionOutcome::log_failure(network, object, &error));
-    }
-    Ok(())
+struct GarbageCollector<'a> {
+    directories: &'a ToolDirectories,
+    table: AppletTable,
+    runtime: Runtime,
+    selection: AttachmentSelection<'a>,
+    /// The directories of leases of the selection.
+    stores: Vec<LeaseDirectory>,
+    before: NodeSnapshot,
 }
 
-/// Removes, or with `dry_run` lists, the remains of a dead attachment.
-fn remove_remains(
-    record: &AttachmentRecord,
-    selection: &AttachmentSelection<'_>,
-    dry_run: bool,
-) -> Result<Option<ActionOutcome>> {
-    let AttachmentRecord { id, ifname, network, .. } = record;
-    let object = format!("state of container {id}, interface {ifname}");
-    let liveness = record.liveness();
-    Ok(match selection.deletion_reason(network, id, liveness) {
-        Some(why) if dry_run => Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT)),
-        Some(why) => {
-            if !reclaim::remove_if_ended(record)? {
-                let _turn = AttachmentRecord::lock_attachment(record.attachment_id())?;
-                reclaim::remove_attachment_state(record.attachment_id(), &record.ips)?;
+impl GarbageCollector<'_> {
+    /// The attachments of the selection: from the cache, else from records and leases, with the current configuration of
+    /// the network.
+    fn find_ended(&self) -> Result<FoundAttachments> {
+        let (mut found, selection) = (FoundAttachments::default(), &self.selection);
+        for (cached, life) in self.directories.cached_attachments(&self.runtime)? {
+            let CachedAttachment { network, attach, .. } = &cached;
+            let AttachmentParams { container_id, ifname, .. } = attach;
+            found.insert_if_new(network, container_id, ifname);
+            if let Some(why) = selection.deletion_reason(network, container_id, life.liveness) {
+                let (list, network) = (cached.network_list(), network.clone());
+                // The path may belong to another container meanwhile.
+                let attach = AttachmentParams { netns: String::new(), ..cached.attach };
+                found.ended.push(EndedAttachment { network, attach, list, why });
+            } else if selection.has_attachment(network, container_id)
+                && let Some(why) = life.doubt_reason(&attach.netns)
+            {
+                let object = format!("container {container_id}, interface {ifname}");
+                found.doubtful.push(outcome_in_doubt(network, container_id, object, why));
             }
-            Some(ActionOutcome::new("removed", network, object, why))
         }
-        None if dry_run && selection.has_attachment(network, id) => {
-            doubt_reason(liveness).map(|why| outcome_in_doubt(network, id, object, why))
+        let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
+            // The first source that has the attachment counts: the cache, then the record, then the lease.
+            if found.insert_if_new(network, id, ifname)
+                && let Some(why) = selection.deletion_reason(network, id, liveness)
+            {
+                let list = NetworkList::load(&self.directories.conf, network).ok();
+                let (network, attach) = (network.to_owned(), AttachmentParams::new(id, "", ifname));
+                found.ended.push(EndedAttachment { network, attach, list, why });
+            }
+        };
+        for record in AttachmentRecord::read_all(selection.network) {
+            add(&record.network, &record.id, &record.ifname, record.liveness());
         }
-        None => None,
-    })
+        for store in &self.stores {
+            for status in store.read_listing()?.lease_statuses() {
+                if let Some(ifname) = &status.lease.ifname {
+                    add(&store.network, &status.lease.id, ifname, status.liveness);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Fails if the selection names a network or a container that this node does not know.
+    fn require_known(&self, found: &FoundAttachments) -> Result<()> {
+        let missing = |what| Err(Error::config(what));
+        if let Some(name) = self.selection.network {
+            let is_configured = || self.directories.configured_networks().iter().any(|list| list.name == name);
+            let is_cached = || found.known.iter().any(|(network, ..)| network == name);
+            if !is_cached() && !is_configured() && self.stores.is_empty() {
+                return missing(format!("no network \"{name}\" on this node"));
+            }
+        }
+        match self.selection.container {
+            Some(id) if !found.known.iter().any(|(_, container, _)| container == id) => {
+                missing(format!("no attachment of container \"{id}\" on this node"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists what [`GarbageCollector::end_attachment`] would do.
+    fn list_ended(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
+        let outcome = |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
+        let mut outcomes = Vec::new();
+        if ended.list.is_some() {
+            outcomes.push(outcome("would detach", ended.object()));
+        }
+        if self.liveness(ended.attachment_id()).is_doubtful() {
+            for store in self.stores_of(ended) {
+                let mut leases = store.read_listing()?.lease_statuses();
+                leases.retain(|status| status.lease.attachment_in(&store.network) == Some(ended.attachment_id()));
+                outcomes.extend(leases.iter().map(|status| outcome("would release", status.lease.to_string())));
+            }
+        }
+        Ok(outcomes.into_iter().map(|outcome| outcome.with_remedy(COLLECT)).collect())
+    }
+
+    /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its plugins, and without a proof
+    /// of its end also its leases and its other state.
+    fn end_attachment(&self, ended: &EndedAttachment) -> Vec<ActionOutcome> {
+        let failed = |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
+        let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
+        let turn = match AttachmentTurn::take(owner) {
+            Ok(Some(turn)) => turn,
+            Ok(None) => return vec![failed(Error::internal("its lock cannot be taken"))],
+            Err(error) => return vec![failed(error)],
+        };
+        let life = self.liveness(owner);
+        let is_same = self.files_of(ended).is_ok_and(|files| self.before.has_same(owner, &files));
+        if !is_same || self.selection.deletion_reason(&ended.network, owner.id, life).is_none() {
+            return outcomes;
+        }
+        if let Some(list) = &ended.list {
+            outcomes
+                .extend(self.detach(list, ended, turn.clone()).unwrap_or_else(|e| Some(failed(e.context("detach")))));
+        }
+        let released = if life.is_doubtful() { self.free_named(ended) } else { self.reclaim_elsewhere(ended) };
+        outcomes.extend(released.unwrap_or_else(|error| vec![failed(error)]));
+        if outcomes.is_empty() && life.is_doubtful() {
+            let why = "it has neither a lease nor a record, and its configuration is not known";
+            outcomes.push(failed(Error::internal(why)));
+        }
+        outcomes
+    }
+
+    /// Sends a DEL to the plugins of the list. A plugin of another program gets none if it is before all plugins of this
+    /// one: its ADD of a later container with the same names does not wait for the turn.
+    fn detach(
+        &self,
+        list: &NetworkList,
+        ended: &EndedAttachment,
+        turn: AttachmentTurn,
+    ) -> Result<Option<ActionOutcome>> {
+        let (executor, dirs) = (InProcessExecutor::for_collector(self.table, turn), &self.runtime.plugin_dirs);
+        let has_turn = |plugin: &PluginConfig| {
+            let found = executor.find_plugin(&plugin.plugin_type, dirs);
+            // A plugin that is missing fails.
+            found.map_or(true, |path| executor.find_own_plugin(&path).is_some_and(|own| own.connects))
+        };
+        let first_own = list.plugins.iter().position(has_turn);
+        let mut own = list.clone();
+        own.plugins.drain(..first_own.unwrap_or(list.plugins.len()));
+        let runtime = Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };
+        let done = ActionOutcome::new("detached", &ended.network, ended.object(), &ended.why);
+        if first_own == Some(0) {
+            return runtime.del(list, &ended.attach).map(|()| Some(done));
+        }
+        // The cache keeps the arguments for the DEL or GC of the runtime.
+        runtime.del_and_keep_cached(&own, &ended.attach)?;
+        let first = list.plugins.first().map_or("", |plugin| &plugin.plugin_type);
+        let (object, network) = (ended.object(), &ended.network);
+        log::warn(format_args!(
+            "{object} (network {network}): no DEL was sent to \"{first}\", a plugin of another program, which may be \
+             attaching it again; it stays in the cache"
+        ));
+        Ok(None)
+    }
+
+    /// The directories with leases of the attachment: also those of its own configuration.
+    fn stores_of(&self, ended: &EndedAttachment) -> Vec<LeaseDirectory> {
+        let mut stores = self.stores.clone();
+        stores.extend(ended.list.iter().flat_map(named_lease_directories));
+        stores.retain(|store| store.network == ended.network);
+        sort_items(&mut stores);
+        stores.dedup();
+        stores
+    }
+
+    /// The possible files of the attachment: in the cache, and its leases.
+    fn files_of(&self, ended: &EndedAttachment) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::from(self.runtime.cache_paths(&ended.network, &ended.attach)?);
+        for store in self.stores.iter().filter(|store| store.network == ended.network) {
+            let owner = Some(ended.attachment_id());
+            let leases = store.read_listing()?.lease_statuses().into_iter().map(|status| status.lease);
+            let its = leases.filter(|lease| lease.attachment_in(&store.network) == owner);
+            files.extend(its.map(|lease| store.path().join(lease.ip.to_string())));
+        }
+        Ok(files)
+    }
+
+    /// Releases the leases and removes the other state of an attachment in doubt that a person has named.
+    fn free_named(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
+        let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
+        let outcome = |action, object| ActionOutcome::new(action, &ended.network, object, &ended.why);
+        for store in self.stores_of(ended) {
+            let Some(mut leases) = store.lock_leases()? else { continue };
+            for ip in leases.release_attachment(owner)? {
+                outcomes.push(outcome("released", format!("{ip} of {}", ended.object())));
+            }
+        }
+        if let Some(record) = AttachmentRecord::find_by_attachment(owner) {
+            reclaim::remove_attachment_state(owner, &record.ips)?;
+            outcomes.push(outcome("removed", format!("state of {}", ended.object())));
+        }
+        Ok(outcomes)
+    }
+
+    /// Reclaims the leases of an attachment that has ended in directories that only its own configuration names.
+    fn reclaim_elsewhere(&self, ended: &EndedAttachment) -> Result<Vec<ActionOutcome>> {
+        let mut outcomes = Vec::new();
+        for store in self.stores_of(ended).iter().filter(|store| !self.stores.contains(store)) {
+            let Some(mut leases) = store.lock_leases()? else { continue };
+            let is_its =
+                |gone: &ReclaimedLease| gone.lease.attachment_in(&ended.network) == Some(ended.attachment_id());
+            let gone = leases.reclaim_ended(|_, gone| gone.into_iter().filter(is_its).collect())?;
+            outcomes.extend(gone.iter().map(|gone| outcome_of_lease("reclaimed", &ended.network, gone)));
+        }
+        Ok(outcomes)
+    }
+
+    /// Whether an attachment exists, by its record, else by its leases.
+    fn liveness(&self, owner: AttachmentId<'_>) -> Liveness {
+        let dirs = self.stores.iter().filter(|store| store.network == owner.network).map(|store| &*store.data_dir);
+        let mut lives = dirs.chain([Path::new(DATA_DIR)]).map(|dir| reclaim::attachment_liveness(owner, dir));
+        let unknown = Liveness::Unknown(LivenessDoubt::NoRecord);
+        lives.find(|life| *life != unknown).unwrap_or(unknown)
+    }
+
+    /// Reclaims, or with `dry_run` lists, the leases of dead attachments.
+    fn reclaim_leases(&self, store: &LeaseDirectory, dry_run: bool, outcomes: &mut Vec<ActionOutcome>) -> Result<()> {
+        let (network, selection) = (&store.network, &self.selection);
+        let is_meant = |gone: &ReclaimedLease| selection.has_attachment(network, &gone.lease.id);
+        if dry_run {
+            let listing = store.read_listing()?;
+            let gone = listing.ended_leases().into_iter().filter(is_meant);
+            outcomes.extend(gone.map(|gone| outcome_of_lease("would reclaim", network, &gone).with_remedy(COLLECT)));
+            for LeaseStatus { lease, liveness, .. } in listing.lease_statuses() {
+                // What a person names is listed as released.
+                let is_left = selection.container.is_none() && selection.has_attachment(network, &lease.id);
+                if let Some(why) = doubt_reason(liveness).filter(|_| is_left) {
+                    outcomes.push(outcome_in_doubt(network, &lease.id, lease.to_string(), why));
+                }
+            }
+            return Ok(());
+        }
+        let Some(mut leases) = store.lock_leases()? else { return Ok(()) };
+        let mut failures = Failures::new();
+        let reclaim = |name: &str, mut gone: Vec<ReclaimedLease>| {
+            gone.retain(is_meant);
+            reclaim::remove_lease_owners(name, gone, None, &mut failures)
+        };
+        let gone: Vec<_> = leases.reclaim_ended(reclaim)?;
+        outcomes.extend(gone.iter().map(|gone| outcome_of_lease("reclaimed", network, gone)));
+        if let Err(error) = failures.into_result() {
+            let object = format!("leases of network {network}");
+            outcomes.push(ActionOutcome::log_failure(network, object, &error));
+        }
+        Ok(())
+    }
+
+    /// Removes, or with `dry_run` lists, the remains of a dead attachment.
+    fn remove_remains(&self, record: &AttachmentRecord, dry_run: bool) -> Result<Option<ActionOutcome>> {
+        let AttachmentRecord { id, ifname, network, .. } = record;
+        let object = format!("state of container {id}, interface {ifname}");
+        let liveness = record.liveness();
+        Ok(match self.selection.deletion_reason(network, id, liveness) {
+            Some(why) if dry_run => Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT)),
+            Some(why) => reclaim::remove_if_ended(record)?.then(|| ActionOutcome::new("removed", network, object, why)),
+            None if dry_run && self.selection.has_attachment(network, id) => {
+                doubt_reason(liveness).map(|why| outcome_in_doubt(network, id, object, why))
+            }
+            None => None,
+        })
+    }
+}
+
+/// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
+fn outcome_in_doubt(network: &str, id: &str, object: String, why: String) -> ActionOutcome {
+    let remedy = format!("{COLLECT} --network {network} --container {id}, if it has ended");
+    ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(remedy)
+}
+
+/// The outcome for a lease whose attachment has ended.
+fn outcome_of_lease(action: &'static str, network: &str, gone: &ReclaimedLease) -> ActionOutcome {
+    ActionOutcome::new(action, network, gone.lease.to_string(), gone.why.to_string())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cni::json::encode_pretty;
 use crate::error::Result;
 use crate::framework::call::{CallEnvironment, PluginCall, PluginCaller};
-use crate::framework::{AppletTable, BuiltinPlugin};
+use crate::framework::{AppletTable, AttachmentTurn, BuiltinPlugin};
 use crate::invoke::{self, PluginCommand, PluginExecutor, ProcessExecutor};
 use crate::repairs::RepairFindings;
 
@@ -13,6 +13,8 @@ use crate::repairs::RepairFindings;
 #[derive(Debug)]
 pub(super) struct InProcessExecutor {
     pub(super) table: AppletTable,
+    caller: PluginCaller,
+    turn: AttachmentTurn,
 }
 
 impl PluginExecutor for InProcessExecutor {
@@ -32,6 +34,16 @@ impl PluginExecutor for InProcessExecutor {
 }
 
 impl InProcessExecutor {
+    /// Runs plugins as a runtime does.
+    pub(super) fn new(table: AppletTable) -> InProcessExecutor {
+        InProcessExecutor { table, caller: PluginCaller::Runtime, turn: AttachmentTurn::default() }
+    }
+
+    /// Runs the DELs of an attachment that has ended, whose turn this process has.
+    pub(super) fn for_collector(table: AppletTable, turn: AttachmentTurn) -> InProcessExecutor {
+        InProcessExecutor { table, caller: PluginCaller::Collector, turn }
+    }
+
     /// Calls `Plugin::repair` for the plugin at `path`. Does nothing for another executable.
     pub(super) fn run_repair(
         &self,
@@ -51,10 +63,10 @@ impl InProcessExecutor {
         };
         let env = CallEnvironment::from_lookup(var);
         env.require_variables()?;
-        Ok(PluginCall { env, stdin, table: self.table, caller: PluginCaller::Runtime })
+        Ok(PluginCall { env, stdin, table: self.table, caller: self.caller, turn: self.turn.clone() })
     }
 
-    fn find_own_plugin(&self, path: &Path) -> Option<BuiltinPlugin> {
+    pub(super) fn find_own_plugin(&self, path: &Path) -> Option<BuiltinPlugin> {
         let name = path.file_name()?.to_str()?;
         self.table.find_plugin(name).filter(|_| invoke::is_own_executable(path))
     }

@@ -162,7 +162,7 @@ impl IpamRequest {
             IpamCommand::Gc { network, empty } => {
                 let stores = stores(network)?;
                 let selection = AttachmentSelection { network: network.as_deref(), container: None };
-                let mut outcomes = gc::collect_garbage(&self.directories, table, &selection, self.dry_run)?;
+                let mut outcomes = gc::collect_garbage(&self.directories, table, selection, self.dry_run)?;
                 if *empty {
                     outcomes.extend(free_empty_files(&stores, self.dry_run)?);
                 }

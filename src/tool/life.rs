@@ -74,6 +74,7 @@ pub(super) fn format_alive((alive, reason): (Option<bool>, Option<String>)) -> S
 }
 
 /// The attachments that may be deleted.
+#[derive(Clone, Copy)]
 pub(super) struct AttachmentSelection<'a> {
     /// Only attachments of this network; `None`: of all networks.
     pub(super) network: Option<&'a str>,

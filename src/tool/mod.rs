@@ -15,6 +15,7 @@ pub mod multicall;
 mod outcome;
 pub mod pause;
 pub mod repair;
+mod snapshot;
 mod sysdump;
 mod trace;
 

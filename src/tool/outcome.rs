@@ -56,13 +56,17 @@ impl ActionOutcome {
 
 impl fmt::Display for ActionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ActionOutcome { action, network, object, problem, .. } = self;
+        let ActionOutcome { action, network, object, problem, remedy } = self;
         let colon = if *action == IN_DOUBT { ":" } else { "" };
         write!(f, "{action}{colon} {object}")?;
         if !problem.is_empty() {
             write!(f, ": {problem}")?;
         }
-        if network.is_empty() { Ok(()) } else { write!(f, " (network {network})") }
+        if !network.is_empty() {
+            write!(f, " (network {network})")?;
+        }
+        // The remedies of the others are the command without --dry-run.
+        if *action == IN_DOUBT { write!(f, "; {remedy}") } else { Ok(()) }
     }
 }
 

@@ -15,11 +15,14 @@ use super::in_process::InProcessExecutor;
 use super::outcome::{ActionOutcome, FAILED};
 use super::pause::{StopSignals, WakeReason};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
+use crate::attachment::AttachmentId;
 use crate::cni::json::encode_pretty;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
-use crate::framework::AppletTable;
+use crate::framework::{AppletTable, AttachmentTurn};
 use crate::log;
-use crate::netfilter::{self, PacketFilter, PacketFilterWatch, RepairMode};
+use crate::netfilter::difference::ReconcileMode;
+use crate::netfilter::reconcile::reconcile_all;
+use crate::netfilter::{PacketFilter, PacketFilterWatch};
 use crate::netlink::LossEvents;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use crate::repairs::RepairFindings;
@@ -88,8 +91,8 @@ pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
         let job = RepairJob { runtime: ToolDirectories::from_command_line(&line).new_runtime(table), table };
         match (line.has_option("--watch"), line.has_option("--dry-run")) {
             (true, _) => job.repair_until_stopped(line.last_value(INSTALL)),
-            (false, true) => job.repair_once(RepairMode::Report, line.has_option(JSON.flag)),
-            (false, false) => job.repair_once(RepairMode::Restore, line.has_option(JSON.flag)),
+            (false, true) => job.repair_once(ReconcileMode::Report, line.has_option(JSON.flag)),
+            (false, false) => job.repair_once(ReconcileMode::Apply, line.has_option(JSON.flag)),
         }
     })
 }
@@ -108,9 +111,9 @@ fn check_options(line: CommandLine) -> Result<CommandLine> {
 }
 
 impl RepairJob {
-    fn repair_once(&self, repair: RepairMode, json: bool) -> Result<ExitCode> {
-        let repairs = self.repair_all(repair);
-        let is_dry = repair == RepairMode::Report;
+    fn repair_once(&self, mode: ReconcileMode, json: bool) -> Result<ExitCode> {
+        let repairs = self.repair_all(mode);
+        let is_dry = mode == ReconcileMode::Report;
         let failed = repairs.repair_errors();
         let is_found = is_dry && !repairs.missing_state().is_empty() || !failed.is_empty();
         let text = match repairs.to_string() {
@@ -124,10 +127,13 @@ impl RepairJob {
     }
 
     /// Restores the rules first: no port forwards before its rules are in force.
-    fn repair_all(&self, repair: RepairMode) -> RepairFindings {
-        let mut repairs = RepairFindings::new(repair == RepairMode::Report);
-        match netfilter::repair_rules(&PacketFilter::new(), repair).context(|| "restore rules") {
-            Ok(found) => repairs.record_missing(found),
+    fn repair_all(&self, mode: ReconcileMode) -> RepairFindings {
+        let mut repairs = RepairFindings::new(mode == ReconcileMode::Report);
+        match reconcile_all(&PacketFilter::new(), mode).context(|| "restore rules") {
+            Ok(outcome) => {
+                repairs.record_missing(outcome.differences);
+                outcome.failures.into_iter().for_each(|error| repairs.record_failure(error));
+            }
             Err(error) => repairs.record_failure(error),
         }
         match self.runtime.cached_attachments("") {
@@ -145,11 +151,17 @@ impl RepairJob {
         // All versions of the specification have ADD.
         let env = self.runtime.call_environment("ADD", attach);
         let title = || doctor::attachment_title(cached);
+        let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
+        // A call of the runtime that has the turn attaches or detaches the container.
+        let _turn = match AttachmentTurn::take(owner) {
+            Ok(turn) => turn,
+            Err(error) => return log::debug(error),
+        };
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
             Err(error) => return repairs.record_failure(error.context(title())),
         };
-        let plugins = InProcessExecutor { table: self.table };
+        let plugins = InProcessExecutor::new(self.table);
         for (path, request) in requests {
             match plugins.run_repair(&path, &env, &request, repairs) {
                 Ok(()) => {}
@@ -174,7 +186,7 @@ impl RepairJob {
         loop {
             own.restart_if_replaced();
             let start = Instant::now();
-            let repairs = self.repair_all(RepairMode::Restore);
+            let repairs = self.repair_all(ReconcileMode::Apply);
             report_changes(&repairs, &mut reported)?;
             let pause = (start.elapsed() * PAUSE_FACTOR).clamp(SETTLE, LONGEST_PAUSE).max(dispute);
             dispute = match repairs.missing_state() {

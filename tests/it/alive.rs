@@ -6,6 +6,7 @@
 mod dead;
 mod hidden;
 mod race;
+mod twice;
 
 use std::fs;
 
@@ -44,6 +45,7 @@ esac"#;
 /// A node with one network, as a configuration list of an interface plugin, portmap, firewall and bandwidth.
 struct World {
     node: Node,
+    kind: String,
     plugins: Vec<Value>,
     /// The program, such as a shell that hides files, under which all calls run.
     view: Vec<String>,
@@ -61,7 +63,7 @@ impl World {
         node.script("foreign", FOREIGN);
         let keys = match kind {
             "bridge" => json!({"type": "bridge", "bridge": "br9", "isGateway": true}),
-            "masquerading" => json!({"type": "bridge", "bridge": "br9", "isGateway": true,
+            "masquerading" | "static" => json!({"type": "bridge", "bridge": "br9", "isGateway": true,
                 "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true}),
             "ptp" => json!({"type": "ptp", "ipMasq": true, "ipMasqBackend": "nftables"}),
             "macvlan" => json!({"type": "macvlan", "master": "up0"}),
@@ -72,7 +74,10 @@ impl World {
         node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
         let networks = "/var/lib/cni/networks";
         node.sh(&format!("mkdir {leases} {networks} && mount --bind {leases} {networks}"));
-        let ipam = json!({"type": "host-local", "ranges": [[{"subnet": subnet}]]});
+        let ipam = match kind {
+            "static" => json!({"type": "static", "addresses": [{"address": "10.88.0.2/29", "gateway": "10.88.0.1"}]}),
+            _ => json!({"type": "host-local", "ranges": [[{"subnet": subnet}]]}),
+        };
         let mut plugins = vec![
             merged(&keys, &json!({"ipam": ipam})),
             json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}}),
@@ -84,7 +89,7 @@ impl World {
         fs::create_dir(node.path("net.d")).unwrap();
         let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
         fs::write(node.path("net.d/net.conflist"), list.to_string()).unwrap();
-        World { node, plugins, view: Vec::new() }
+        World { node, kind: kind.to_owned(), plugins, view: Vec::new() }
     }
 
     /// The call as seen from this world's view.
@@ -106,9 +111,14 @@ impl World {
         self.seen(call)
     }
 
-    /// `cnitool add` or `del` of a container that wants the host port.
+    /// `cnitool add`, `check` or `del` of a container that wants the host port.
     fn runtime(&self, verb: &str, id: &str, netns: &str) -> Call {
-        let port = json!([{"hostPort": PORT, "containerPort": 80, "protocol": "tcp"}]);
+        self.runtime_at(verb, id, netns, PORT)
+    }
+
+    /// As [`World::runtime`], with another host port.
+    fn runtime_at(&self, verb: &str, id: &str, netns: &str, port: u16) -> Call {
+        let port = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
         let caps = json!({"portMappings": port}).to_string();
         self.tool(&["cnitool", verb, "net", netns, "--container-id", id, "--cap-args", &caps])
     }
@@ -133,6 +143,17 @@ impl World {
     /// The packet filter's rules and the devices that shape, as text.
     fn state(&self) -> String {
         self.node.sh("nft -s list ruleset; ip -o link show type ifb | sed 's/:.*//; s/.*/shapes/'")
+    }
+
+    /// The liveness of a container in `cnibox ipam ls`; `null` if it is in doubt or there is no lease.
+    fn liveness_of(&self, id: &str) -> Value {
+        let has_leases = self.node.path("leases/net").exists();
+        has_leases.then(|| self.listed(id)).flatten().map_or(Value::Null, |row| row["alive"].clone())
+    }
+
+    /// The [liveness](World::liveness_of) of a container that lives.
+    fn expected_liveness(&self) -> Value {
+        if ["macvlan", "static"].contains(&self.kind.as_str()) { Value::Null } else { Value::Bool(true) }
     }
 
     /// The row of a container in `cnibox ipam ls`, if it has a lease.

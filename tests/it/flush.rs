@@ -1,5 +1,5 @@
-//! The flush matrix: after an administrator flushes any part of the rules, STATUS and CHECK report
-//! the loss, and one ADD of another container restores all containers, verified with traffic.
+//! The flush matrix: after an administrator flushes any part of the rules, CHECK reports the loss, STATUS succeeds and
+//! restores all containers, and so does one ADD of another container, verified with traffic.
 //!
 //! A row is a list of plugins and its expectations. The damages are derived from the live rules:
 //! flushing the ruleset, flushing or deleting each table, each chain, each set and map.
@@ -13,7 +13,8 @@ use std::time::Instant;
 use cnibox::testing::attachment::AttachmentRecord;
 use cnibox::testing::netfilter::filter::{self, AcceptedTraffic, IngressPolicy};
 use cnibox::testing::netfilter::spoof::CheckedPort;
-use cnibox::testing::netfilter::{self, AttachmentId, PacketFilter, RepairMode, RuleBackend, masquerade, spoof};
+use cnibox::testing::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade, spoof};
+use cnibox::testing::netfilter::{ReconcileMode, reconcile_all};
 use cnibox::testing::netlink::MacAddress;
 use cnibox::testing::netns::NetnsIdentity;
 use ipnet::IpNet;
@@ -66,21 +67,24 @@ impl<'n> Row<'n> {
         self.list.iter().zip(&self.results[1..]).filter(|row| refuses(*row)).count()
     }
 
-    /// Applies each damage in turn. `holds` verifies the first and the later container; its third
-    /// argument is the address of the later container.
+    /// Applies each damage in turn, once healed by STATUS and once by ADD. `holds` verifies the first and the later
+    /// container; its third argument is the address of the later container.
     #[track_caller]
     fn survives(&self, damages: &[String], holds: impl Fn(&Container, &Container, &str)) {
         for damage in damages {
             println!("{damage}");
             self.node.sh(damage);
-            assert_ne!(self.refusals("STATUS", 50), 0, "STATUS is silent: {damage}");
+            assert_ne!(self.refusals("CHECK", 999), 0, "CHECK is silent: {damage}");
+            assert_eq!(self.refusals("STATUS", 50), 0, "STATUS heals: {damage}");
+            assert_eq!(self.refusals("CHECK", 999), 0, "STATUS has restored nothing: {damage}");
+            self.node.sh(damage);
             assert_ne!(self.refusals("CHECK", 999), 0, "CHECK is silent: {damage}");
             let second = Container::new();
             let results = add(&self.later, "c2", &second);
             let ip = results[1]["ips"][0]["address"].as_str().unwrap();
             holds(&self.first, &second, ip.split('/').next().unwrap());
-            assert_eq!(self.refusals("STATUS", 50), 0, "{damage}");
             assert_eq!(self.refusals("CHECK", 999), 0, "{damage}");
+            assert_eq!(self.refusals("STATUS", 50), 0, "{damage}");
             for (net, prev) in self.later.iter().zip(&results[1..]).rev() {
                 let net = net.with(&json!({"prevResult": prev}));
                 net.call("DEL", "c2").netns(&second.path()).ok();
@@ -147,7 +151,7 @@ fn an_intact_host_needs_no_restoration_after_add() {
             let net = |(name, keys): &(&'static str, Value)| Net::new(&node, name, "1.1.0", keys);
             let case = format!("{subnets:?} {backend} {policy} {snat}");
             let row = Row::new(&node, plugins.iter().map(net).collect());
-            assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0, "{case}");
+            assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0, "{case}");
             let repaired = node.cnibox(&["repair"]).run().stdout;
             assert_eq!(repaired, "nothing was missing\n", "{case}");
             for (net, prev) in row.list.iter().zip(&row.results[1..]).rev() {
@@ -262,15 +266,16 @@ fn add_restores_host_ports() {
 }
 
 #[test]
-fn a_table_of_other_rules_is_rebuilt_by_the_next_add() {
+fn a_table_of_other_rules_is_rebuilt() {
     let node = Node::new();
     let outside = outside(&node);
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
     let row = Row::new(&node, vec![net]);
     let comment = node.sh("nft list ruleset | grep -o '[0-9a-f-]*, net: net, if: eth0, id: c1' | head -1");
     let t = "inet cnibox_masquerade";
-    node.sh(&format!(
-        "rm -r /run/cni/cnibox/masquerade; nft flush ruleset; nft '
+    let replace_rules = || {
+        node.sh(&format!(
+            "rm -rf /run/cni/cnibox/masquerade; nft flush ruleset; nft '
         add table {t}
         add map {t} pods4 {{ type ipv4_addr : verdict; }}
         add map {t} pods6 {{ type ipv6_addr : verdict; }}
@@ -280,14 +285,22 @@ fn a_table_of_other_rules_is_rebuilt_by_the_next_add() {
         add rule {t} postrouting ip saddr vmap @pods4
         add rule {t} subnet-10.1.2.0/24 ip daddr != 10.1.2.0/24 masquerade
         add element {t} pods4 {{ 10.1.2.2 comment \"{}\" : goto subnet-10.1.2.0/24 }}'",
-        comment.trim()
-    ));
-    assert_eq!(row.refusals("STATUS", 50), 1);
+            comment.trim()
+        ))
+    };
+    let is_rebuilt = || {
+        let rules = node.sh("nft list ruleset");
+        rules.contains("comment \"by source\"") && rules.contains("10.1.2.2 comment")
+    };
+    replace_rules();
+    assert!(!is_rebuilt());
+    assert_eq!(row.refusals("STATUS", 50), 0);
+    assert!(is_rebuilt(), "by STATUS");
+    replace_rules();
     let second = Container::new();
     add(&row.list, "c2", &second);
     assert_eq!(seen(&row.first, &outside, "192.0.2.2"), "192.0.2.1");
-    let rules = node.sh("nft list ruleset");
-    assert!(rules.contains("comment \"by source\"") && rules.contains("10.1.2.2 comment"), "{rules}");
+    assert!(is_rebuilt(), "by ADD");
     row.list[0].call("DEL", "c1").netns("").ok();
     assert!(!node.sh("nft list ruleset").contains("id: c1"));
 }
@@ -367,7 +380,6 @@ fn one_add_restores_500_containers() {
             policy: IngressPolicy::Isolated,
             bridge: Some("br9".to_owned()),
             admin: Some("CNI-ADMIN".to_owned()),
-            published: true,
         };
         filter::add_rules(&filter, owner, &pod).unwrap();
     }
@@ -407,7 +419,7 @@ fn rules_of_deleted_containers_are_not_restored() {
         });
         node.sh("nft flush ruleset");
         std::thread::scope(|scope| {
-            scope.spawn(|| netfilter::repair_rules(&PacketFilter::new(), RepairMode::Restore).unwrap());
+            scope.spawn(|| reconcile_all(&PacketFilter::new(), ReconcileMode::Apply).unwrap());
             each(&|filter, owner, addrs| {
                 masquerade::delete_addresses(filter, owner, addrs).unwrap();
             });

@@ -50,7 +50,7 @@ fn no_verb_starts_a_program_or_a_thread_or_sleeps() {
             let call = node.call(plugin, verb).conf(&conf).netns(&container.path());
             let (outcome, calls) = strace::record(&node, &call);
             assert_eq!(outcome.status, Some(0), "{plugin} {verb}: {outcome:?}");
-            assert!(calls.len() > 20, "nothing was recorded");
+            assert!(calls.iter().any(|call| call.verb() == "open"), "nothing was recorded");
             let deletes_link = verb == "DEL" && !["host-device", "host-local"].contains(&plugin);
             assert_frugal(&format!("{plugin} {verb}"), &calls, usize::from(deletes_link));
             if verb == "ADD" {

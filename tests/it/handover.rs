@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::compare::peer;
 use crate::support::net::merged;
-use crate::support::node::{Call, Container, Node, executable};
+use crate::support::node::{Call, Container, Node};
 use crate::support::traffic::{self, Place};
 
 /// A timeout that suffices on a slow machine.
@@ -178,29 +178,4 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     pod.call("bridge", "DEL").program(reference.join("bridge")).ok();
     let rules = pod.ruleset();
     assert!(!rules.contains("10.1.2.2") && !rules.contains("CNI-DN-"), "{rules}");
-}
-
-#[test]
-fn owner_chains_of_release_0_2_0_are_removed() {
-    let pod = Pod::new("iptables");
-    // As of release 0.2.0.
-    for chain in ["CNIBOX-FIREWALL", "CNIBOX-FW-cni0"] {
-        pod.node.sh(&format!("iptables -N {chain}"));
-    }
-    pod.node.sh("iptables -A CNIBOX-FIREWALL -s 10.1.2.2 -m comment --comment owner");
-    let dir = pod.node.path("plugins");
-    std::fs::create_dir(&dir).unwrap();
-    std::fs::write(dir.join("firewall"), "the reference").unwrap();
-    let directory = dir.display().to_string();
-    let tool = |args: &[&str]| pod.node.tool("cnibox", args).program(executable());
-    tool(&["install", "--replace", &directory]).printed();
-    // As in a container image with only this executable.
-    let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
-    let uninstall = tool(&["uninstall", &directory]);
-    let uninstall = uninstall.env("PATH", "/usr/bin:/bin").under(&["unshare", "-m", "sh", "-c", hidden, "sh"]);
-    let outcome = uninstall.run();
-    assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    let rules = pod.ruleset();
-    assert!(!rules.contains("CNIBOX"), "{rules}");
-    assert!(rules.contains("10.1.2.2"), "the rules themselves stay: {rules}");
 }

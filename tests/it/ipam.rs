@@ -148,7 +148,8 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     let dry_line = |name: &str| {
         let doubt = "it has no link on the host that would show its end";
         line("would reclaim", name)
-            + &format!("in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name})\n")
+            + &format!("in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name}); ")
+            + &format!("cnibox gc --network {name} --container unknown, if it has ended\n")
     };
     eventually("the kernel removes the namespaces", || {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
@@ -162,7 +163,18 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     assert_eq!(ends_with(0, &gc(&node, "--network pods")).stdout, line("reclaimed", "pods"));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (2, 3));
     assert_eq!(ends_with(0, &gc(&node, "")).stdout, line("reclaimed", "more"));
-    assert_eq!(ends_with(0, &gc(&node, "")).stdout, "no dead attachment was found\n");
+    let left = "no dead attachment was found; in doubt, listed by cnibox gc --dry-run: 2\n";
+    assert_eq!(ends_with(0, &gc(&node, "")).stdout, left);
+    // The advice is followed: the network has no configuration on this node.
+    let named = "released 203.0.113.3 of container unknown, interface eth0: named by --container, it has no link on the \
+        host that would show its end (network pods)\n";
+    let advice = "--network pods --container unknown";
+    assert_eq!(
+        ends_with(1, &gc(&node, &format!("{advice} --dry-run"))).stdout,
+        named.replacen("released", "would release", 1)
+    );
+    assert_eq!(ends_with(0, &gc(&node, advice)).stdout, named);
+    assert_eq!((node.leases("pods"), node.leases("more").len()), (vec!["203.0.113.2".into()], 2));
 }
 
 /// Containers of networks with a `dataDir` of their own are found without an option.

@@ -173,59 +173,6 @@ fn an_address_in_use_is_freed_by_force_only() {
     assert_eq!(ground.node.leases("pods"), [""; 0]);
 }
 
-/// A line on stderr names what replaced the word.
-#[track_caller]
-fn is_deprecated(outcome: &Outcome, instead: &str) {
-    assert!(outcome.stderr.contains("is deprecated"), "{outcome:?}");
-    assert!(outcome.stderr.contains(instead), "{outcome:?}");
-}
-
-#[test]
-fn the_old_option_for_configurations_works() {
-    let ground = Ground::new();
-    let conf = ground.node.path("net.d").display().to_string();
-    for tool in ["gc -n", "doctor", "ipam ls", "sysdump -o /dev/null", "trace stats", "cnitool status pods"] {
-        let words: Vec<&str> = tool.split(' ').chain(["--net-conf-path", &conf]).collect();
-        let call = ground.node.cnibox(&words).env("CNI_PATH", &ground.node.bin().display().to_string());
-        let outcome = call.run();
-        assert_ne!(outcome.status, Some(2), "{tool}: {outcome:?}");
-        is_deprecated(&outcome, "use --conf-dir");
-    }
-}
-
-#[test]
-fn the_old_position_of_a_network_works() {
-    let ground = Ground::new();
-    let outcome = ground.ends("ipam ls pods", 0);
-    is_deprecated(&outcome, "use --network pods");
-    assert_eq!(outcome.stdout.lines().count(), 3, "{outcome:?}");
-    is_deprecated(&ground.ends("ipam free pods dead", 0), "use --network pods");
-    assert_eq!(ground.node.leases("pods"), ["203.0.113.2"]);
-}
-
-#[test]
-fn the_old_gc_of_addresses_works() {
-    let ground = Ground::new();
-    is_deprecated(&ground.ends("ipam gc --dry-run", 1), "use cnibox gc");
-    let outcome = ground.ends("ipam gc", 0);
-    is_deprecated(&outcome, "use cnibox gc");
-    assert!(outcome.stdout.contains("container dead, interface eth0"), "{outcome:?}");
-    assert_eq!(ground.node.leases("pods"), ["203.0.113.2"]);
-    fs::write(ground.node.path("leases/pods/203.0.113.9"), "").unwrap();
-    is_deprecated(&ground.ends("ipam gc --empty", 0), "use cnibox ipam free --empty");
-    assert_eq!(ground.node.leases("pods"), ["203.0.113.2"]);
-}
-
-#[test]
-fn the_old_keys_of_findings_are_there() {
-    let ground = Ground::new();
-    let found = &ground.objects("doctor --json", 1)[0];
-    assert_eq!((&found["subject"], &found["cure"]), (&found["object"], &found["remedy"]));
-    fs::write(ground.node.path("net.d/20.conf"), "{").unwrap();
-    let found = &ground.objects("lint --offline --json", 1)[0];
-    assert_eq!(found["message"], found["problem"]);
-}
-
 #[test]
 fn every_help_documents_the_exit_status() {
     let node = Node::new();

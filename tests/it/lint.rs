@@ -335,7 +335,7 @@ fn conflicts_between_networks_are_reported() {
     let object = |file: &str, network: &str, message: String, remedy: &str| {
         json!({"file": format!("{directory}/{file}"), "network": network, "line": 1, "column": 23,
             "object": format!("{directory}/{file}:1:23"), "severity": "warning", "problem": message,
-            "message": message, "remedy": remedy})
+            "remedy": remedy})
     };
     let printed = cnibox(&node, &["lint", &directory, "--offline", "--json"]).run().stdout;
     let overlap = format!("subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {directory}/10-a.conflist");

@@ -80,12 +80,15 @@ fn del_succeeds_without_prev_result_and_namespace() {
 
 #[test]
 fn a_failing_add_changes_nothing() {
-    SUBJECT.no_add_leaves_anything(20);
+    SUBJECT.no_add_leaves_anything(&["open", "write", "rename", "RTM_DELROUTE", "RTM_NEWROUTE"]);
 }
 
 #[test]
 fn an_add_or_del_killed_anywhere_is_cleaned_up_by_del() {
-    SUBJECT.survives_kill(5);
+    SUBJECT.survives_kill(
+        &["open", "write", "rename", "RTM_DELROUTE", "RTM_NEWROUTE"],
+        &["unlink", "RTM_DELROUTE", "RTM_NEWROUTE"],
+    );
 }
 
 #[test]

@@ -1,11 +1,13 @@
-//! STATUS succeeds exactly if the next ADD does: random networks on nodes with random defects.
+//! STATUS succeeds exactly if the next ADD does: random networks on nodes with random defects, and with other pods whose
+//! rules are damaged, or that come and go.
 
 use std::fs;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
 use crate::support::net::{merged, wire};
-use crate::support::node::{Call, Container, Node, Outcome, executable};
+use crate::support::node::{Call, Container, Node, Outcome, Running, executable};
 
 /// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
 struct Random(u64);
@@ -186,21 +188,80 @@ const DEFECTS: [&str; 21] = [
     "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1",
 ];
 
+/// What administrators and other programs do to the rules of the pods on a node; some have no effect on some nodes.
+const DAMAGES: [&str; 16] = [
+    "true",
+    "true",
+    "nft flush ruleset",
+    "nft flush ruleset; ip link del cni0",
+    "iptables -t nat -F; iptables -t nat -X; iptables -F; iptables -X",
+    "iptables -t nat -F POSTROUTING",
+    "iptables -t nat -D PREROUTING 1",
+    "iptables -D FORWARD 1",
+    "nft delete table inet cnibox_masquerade; nft delete table inet cnibox_firewall",
+    "nft flush table inet cnibox_masquerade; nft flush table inet cnibox_portmap",
+    "nft flush map inet cnibox_masquerade pods4; nft flush map inet cnibox_portmap any",
+    "nft flush chain inet cnibox_firewall forward; nft flush chain bridge cnibox_spoof prerouting",
+    "nft add table inet cnibox_masquerade '{ flags dormant; }'",
+    // Objects of other types, which ADD cannot replace.
+    "nft delete table inet cnibox_masquerade; nft add table inet cnibox_masquerade; \
+     nft add chain inet cnibox_masquerade pods4; nft add set inet cnibox_masquerade pods6 '{ type ifname; }'",
+    "nft delete table inet cnibox_firewall; nft add table inet cnibox_firewall; \
+     nft add set inet cnibox_firewall pods4 '{ type ipv4_addr; flags interval; }'",
+    "rm -r /run/cni/cnibox; nft flush ruleset",
+];
+
+/// Another network, whose pods come and go.
+const OTHERS: &str = r#"{"cniVersion": "1.1.0", "name": "others", "plugins": [
+    {"type": "bridge", "bridge": "cni9", "isGateway": true, "ipMasq": true,
+     "ipam": {"type": "host-local", "dataDir": "DIR/leases", "subnet": "10.99.0.0/16"}},
+    {"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "firewall"}]}"#;
+
+/// A network that a node without defects serves, with rules of random features and back ends.
+fn sound(random: &mut Random) -> Vec<Value> {
+    let backends = [json!("nftables"), json!("iptables")];
+    let ranges =
+        [json!([[{"subnet": "10.88.0.0/16"}]]), json!([[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]])];
+    let ipam = json!({"type": "host-local", "dataDir": "DIR/leases", "ranges": random.any(&ranges)});
+    let mut pair = json!({"type": random.any(&["bridge", "ptp"]), "ipMasq": true, "ipam": ipam});
+    maybe(random, &mut pair, "ipMasqBackend", &backends);
+    if pair["type"] == "bridge" {
+        pair = merged(&pair, &json!({"bridge": "cni0", "isGateway": true}));
+        maybe(random, &mut pair, "macspoofchk", &[json!(true)]);
+    }
+    let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    maybe(random, &mut portmap, "backend", &backends);
+    let mut firewall = json!({"type": "firewall"});
+    maybe(random, &mut firewall, "backend", &backends);
+    maybe(random, &mut firewall, "ingressPolicy", &[json!("same-bridge"), json!("isolated")]);
+    let egress = json!({"type": "egress", "profile": "sandbox", "serve": ["tcp/80"]});
+    let chained = [portmap, firewall, egress].into_iter().filter(|_| !random.one_in(3));
+    [pair].into_iter().chain(chained.collect::<Vec<_>>()).collect()
+}
+
 struct Try {
     list: Value,
     defect: &'static str,
+    /// The damage to the rules of pods that were attached before the defect.
+    damage: &'static str,
+    /// Whether pods of the other network come and go.
+    has_load: bool,
 }
 
 impl Try {
     fn new(random: &mut Random) -> Try {
+        let list = |plugins: Vec<Value>| json!({"cniVersion": "1.1.0", "name": "pods", "plugins": plugins});
+        let has_load = random.one_in(2);
+        if random.one_in(2) {
+            let list = list(sound(random));
+            return Try { list, defect: "true", damage: DAMAGES[random.below(DAMAGES.len())], has_load };
+        }
         let mut plugins = vec![interface(random)];
         while random.one_in(2) && plugins.len() < 4 {
             let next = chained(random, &plugins[0]);
             plugins.push(next);
         }
-        let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": plugins});
-        let defect = DEFECTS[random.below(DEFECTS.len())];
-        Try { list, defect }
+        Try { list: list(plugins), defect: DEFECTS[random.below(DEFECTS.len())], damage: "true", has_load }
     }
 
     /// The outcomes of STATUS and ADD on a fresh node.
@@ -214,21 +275,45 @@ impl Try {
         wire(&node);
         let dir = node.path("").display().to_string();
         let dir = dir.trim_end_matches('/');
-        node.sh(&self.defect.replace("DIR", dir));
         fs::create_dir(node.path("net.d")).unwrap();
-        let list = self.list.to_string().replace("DIR", dir);
-        fs::write(node.path("net.d/10.conflist"), list).unwrap();
+        for (name, list) in [("10", self.list.to_string()), ("20", OTHERS.to_owned())] {
+            fs::write(node.path(&format!("net.d/{name}.conflist")), list.replace("DIR", dir)).unwrap();
+        }
         let cnitool = |args: &[&str]| -> Call {
             let below = |name: &str| node.path(name).display().to_string();
             let directories =
                 ["--conf-dir", &below("net.d"), "--cache-dir", &below("cache"), "--plugin-path", &below("bin")];
             node.tool("cnitool", &[args, &directories].concat()).program(executable()).without("CNI_PATH")
         };
-        let container = Container::new();
+        let (mapped, container) = (Container::new(), Container::new());
+        if self.damage != "true" {
+            let outcome = cnitool(&["cnitool", "add", "pods", &mapped.path()]).env("CAP_ARGS", &mapping(8080)).run();
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            let others = cnitool(&["cnitool", "add", "others", &mapped.path()]).env("CNI_IFNAME", "eth1");
+            let outcome = others.env("CAP_ARGS", &mapping(8081)).run();
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        }
+        node.sh(&self.defect.replace("DIR", dir));
+        let load = self.has_load.then(|| {
+            let visitor = Container::new();
+            let add = cnitool(&["cnitool", "add", "others", &visitor.path()]).env("CAP_ARGS", &mapping(8082));
+            let script = r#"shift 2; while :; do "$0" cnitool add "$@"; "$0" cnitool del "$@"; done"#;
+            (Running::start_with(&add.under(&["sh", "-c", script]), Stdio::null()), visitor)
+        });
+        let damage = || node.sh(&format!("{{ {}; }} 2> /dev/null || true", self.damage));
+        damage();
         let status = cnitool(&["cnitool", "status", "pods"]).run();
+        // STATUS may have restored what ADD has to restore, too.
+        damage();
         let add = cnitool(&["cnitool", "add", "pods", &container.path()]).run();
+        drop(load);
         [status, add]
     }
+}
+
+/// A mapping of this port, as `cnitool` takes it.
+fn mapping(port: u16) -> String {
+    json!({"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]}).to_string()
 }
 
 fn compare(pairs: usize, seed: u64) {
@@ -239,8 +324,11 @@ fn compare(pairs: usize, seed: u64) {
         let [status, add] = attempt.run();
         works += usize::from(add.status == Some(0));
         if (status.status == Some(0)) != (add.status == Some(0)) {
-            let Try { list, defect } = attempt;
-            wrong.push(format!("{nth}: {defect}\n{}\nSTATUS {}\nADD {}", list["plugins"], status.stderr, add.stderr));
+            let Try { list, defect, damage, has_load } = attempt;
+            wrong.push(format!(
+                "{nth}: {defect}; {damage}; load {has_load}\n{}\nSTATUS {}\nADD {}",
+                list["plugins"], status.stderr, add.stderr
+            ));
         }
     }
     println!("status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree", wrong.len());

@@ -8,6 +8,7 @@
 
 mod chains;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -255,9 +256,10 @@ struct Stage<'w> {
     tally: Tally,
 }
 
-/// The number of runs by kind.
+/// The number of runs by kind, and the verbs that were killed or failed.
 #[derive(Default)]
 struct Tally {
+    hit: BTreeSet<&'static str>,
     kills: usize,
     errors: usize,
     failed_adds: usize,
@@ -329,6 +331,7 @@ impl<'w> Stage<'w> {
         let Some(how) = trial.cleanup else { return self.fails(trial, victim, &call) };
         let (_, fired) = trial.point.run(&self.world.node, &call, trial.action);
         self.tally.kills += usize::from(fired);
+        self.tally.hit.extend(fired.then_some(trial.verb));
         self.other.add(self.world.len).map_err(Finding::new("other hurt"))?;
         victim.clean_up(how)?;
         self.other.del(true).map_err(Finding::new("other hurt"))?;
@@ -342,6 +345,7 @@ impl<'w> Stage<'w> {
         let action = format!("error={}", trial.action);
         let (outcome, fired) = trial.point.run(&self.world.node, call, &action);
         self.tally.errors += usize::from(fired);
+        self.tally.hit.extend(fired.then_some(trial.verb));
         let failed = outcome.status != Some(0);
         let say = |text: String| format!("{outcome:?}\n{text}");
         if !matches!(outcome.status, Some(0 | 1)) {
@@ -453,11 +457,14 @@ fn sweep(chain: &'static Chain, sample: Option<usize>) {
         }
         round += 1;
     }
-    let Tally { kills, errors, failed_adds, findings } = tally;
+    let Tally { hit, kills, errors, failed_adds, findings } = tally;
     println!(
         "sweep: {} | {kills} kills | {errors} errors, {failed_adds} failed ADDs | {} findings",
         chain.name,
         findings.len()
     );
     assert!(findings.is_empty(), "{}", findings.join("\n"));
+    // Few runs of a sample are of GC, which has the fewest points.
+    let verbs = if sample.is_some() { &["ADD", "DEL"][..] } else { &["ADD", "DEL", "GC"] };
+    assert!(verbs.iter().all(|verb| hit.contains(verb)), "only {hit:?}");
 }

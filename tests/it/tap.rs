@@ -362,7 +362,7 @@ fn fifty_containers_are_attached_concurrently() {
 
 fn scene() -> Scene {
     let keys = json!({"owner": 1001, "group": 1002, "mtu": 1400, "mac": "02:00:00:00:00:77"});
-    Scene::prepared("tap", move |_| keys.clone(), &json!({}))
+    Scene::new("tap", &keys).that_does(&["ioctl", "RTM_NEWLINK", "RTM_NEWADDR"], &["RTM_DELLINK"])
 }
 
 #[test]

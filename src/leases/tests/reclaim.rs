@@ -2,6 +2,7 @@
 //! must not be mistaken for them.
 
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::*;
@@ -25,9 +26,22 @@ fn reclaimed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndProof)> {
     gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 
-/// An end that no longer exists.
+/// An end that no longer exists, of a container whose namespace has ended.
 fn gone_end() -> HostPairEnd {
-    HostPairEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true }
+    let peer = Some(ContainerPairEnd { nsid: 9999, index: 2 });
+    HostPairEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true, peer }
+}
+
+/// The liveness of a lease.
+fn life_of(scene: &Scene, address: &str) -> Liveness {
+    let directory = OpenDirectory::open(&scene.path(".cnibox")).unwrap();
+    let current = Rc::new(boot(BOOT));
+    let noted = JournalContents::read_journal(Some(&directory), &current);
+    judge_entries(NETWORK, &[noted.entries[&ip(address)].clone()], &current)[0]
+}
+
+fn life(scene: &Scene) -> Liveness {
+    life_of(scene, "192.0.2.2")
 }
 
 fn listing(scene: &Scene, network: &str) -> LeaseListing {
@@ -54,6 +68,65 @@ fn leases_of_an_earlier_boot_are_reclaimed() {
     assert_eq!(reclaimed(&scene, "third")[0], (ip("10.0.0.4"), EndProof::EarlierBoot));
 }
 
+/// A board without a clock of its own: the first call of a boot is made before the time is set.
+#[test]
+fn a_call_with_a_wrong_clock_loses_no_proof() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", owner(1));
+    for boot in ["next", "third"] {
+        BOOT_START.set(Some(0));
+        assert_eq!(reclaimed(&scene, boot), [], "made after the start of this boot, by the clock");
+        assert!(scene.open_in_boot(boot).reserve_address(ip("10.0.0.3"), owner(2), None).unwrap() == (boot == "next"));
+    }
+    let text = scene.text();
+    let boots = text.lines().filter(|line| line.starts_with("boot"));
+    let mut ids: Vec<_> = boots.map(|line| line.split(' ').nth(3).unwrap()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["next", BOOT], "{text}");
+    BOOT_START.set(Some(i64::MAX));
+    let gone = ["10.0.0.2", "10.0.0.3"].map(|address| (ip(address), EndProof::EarlierBoot));
+    assert_eq!(reclaimed(&scene, "third"), gone);
+}
+
+#[test]
+fn an_entry_whose_boot_cannot_be_read_is_in_doubt() {
+    for (line, damaged) in [("\nboot 1 machine this-boot .", "\nboot 1 machi"), ("\nboot 1 machine this-boot .", "")] {
+        let scene = Scene::new();
+        scene.reserve("10.0.0.2", owner(1));
+        assert!(scene.open_in_boot("third").reserve_address(ip("10.0.0.3"), owner(2), None).unwrap());
+        let text = scene.text();
+        assert_eq!(text.matches(line).count(), 1, "{text}");
+        fs::write(scene.journal_file(), text.replacen(line, damaged, 1)).unwrap();
+        assert_eq!(reclaimed(&scene, "fourth"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{text}");
+    }
+}
+
+/// Entries with a boot that was judged when they were written, and ends without the container's end.
+#[test]
+fn a_journal_of_an_earlier_build_ends_no_lease() {
+    isolate_test_thread();
+    let scene = Scene::new();
+    for n in 2..5 {
+        scene.attach(&format!("10.0.0.{n}"), owner(n), gone_end());
+    }
+    let id = netns::current_id().unwrap();
+    let mut text = scene.text().replace(&format!("{id}:9999:own:9999:2"), &format!("{id}:9999:own"));
+    let old = |text: &str, n: usize, word: &str| {
+        let line = text.lines().find(|line| line.contains(&format!(" 10.0.0.{n} "))).unwrap();
+        text.replace(line, &line.replace(" this .", word))
+    };
+    text = old(&text, 3, " earlier .");
+    text = old(&text, 4, " - .");
+    fs::write(scene.journal_file(), text).unwrap();
+    assert_eq!(reclaimed(&scene, BOOT), []);
+    assert_eq!(scene.owned(owner(3)), ips(&["10.0.0.3"]));
+    let doubts = [LivenessDoubt::Moved(9999), LivenessDoubt::OtherBoot, LivenessDoubt::OtherBoot];
+    for (n, doubt) in (2..5).zip(doubts) {
+        assert_eq!(life_of(&scene, &format!("10.0.0.{n}")), Liveness::Unknown(doubt));
+    }
+    assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.2"), EndProof::EarlierBoot)]);
+}
+
 #[test]
 fn leases_of_another_machine_are_kept_as_uncertain() {
     let scene = Scene::new();
@@ -73,8 +146,9 @@ fn leases_of_another_machine_are_kept_as_uncertain() {
     assert_eq!(reclaimed(&scene, "two-b"), gone);
     assert_eq!(reclaimed(&scene, "two-c"), []);
     on("one");
-    assert_eq!(reclaimed(&scene, "one-b"), [], "another machine has had them since");
-    assert_eq!(scene.open_in_boot("one-b").release_attachment(owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    let gone = [(ip("10.0.0.2"), EndProof::EarlierBoot)];
+    assert_eq!(reclaimed(&scene, "one-b"), gone, "the other may have been made on either machine");
+    assert_eq!(scene.open_in_boot("one-b").release_attachment(owner(2)).unwrap(), ips(&["10.0.0.3"]));
 }
 
 #[test]
@@ -107,7 +181,7 @@ fn a_reused_link_index_does_not_prove_life() {
         assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{end:?}");
     }
     // In doubt the lease stays: the link is in another namespace, or has lost its label.
-    let elsewhere = HostPairEnd { netns: others.netns + 1, index: 9999, labelled: true };
+    let elsewhere = HostPairEnd { netns: others.netns + 1, ..gone_end() };
     scene.attach("192.0.2.2", owner(1), elsewhere);
     scene.attach("192.0.2.3", owner(1), others);
     host.change_link(others.index, LinkChange::new().set_alias("of a person")).unwrap();
@@ -118,6 +192,63 @@ fn a_reused_link_index_does_not_prove_life() {
     host.delete_link_by_index(others.index).unwrap();
     assert_eq!(reclaimed(&scene, BOOT).len(), 2);
     assert_eq!(scene.leases(), [AddressLease::new(ip("192.0.2.2"), owner(1))]);
+}
+
+#[test]
+fn a_host_end_that_was_moved_is_not_gone() {
+    isolate_test_thread();
+    let (host, router) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
+    let there = Netlink::open_in(&router).unwrap();
+    for is_index_taken in [false, true] {
+        let (scene, ns) = (Scene::new(), Netns::create_unnamed().unwrap());
+        let end = pair(1, &ns);
+        scene.attach("192.0.2.2", owner(1), end);
+        if is_index_taken {
+            there.add_link(&NewLink::new("other0", LinkKind::Ifb).with_index(end.index)).unwrap();
+        }
+        host.change_link(end.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
+        let doubt = Liveness::Unknown(LivenessDoubt::Moved(end.index));
+        assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
+        // Another link has the index.
+        host.add_link(&NewLink::new("other1", LinkKind::Ifb).with_index(end.index)).unwrap();
+        assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
+        let moved = there.require_link("veth1").unwrap();
+        assert_eq!(moved.index != end.index, is_index_taken);
+        host.delete_link("other1").unwrap();
+        assert!(there.delete_link("veth1").unwrap());
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "index taken: {is_index_taken}");
+    }
+}
+
+/// The kernel gives the id of a namespace that has ended to the next one, and the links of containers have the same
+/// indexes.
+#[test]
+fn the_next_container_does_not_keep_the_lease_of_the_dead() {
+    isolate_test_thread();
+    let (host, ns) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
+    let former = pair(1, &ns);
+    host.delete_link_by_index(former.index).unwrap();
+    // The same namespace has the same id. The next container may have the name of the former.
+    let next = pair(1, &ns);
+    assert_eq!(former.peer.map(|peer| peer.nsid), next.peer.map(|peer| peer.nsid));
+    let of_next = HostPairEnd { peer: next.peer, ..former };
+    let lease = |end| {
+        let scene = Scene::new();
+        scene.attach("192.0.2.2", owner(1), end);
+        life(&scene)
+    };
+    for end in [former, of_next] {
+        assert_eq!(lease(end), Liveness::Gone(EndProof::HostEnd), "{end:?}");
+    }
+    // The host has an id of itself since it reported the pair of the next.
+    let nsid = host.namespace_id(Netns::open_current().unwrap().as_fd()).unwrap().unwrap();
+    let of_host = ContainerPairEnd { nsid, index: next.index };
+    assert_eq!(lease(HostPairEnd { peer: Some(of_host), ..former }), Liveness::Gone(EndProof::HostEnd));
+    // The next one's end was moved, or is it that of the former?
+    let router = Netns::create_unnamed().unwrap();
+    host.change_link(next.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
+    assert_eq!(lease(of_next), Liveness::Unknown(LivenessDoubt::Moved(former.index)));
+    assert_eq!(lease(HostPairEnd { peer: None, ..former }), Liveness::Unknown(LivenessDoubt::Moved(former.index)));
 }
 
 #[test]
@@ -212,7 +343,7 @@ fn the_next_lease_tells_why_the_address_was_reclaimed() {
     assert!(text.ends_with("\n- 192.0.2.2 - host-end container1 eth0 ."), "{text}");
     scene.reserve("192.0.2.2", owner(2));
     // The journal is rewritten: after each change by the reference, and when most of its lines are out of date.
-    for _ in 0..120 {
+    for _ in 0..1000 {
         scene.reserve("192.0.2.3", owner(3));
         scene.open().release_attachment(owner(3)).unwrap();
     }

@@ -33,13 +33,14 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::layout::{LayoutTransaction, RestorableState, RuleComparison};
+use super::difference::differences_of_records;
+use super::join_errors;
+use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, stale_matcher};
 use super::shared::is_left_in_place;
-use super::{RepairMode, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
-use crate::files::lock::FileLock;
+use crate::files::lock::{FileLock, TIMEOUT};
 use crate::log;
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::traffic::program::ClassicInstruction;
@@ -50,9 +51,14 @@ pub const KEPT: RecordStore = RecordStore("egress");
 
 /// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
 /// vanishes.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, restore: restore_ports },
-    repair: restore_recorders,
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports },
+    differences: |filter| {
+        let check =
+            |kept: &StoredRecord<RestrictedPort>, _: &[_]| check_port(filter, kept.attachment_id(), &kept.content);
+        Ok(differences_of_records(KEPT, check))
+    },
+    restore: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
     hand_over: &[],
 };
@@ -189,7 +195,7 @@ fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
 /// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other, and
 /// the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
-    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()))?)
+    Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
 }
 
 /// The elements that a container may have, by their keys, each once; their data is not in the record.
@@ -316,15 +322,13 @@ fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddre
 }
 
 /// Restores the table of [`record_refusals`] for all attachments with a record.
-fn restore_recorders(filter: &PacketFilter, repair: RepairMode) -> Result<Option<String>> {
+fn restore_recorders(filter: &PacketFilter) -> Result<()> {
     let parts = KEPT.restorable_parts::<RestrictedPort>();
-    let damaged = !parts.is_empty() && table::GUARD_LAYOUT.has_damage(filter.nft_socket()?)?;
-    if damaged && repair == RepairMode::Restore {
-        for part in &parts {
-            record_refusals(filter, part.attachment_id(), part.content.mac)?;
-        }
+    if parts.is_empty() || table::GUARD_LAYOUT.find_difference(filter.nft_socket()?, RuleComparison::Whole)?.is_none() {
+        return Ok(());
     }
-    Ok(damaged.then(|| format!("table {} is gone or damaged", table::GUARD)))
+    let restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
+    join_errors(restored.map(|outcome| outcome.map_err(Error::from)))
 }
 
 /// Deletes those of the policies that no container has any longer.
@@ -356,11 +360,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            match create_if_missing(change, policy) {
-                Ok(true) => change.count_restored(),
-                Ok(false) => {}
-                Err(error) => log::warn(error),
-            }
+            create_if_missing(change, policy).unwrap_or_else(log::warn);
         }
         for element in &elements {
             change.restore_with_data(element);
@@ -368,17 +368,14 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already. Returns whether it
-/// is created.
-fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<bool> {
-    let is_created =
-        !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain);
-    if is_created {
+/// Creates the policy, or replaces its content, unless it exists or the transaction creates it already.
+fn create_if_missing(change: &mut LayoutTransaction<'_>, policy: &PolicyObjects) -> NetlinkResult<()> {
+    if !policy.exist(change.nft, change.rule_comparison())? && change.begin_chain(policy.table, &policy.chain) {
         // Another container's ADD may create the same policy.
         change.require_unchanged();
         change.batch.append_batch(policy.creation(change.nft)?);
     }
-    Ok(is_created)
+    Ok(())
 }
 
 /// The sets with elements of containers.
@@ -386,25 +383,16 @@ fn all_sets() -> Vec<NftSet<'static>> {
     table::layouts_of_port(true).iter().flat_map(|layout| layout.sets).copied().collect()
 }
 
-/// The first missing object that attachments of this host depend on.
-pub fn first_missing_object(filter: &PacketFilter, comparison: RuleComparison) -> Result<Option<String>> {
-    let nft = filter.nft_socket()?;
-    for layout in table::LAYOUTS {
-        let is_frames = layout.table == FRAMES;
-        let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || !is_frames;
-        let is_needed = || KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used);
-        let damage = layout.first_deviation_by(comparison, nft, &is_needed)?;
-        if damage.is_some() {
-            return Ok(damage);
-        }
-    }
-    Ok(None)
+/// Whether the record of a living attachment needs the table.
+fn needs_table(layout: &TableLayout) -> bool {
+    let is_used = |part: &StoredRecord<RestrictedPort>| part.content.is_bridged || layout.table != FRAMES;
+    KEPT.restorable_parts::<RestrictedPort>().iter().any(is_used)
 }
 
 /// Verifies everything that [`add_port`] created.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
-    if let Some(damage) = first_missing_object(filter, RuleComparison::Whole)? {
-        return Err(Error::internal(damage).with_details("\"cnibox repair\" restores all rules of this host"));
+    for layout in table::layouts_of_port(port.is_bridged) {
+        layout.require_whole(filter.nft_socket()?, RuleComparison::Whole)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::slice;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,10 +18,11 @@ use crate::attachment::{RecordStore, StoredRecord};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
+use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
+use crate::netfilter::difference::{Difference, differences_of_records};
 use crate::netfilter::layout::RestorableState;
 use crate::netfilter::shared::find_other_record;
-use crate::netfilter::{AttachmentId, RepairMode};
 use crate::sort::sort_items;
 
 /// The default of `firewalldZone`.
@@ -32,9 +34,13 @@ const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 const KEPT: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
-pub(in crate::netfilter) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &[], restore: |_| {} },
-    repair: |_, repair| Ok(repair_sources(repair)),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} },
+    differences: |_| Ok(find_missing_sources()),
+    restore: |_| {
+        restore_missing_sources();
+        Ok(())
+    },
     remove: |_, owner, _| {
         // The record has the zone.
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
@@ -227,15 +233,24 @@ impl<'a> FirewalldZone<'a> {
     }
 }
 
-/// Looks for the sources of running containers. Returns the first missing source.
-pub fn repair_sources(repair: RepairMode) -> Option<String> {
+/// The missing sources of running containers, while firewalld runs.
+fn find_missing_sources() -> Vec<Difference> {
+    let zone = if KEPT.is_used() { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
+    let Some(mut zone) = zone else { return Vec::new() };
+    differences_of_records(KEPT, |kept, _| {
+        let missing = zone.first_missing_source(slice::from_ref(kept));
+        missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
+    })
+}
+
+fn restore_missing_sources() {
     let living = KEPT.restorable_parts::<ZoneSources>();
-    let mut zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) }?;
-    let missing = zone.first_missing_source(&living)?;
-    if repair == RepairMode::Restore {
+    let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
+    if let Some(mut zone) = zone
+        && zone.first_missing_source(&living).is_some()
+    {
         zone.restore_sources(living);
     }
-    Some(missing)
 }
 
 /// Whether there is a record of the attachment's sources.

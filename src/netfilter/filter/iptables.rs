@@ -1,9 +1,7 @@
 //! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
 //! implementation can delete the rules of the other.
 //!
-//! Those rules do not identify their owner; the records of attachments and the leases do. Up to release 0.2.0 owners
-//! were recorded in chains that no rule jumps to: `CNIBOX-FIREWALL`, and `CNIBOX-FW-<bridge>` for the network of a
-//! bridge's policy. GC deletes these chains.
+//! Those rules do not identify their owner; the records of attachments and the leases do.
 //!
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
@@ -18,19 +16,16 @@ use nix::errno::Errno;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
-    BRIDGE_OWNER, CHAINS, CNI_FORWARD, FORWARD, OWNERS, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules,
-    cni_forward_jump, is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules,
-    translated_rule,
+    CHAINS, CNI_FORWARD, FORWARD, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules, cni_forward_jump,
+    is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules, translated_rule,
 };
 use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
-use crate::netfilter::iptables::{
-    ChainScope, IptablesFlavour, IptablesRecords, IptablesRule, IptablesTable, program_name,
-};
+use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable};
 use crate::netfilter::names::AttachmentId;
 use crate::netfilter::shared::other_attachments;
 
@@ -74,16 +69,14 @@ pub(super) fn add_rules(
             attachment_rules(&AcceptedTraffic { policy, ..kept.content }, family)
         });
         let witness = witness.unwrap_or_default();
+        let is_flushed = |table: &IptablesTable| witness.iter().any(|rule| !table.has_rule(rule));
         let plan = |table: &mut IptablesTable| {
-            if witness.iter().any(|rule| !table.has_rule(rule)) {
-                RECORDS.restore_rules(table, family, Some(owner));
-            }
             remove_address_rules(table, &unshared_ips(former, family, owner));
             create_address_rules(table, pod, family);
             plan_policy(table, owner.network, pod);
         };
         with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            filter.default_iptables(family)?.update_table(FILTER, scope, &plan)
+            RECORDS.update_for_add(&filter.default_iptables(family)?, scope, owner, &is_flushed, &plan)
         })?;
     }
     Ok(())
@@ -105,7 +98,7 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
     if pod.admin.is_some() {
         let ips = ips_of_family(&pod.ips, family);
         rules.extend(ips.iter().copied().flat_map(address_rules));
-        rules.extend(ips.into_iter().filter(|_| pod.published).map(published_ports_rule));
+        rules.extend(ips.into_iter().map(published_ports_rule));
     }
     rules.extend(policy_rules(pod));
     rules
@@ -148,8 +141,7 @@ fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
-            let published = pod.published.then(|| published_ports_rule(ip));
-            for rule in address_rules(ip).into_iter().chain(published) {
+            for rule in address_rules(ip).into_iter().chain([published_ports_rule(ip)]) {
                 table.append_unique(rule);
             }
         }
@@ -170,7 +162,7 @@ fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) 
 
 fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraffic) {
     create_policy(table, bridge, pod.policy);
-    if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| pod.published) {
+    if let Some(rule) = translated_rule(bridge, pod.policy) {
         table.insert_unique(0, rule);
     }
 }
@@ -213,10 +205,9 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
 }
 
 pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
-    // The reference does not isolate ports.
-    if KEPT.has_instance(&owner.instance_id())
-        && let Some(nft) = filter.nft_socket_if_present()?
-    {
+    // The reference neither isolates ports nor accepts published ones.
+    let is_recorded = KEPT.has_instance(&owner.instance_id());
+    if is_recorded && let Some(nft) = filter.nft_socket_if_present()? {
         nft::check_elements(nft, owner, pod)?;
     }
     for family in address_families(pod) {
@@ -224,7 +215,9 @@ pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &
             filter.default_iptables(family)?.read_table(FILTER, scope)
         })?;
         let jumps = pod.admin.iter().flat_map(|admin| shared_jumps(admin));
-        if let Some(rule) = jumps.chain(attachment_rules(pod, family)).find(|rule| !table.has_rule(rule)) {
+        let mut wanted: Vec<IptablesRule> = jumps.chain(attachment_rules(pod, family)).collect();
+        wanted.retain(|rule| is_recorded || !is_published_rule(rule));
+        if let Some(rule) = wanted.into_iter().find(|rule| !table.has_rule(rule)) {
             return Err(missing_error(owner, KEPT, &describe_rule(&rule)));
         }
     }
@@ -237,7 +230,7 @@ fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
         Some(bridge) if pod.policy != IngressPolicy::Open => {
             let mut rules = vec![isolation_jump()];
             rules.extend(bridge_rules(bridge, pod.policy));
-            rules.extend(translated_rule(bridge, pod.policy).filter(|_| pod.published));
+            rules.extend(translated_rule(bridge, pod.policy));
             rules.extend(stage_return_rules());
             rules
         }
@@ -306,16 +299,7 @@ pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<Ac
         for link in unused_policy_links(links_with_policy(table)) {
             table.delete_rules(|rule| is_policy_rule(rule, &link));
         }
-        remove_owner_chains(table);
     })
-}
-
-/// Removes the chains in which release 0.2.0 recorded owners.
-fn remove_owner_chains(table: &mut IptablesTable) {
-    let is_note = |chain: &&String| *chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
-    for chain in table.chains.clone().iter().filter(is_note) {
-        table.delete_chain(chain);
-    }
 }
 
 /// The links that have a policy.
@@ -357,24 +341,11 @@ pub(super) fn create_ownerless_rules(
     Ok(())
 }
 
-/// Removes the rules that the reference does not have and would not delete, and the chains in which release 0.2.0
-/// recorded owners; the other rules remain.
-pub(super) fn remove_own_additions(filter: &PacketFilter) -> Result<()> {
-    let is_addition = |rule: &IptablesRule| rule.option_value("--comment") == Some(PUBLISHED);
-    let chains = [CNI_FORWARD, STAGE_1, OWNERS];
-    filter.delete_iptables_rules(FILTER, &chains, ChainScope::All, &|table, _| {
-        table.delete_rules(is_addition);
-        remove_owner_chains(table);
-    })?;
-    // Only the programs can look for chains of iptables-legacy.
-    for family in IpFamily::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
-        filter.find_iptables(family, IptablesFlavour::Legacy)?.ok_or_else(|| {
-            let program = format!("{}-legacy", program_name(family));
-            Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(format!(
-                "if there is one, run on the node: {program} -F {OWNERS}; {program} -X {OWNERS}; \
-                     and the same for each chain {BRIDGE_OWNER}.."
-            ))
-        })?;
-    }
-    Ok(())
+/// Removes the rules that the reference does not have and would not delete; the other rules remain.
+pub(super) fn remove_published_rules(filter: &PacketFilter) -> Result<()> {
+    filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, _| table.delete_rules(is_published_rule))
+}
+
+fn is_published_rule(rule: &IptablesRule) -> bool {
+    rule.option_value("--comment") == Some(PUBLISHED)
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
-use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
+use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
@@ -28,9 +28,19 @@ use crate::netlink::{Link, Netlink};
 pub const KEPT: RecordStore = RecordStore("firewall");
 
 /// The feature, for the back ends `nf_tables` and iptables.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &nft::LAYOUTS, restore: nft::restore_elements },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
+        kept: KEPT,
+        layouts: &nft::LAYOUTS,
+        needs_table: nft::needs_table,
+        restore: nft::restore_elements,
+    },
+    differences: |filter| {
+        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
+        found.extend(nft::differences(filter));
+        Ok(found)
+    },
+    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
 };
@@ -50,9 +60,6 @@ pub struct AcceptedTraffic {
     /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
     /// enforced here.
     pub admin: Option<String>,
-    /// Whether iptables has the rules for published ports; release 0.2.0 and the reference do not create these rules.
-    #[serde(default)]
-    pub published: bool,
 }
 
 impl AcceptedTraffic {
@@ -123,8 +130,6 @@ pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedT
 
 /// Verifies everything that [`add_rules`] created, and changes nothing.
 pub fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
-    let published = KEPT.read_content::<AcceptedTraffic>(owner).is_some_and(|pod| pod.published);
-    let pod = &AcceptedTraffic { published, ..pod.clone() };
     match pod.backend {
         RuleBackend::Nftables => nft::check_elements(filter.nft_socket()?, owner, pod),
         RuleBackend::Iptables => iptables::check_rules(filter, owner, pod),
@@ -200,12 +205,6 @@ pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[Attachm
     ])
 }
 
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let damage = filter.query_nft(&nft::first_missing_object)?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
-}
-
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and
 /// bridges. Without iptables nothing is changed.
 fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
@@ -216,27 +215,11 @@ fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
         nft::delete_tables(nft)?;
         handed.objects = ips.len() + bridges.len();
     }
-    iptables::remove_own_additions(filter)?;
+    iptables::remove_published_rules(filter)?;
     Ok(handed)
 }
 
 /// The error for an object that CHECK did not find.
 fn missing_error(owner: AttachmentId<'_>, kept: RecordStore, what: &str) -> Error {
     Error::internal(format!("expected {what} not found")).with_details(kept.restore_remedy(owner, None))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_of_release_0_2_0_are_read() {
-        let text = r#"{"backend":"iptables","ips":["10.1.2.3","fd00::3"],"ports":["veth1"],
-            "policy":"same-bridge","bridge":"cni0","admin":"CNI-ADMIN"}"#;
-        let pod: AcceptedTraffic = serde_json::from_str(text).unwrap();
-        assert_eq!((pod.backend, pod.policy), (RuleBackend::Iptables, IngressPolicy::SameBridge));
-        assert_eq!(pod.ips, ["10.1.2.3", "fd00::3"].map(|ip| ip.parse::<IpAddr>().unwrap()));
-        assert_eq!((pod.ports.concat().as_str(), pod.bridge.as_deref()), ("veth1", Some("cni0")));
-        assert_eq!(pod.admin.as_deref(), Some("CNI-ADMIN"));
-    }
 }

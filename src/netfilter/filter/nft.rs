@@ -41,9 +41,11 @@
 use std::net::IpAddr;
 
 use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, unused_policy_links};
+use crate::attachment::StoredRecord;
 use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
-use crate::netfilter::layout::{self, LayoutTransaction, TableLayout};
+use crate::netfilter::difference::{Difference, differences_of_records};
+use crate::netfilter::layout::{LayoutTransaction, RuleComparison, TableLayout};
 use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_matcher};
 use crate::netfilter::shared::{find_heirs, has_same_owner};
 use crate::netlink::NetlinkResult;
@@ -163,16 +165,13 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     }
 }
 
-/// The first missing object that attachments of this host depend on.
-pub(super) fn first_missing_object(nft: &NftSocket) -> NetlinkResult<Option<String>> {
-    if nft.has_object(FORWARD)? || RuleBackend::Nftables.is_recorded(KEPT) {
-        let damage = PACKET_LAYOUT.first_deviation(nft, &|| true)?;
-        if damage.is_some() {
-            return Ok(damage);
-        }
-    }
-    let is_isolated = || KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| kept.content.isolates_ports());
-    FRAME_LAYOUT.first_deviation(nft, &is_isolated)
+/// Whether the record of a living attachment needs the table.
+pub(super) fn needs_table(layout: &TableLayout) -> bool {
+    let is_needed = |pod: &AcceptedTraffic| match layout.table {
+        FRAMES => pod.isolates_ports(),
+        _ => pod.backend == RuleBackend::Nftables,
+    };
+    KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| is_needed(&kept.content))
 }
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
@@ -208,7 +207,6 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    additions: &[PUBLISHED, PUBLISHED6, ANSWERS, NEIGHBOURS_PORTS],
     ..TableLayout::new(TABLE)
 };
 
@@ -250,13 +248,25 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
+/// What is not as the records of living attachments want it. The policy of a bridge is that of one record.
+pub(super) fn differences(filter: &PacketFilter) -> Vec<Difference> {
+    differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, all| {
+        let mut pod = kept.content.clone();
+        if !decides_policy(kept, all) {
+            pod.bridge = None;
+        }
+        let has_elements = pod.backend == RuleBackend::Nftables || pod.isolates_ports();
+        if has_elements { check_elements(filter.nft_socket()?, kept.attachment_id(), &pod) } else { Ok(()) }
+    })
+}
+
 /// Verifies the attachment's elements and the tables.
 pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> error::Result<()> {
     if pod.backend == RuleBackend::Nftables {
-        layout::require_undamaged(PACKET_LAYOUT.first_deviation(nft, &|| true)?)?;
+        PACKET_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
     }
     if pod.isolates_ports() {
-        layout::require_undamaged(FRAME_LAYOUT.first_deviation(nft, &|| true)?)?;
+        FRAME_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
     }
     for element in &recorded_elements(owner, pod) {
         if nft.read_element(element)?.is_none() {

@@ -20,6 +20,7 @@ mod encoding;
 mod extensions;
 pub mod table;
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -31,11 +32,12 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{IptablesRule, IptablesTable};
+use super::difference::Difference;
 use super::shared::find_other_record;
-use super::{AttachmentId, RepairMode};
+use super::{AttachmentId, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Error, ErrorCode, Result};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::log;
 use crate::netlink::IpFamily;
@@ -328,32 +330,106 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
     pub fn restore_rules(&self, table: &mut IptablesTable, family: IpFamily, but: Option<AttachmentId<'_>>) {
         table.is_insufficient |= table.is_partial;
-        let mut all = self.kept.restorable_parts();
-        all.retain(|kept| (self.is_of)(&kept.content, family));
+        let all = self.records_of_family(family);
         for kept in all.iter().filter(|kept| Some(kept.attachment_id()) != but) {
             (self.restore)(table, family, kept, &all);
         }
     }
 
-    /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn repair_rules(&self, tables: IptablesOpener<'_>, repair: RepairMode) -> Result<Option<String>> {
-        let all = self.kept.restorable_parts();
-        let mut used = IpFamily::BOTH.to_vec();
-        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
-        let mut missing = None;
-        for family in used {
-            let tables = tables(family)?;
-            let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
-            let mut table = tables.read_table(self.table, ChainScope::All)?;
-            restore(&mut table);
-            if let Some(line) = table.first_change() {
-                let (program, name) = (program_name(family), self.table);
-                missing.get_or_insert(format!("\"{line}\" is missing in {program} table {name}"));
-                if repair == RepairMode::Restore {
-                    tables.update_table(name, ChainScope::All, &restore)?;
+    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if `is_flushed` finds that the table
+    /// was flushed. Rules of others that cannot be restored do not prevent the ADD.
+    pub fn update_for_add(
+        &self,
+        tables: &IptablesHandle<'_>,
+        scope: ChainScope<'_>,
+        owner: AttachmentId<'_>,
+        is_flushed: &dyn Fn(&IptablesTable) -> bool,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
+        let restores = Cell::new(false);
+        let plan_with_others = |table: &mut IptablesTable| {
+            restores.set(is_flushed(table));
+            if restores.get() {
+                self.restore_rules(table, tables.family, Some(owner));
+            }
+            plan(table);
+        };
+        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else { return Ok(()) };
+        if !restores.get() || error.code() == ErrorCode::TRY_AGAIN {
+            return Err(error);
+        }
+        tables.update_table(self.table, scope, plan)?;
+        log::warn(format_args!("could not restore the rules of other containers: {error}"));
+        Ok(())
+    }
+
+    /// What is missing of the rules of living attachments: of each the first rule.
+    pub fn differences(&self, tables: IptablesOpener<'_>) -> Result<Vec<Difference>> {
+        let mut found = Vec::new();
+        for family in self.used_families() {
+            let all = self.records_of_family(family);
+            let present = tables(family)?.read_table(self.table, ChainScope::All)?;
+            for kept in &all {
+                let mut table = present.clone();
+                (self.restore)(&mut table, family, kept, &all);
+                if let Some(line) = table.first_change() {
+                    let instance = kept.attachment_id().instance_id();
+                    let (program, name) = (program_name(family), self.table);
+                    let object = format!("\"{line}\" is missing in {program} table {name}");
+                    found.push(Difference { instance, object });
                 }
             }
         }
-        Ok(missing)
+        Ok(found)
+    }
+
+    /// Restores the missing rules of all attachments. If that fails, those of each attachment by themselves, so that rules
+    /// which are refused do not prevent the others; then fails as well.
+    pub fn restore_all(&self, tables: IptablesOpener<'_>) -> Result<()> {
+        let outcomes = self.used_families().into_iter().map(|family| self.restore_family(&tables(family)?));
+        join_errors(outcomes)
+    }
+
+    fn restore_family(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let restore = |table: &mut IptablesTable| self.restore_rules(table, tables.family, None);
+        // Usually nothing is missing, and no lock is needed.
+        let mut table = tables.read_table(self.table, ChainScope::All)?;
+        restore(&mut table);
+        if table.changes.is_empty() {
+            return Ok(());
+        }
+        match tables.update_table(self.table, ChainScope::All, &restore) {
+            Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(tables),
+            outcome => outcome,
+        }
+    }
+
+    fn restore_each(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let all = self.records_of_family(tables.family);
+        join_errors(all.iter().map(|kept| {
+            let owner = kept.attachment_id();
+            let restored = tables.update_table(self.table, ChainScope::All, &|table| {
+                // Its DEL may have ended meanwhile.
+                if self.kept.has_instance(&owner.instance_id()) {
+                    (self.restore)(table, tables.family, kept, &all);
+                }
+            });
+            restored.context(|| format!("restore the rules of container {}", owner.id))
+        }))
+    }
+
+    /// The families in which living attachments have rules.
+    fn used_families(&self) -> Vec<IpFamily> {
+        let all = self.kept.restorable_parts();
+        let mut used = IpFamily::BOTH.to_vec();
+        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
+        used
+    }
+
+    /// The records with rules in the family's table.
+    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<R>> {
+        let mut all = self.kept.restorable_parts();
+        all.retain(|kept| (self.is_of)(&kept.content, family));
+        all
     }
 }

@@ -9,7 +9,6 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::RepairMode;
 use crate::netfilter::shared::{self, has_same_owner};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
@@ -51,7 +50,7 @@ pub struct LayoutTransaction<'n> {
     /// If there is damage: the elements that flushed sets have again, or will have after the commit.
     occupied: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
     /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
-    repair: Option<RepairMode>,
+    is_repair: bool,
     /// Whether only the tables of the change are restored.
     is_alone: bool,
     /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
@@ -60,8 +59,6 @@ pub struct LayoutTransaction<'n> {
     records: Vec<(RecordStore, String)>,
     /// The comments of rules that the batch appends.
     appended: HashSet<String>,
-    /// The number of restored elements and rules.
-    restored: usize,
 }
 
 impl OwnTables<'_> {
@@ -73,13 +70,12 @@ impl OwnTables<'_> {
         wanted: &[SetElement],
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<()> {
-        self.commit_with_retries(layouts, wanted, None, fill).map(drop)
+        self.commit_with_retries(layouts, wanted, false, fill)
     }
 
-    /// Looks for all state of the attachments of this host in all of our tables, single elements included. Restores
-    /// missing state unless `repair` is to report only. Returns what was missing.
-    pub fn repair_tables(&self, repair: RepairMode) -> NetlinkResult<Vec<String>> {
-        self.commit_with_retries(&[], &[], Some(repair), &mut |_, _| Ok(()))
+    /// Restores all state of the attachments of this host in all of our tables, single elements included.
+    pub fn repair_tables(&self) -> NetlinkResult<()> {
+        self.commit_with_retries(&[], &[], true, &mut |_, _| Ok(()))
     }
 
     /// Plans and commits; again after a conflict with another process that created, deleted or restored something.
@@ -87,13 +83,13 @@ impl OwnTables<'_> {
         &self,
         layouts: &[TableLayout],
         wanted: &[SetElement],
-        repair: Option<RepairMode>,
+        is_repair: bool,
         fill: TransactionPlanner<'_>,
-    ) -> NetlinkResult<Vec<String>> {
-        let mut outcome = Ok(Vec::new());
+    ) -> NetlinkResult<()> {
+        let mut outcome = Ok(());
         for attempt in 0..ATTEMPTS {
-            let is_alone = repair.is_none() && attempt >= ALONE;
-            outcome = self.plan_and_commit(layouts, wanted, repair, is_alone, fill);
+            let is_alone = !is_repair && attempt >= ALONE;
+            outcome = self.plan_and_commit(layouts, wanted, is_repair, is_alone, fill);
             match outcome.as_ref().map_err(NetlinkError::errno) {
                 Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
                 _ => break,
@@ -106,10 +102,10 @@ impl OwnTables<'_> {
         &self,
         layouts: &[TableLayout],
         wanted: &[SetElement],
-        repair: Option<RepairMode>,
+        is_repair: bool,
         is_alone: bool,
         fill: TransactionPlanner<'_>,
-    ) -> NetlinkResult<Vec<String>> {
+    ) -> NetlinkResult<()> {
         let read = |comparison| {
             let (mut views, mut found) = (Vec::new(), Vec::new());
             for layout in layouts {
@@ -124,7 +120,7 @@ impl OwnTables<'_> {
         if views.iter().any(|view| view.damage.is_some() && view.layout.is_exact) {
             (views, found) = read(RuleComparison::Whole)?;
         }
-        let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
+        let is_damaged = is_repair || views.iter().any(|view| view.damage.is_some());
         let mut change = LayoutTransaction {
             nft: self.nft,
             state: &self.state,
@@ -132,12 +128,11 @@ impl OwnTables<'_> {
             batch: NftBatch::new(),
             new_chains: HashSet::new(),
             occupied: is_damaged.then(HashMap::new),
-            repair,
+            is_repair,
             is_alone,
             is_conditional: is_damaged,
             records: Vec::new(),
             appended: HashSet::new(),
-            restored: 0,
         };
         fill(&mut change, found)?;
         change.restore_and_commit()
@@ -220,7 +215,6 @@ impl LayoutTransaction<'_> {
         });
         if !rules.is_empty() && !exists && !self.appended.contains(comment) {
             self.append_rules(chain, comment, rules);
-            self.restored += rules.len();
         }
     }
 
@@ -251,7 +245,7 @@ impl LayoutTransaction<'_> {
         self.views.iter().any(|view| {
             // Chains that are not read may have lost their rules as well.
             let is_suspect = view.layout.is_exact && !view.incomplete.is_empty();
-            view.flushed.contains(&set) || ((self.repair.is_some() || is_suspect) && view.layout.sets.contains(&set))
+            view.flushed.contains(&set) || ((self.is_repair || is_suspect) && view.layout.sets.contains(&set))
         })
     }
 
@@ -276,7 +270,6 @@ impl LayoutTransaction<'_> {
         let is_missing = self.is_flushed(element.set) && self.find_occupant(element).is_none();
         if is_missing {
             self.put_element(element);
-            self.restored += 1;
         }
         is_missing
     }
@@ -293,7 +286,6 @@ impl LayoutTransaction<'_> {
         let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
         if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
             self.replace_data(element);
-            self.restored += 1;
         }
     }
 
@@ -301,11 +293,6 @@ impl LayoutTransaction<'_> {
     pub fn replace_data(&mut self, element: &SetElement) {
         self.batch.delete_element(element);
         self.put_element(element);
-    }
-
-    /// Counts an object that the batch restores.
-    pub fn count_restored(&mut self) {
-        self.restored += 1;
     }
 
     /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
@@ -329,32 +316,23 @@ impl LayoutTransaction<'_> {
         self.views.first().filter(|_| self.is_conditional).map_or(0, |view| view.generation)
     }
 
-    /// Restores damaged state and commits. Returns the damage.
-    fn restore_and_commit(mut self) -> NetlinkResult<Vec<String>> {
+    /// Restores damaged state and commits.
+    fn restore_and_commit(mut self) -> NetlinkResult<()> {
         if self.occupied.is_none() {
             let generation = self.required_generation();
-            return self.nft.commit_at_generation(self.batch, generation).map(|()| Vec::new());
+            return self.nft.commit_at_generation(self.batch, generation);
         }
         self.restore_tables()?;
         let generation = self.required_generation();
-        let (mut batch, mut damage) = (NftBatch::new(), Vec::new());
+        let mut batch = NftBatch::new();
         for view in self.views.iter().filter(|view| view.damage.is_some()) {
             if view.exists || view.is_required || self.batch.is_about_table(view.layout.table) {
                 view.add_missing_objects(&mut batch);
-                damage.extend(view.damage.clone());
             }
         }
-        if self.repair != Some(RepairMode::Report) {
-            batch.append_batch(mem::take(&mut self.batch));
-            self.commit_repair(batch, generation)?;
-            remove_deleted_attachments(self.nft, self.state, &self.records)?;
-        }
-        match self.restored {
-            0 => {}
-            1 => damage.push("1 element was missing".to_owned()),
-            many => damage.push(format!("{many} elements were missing")),
-        }
-        Ok(damage)
+        batch.append_batch(mem::take(&mut self.batch));
+        self.commit_repair(batch, generation)?;
+        remove_deleted_attachments(self.nft, self.state, &self.records)
     }
 
     /// Commits. The kernel refuses new base chains together with the waking of a dormant table, which then is woken first.
@@ -460,13 +438,12 @@ mod tests {
     static PLANS: AtomicUsize = AtomicUsize::new(0);
 
     /// Another process commits while the first repair is planned.
-    fn restore(change: &mut LayoutTransaction<'_>) {
+    fn restore(_: &mut LayoutTransaction<'_>) {
         if PLANS.fetch_add(1, Ordering::Relaxed) == 0 {
             let mut batch = NftBatch::new();
             batch.ensure_object(OTHER);
             NftSocket::open().unwrap().commit_batch(batch).unwrap();
         }
-        change.count_restored();
     }
 
     #[test]
@@ -476,9 +453,10 @@ mod tests {
         let mut batch = NftBatch::new();
         batch.ensure_object(TABLE);
         nft.commit_batch(batch).unwrap();
-        let own = OwnTables { nft: &nft, state: vec![RestorableState { kept: KEPT, layouts: &LAYOUTS, restore }] };
-        let damage = own.repair_tables(RepairMode::Restore).unwrap();
-        assert_eq!(damage[0], "set inet layout names was flushed");
+        let state = RestorableState { kept: KEPT, layouts: &LAYOUTS, needs_table: |_| true, restore };
+        let own = OwnTables { nft: &nft, state: vec![state] };
+        own.repair_tables().unwrap();
+        assert_eq!(LAYOUTS[0].find_difference(&nft, RuleComparison::Whole).unwrap().map(|damage| damage.text), None);
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
     }
 }

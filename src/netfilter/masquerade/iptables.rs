@@ -50,14 +50,11 @@ pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &
             let addr = *addresses_of_family(family, &kept.content.addrs).first()?;
             Some(entry_rule(kept.attachment_id(), addr))
         });
-        let plan = |table: &mut IptablesTable| {
-            if witness.as_ref().is_some_and(|rule| !table.has_rule(rule)) {
-                RECORDS.restore_rules(table, family, Some(owner));
-            }
-            plan_addition(table, owner, &addrs);
-        };
+        let is_flushed = |table: &IptablesTable| witness.as_ref().is_some_and(|rule| !table.has_rule(rule));
+        let plan = |table: &mut IptablesTable| plan_addition(table, owner, &addrs);
         let chains = [POSTROUTING, &owner.iptables_chain("")];
-        filter.default_iptables(family)?.update_table(NAT, ChainScope::named_chains(&chains), &plan)?;
+        let (tables, scope) = (filter.default_iptables(family)?, ChainScope::named_chains(&chains));
+        RECORDS.update_for_add(&tables, scope, owner, &is_flushed, &plan)?;
     }
     Ok(())
 }

@@ -17,10 +17,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::layout::{RestorableState, hand_over};
+use super::difference::differences_of_records;
+use super::layout::{RestorableState, RuleComparison, hand_over};
 use super::names::stale_matcher;
-use super::{AttachmentId, PacketFilter, RepairMode, RuleBackend, join_errors};
-use crate::attachment::RecordStore;
+use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 
 /// The parts of this feature in the records of attachments.
@@ -35,15 +36,21 @@ pub(super) struct MasqueradeRecord {
 }
 
 /// The feature, for both back ends.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
+pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[nft::LAYOUT],
+        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
         restore: |change| {
             change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
         },
     },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+    differences: |filter| {
+        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
+        found.extend(differences_of_records(KEPT, |kept, _| check_nft_record(filter, kept)));
+        Ok(found)
+    },
+    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         delete_addresses(filter, owner, &addrs)
@@ -52,13 +59,6 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         filter.query_nft(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference_rules))
     })],
 };
-
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| nft::LAYOUT.first_deviation(nft, &is_needed))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
-}
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address that another
 /// attachment has, too, stays with that attachment.
@@ -76,13 +76,24 @@ pub fn add_addresses(
     added.context(|| "masquerade")
 }
 
+/// For an attachment with a record of this back end: verifies that every address is masqueraded.
+fn check_nft_record(filter: &PacketFilter, kept: &StoredRecord<MasqueradeRecord>) -> Result<()> {
+    match kept.content.backend {
+        RuleBackend::Nftables => {
+            nft::LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)?;
+            check_addresses(filter, kept.attachment_id(), &kept.content.addrs)
+        }
+        RuleBackend::Iptables => Ok(()),
+    }
+}
+
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     for addr in addrs {
         let on_nft = filter.query_nft(&|nft| nft::is_masqueraded(nft, owner, *addr))?;
         if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
-            return Err(error.with_details(KEPT.restore_remedy(owner, first_missing_rule(filter)?.as_deref())));
+            return Err(error.with_details(KEPT.restore_remedy(owner, None)));
         }
     }
     Ok(())

@@ -29,7 +29,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::layout::{HandoverCount, TableLayout};
+use super::super::layout::{HandoverCount, RuleComparison, TableLayout};
 use super::super::shared::{find_heirs, has_same_owner, is_correct_or_foreign};
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
 use super::{KEPT, MasqueradeRecord};
@@ -120,7 +120,7 @@ pub(super) fn is_masqueraded(nft: &NftSocket, owner: AttachmentId<'_>, addr: IpN
     let wanted = address_elements(owner, &[addr]);
     let mut found = wanted.iter().zip(nft.read_elements(&wanted)?);
     if found.all(|(wanted, found)| is_correct_or_foreign(found.as_ref(), wanted))
-        && LAYOUT.first_deviation(nft, &|| true)?.is_none()
+        && LAYOUT.find_difference(nft, RuleComparison::ByComment)?.is_none()
     {
         return Ok(true);
     }

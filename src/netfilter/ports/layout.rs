@@ -106,7 +106,6 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    additions: &[MARK, UNMARK, SKIP, FORGET, OWN],
     subnet: Some(client_chain_rules),
     ..TableLayout::new(TABLE)
 };

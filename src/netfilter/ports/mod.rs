@@ -20,14 +20,15 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use self::conditions::MappingConditions;
 pub use self::iptables::IptablesOptions;
 use super::backend::FilterFeature;
-use super::layout::{RestorableState, hand_over};
-use super::{AttachmentId, IpFamily, PacketFilter, RepairMode, RuleBackend, join_errors, localhost};
-use crate::attachment::RecordStore;
+use super::difference::differences_of_records;
+use super::layout::{RestorableState, RuleComparison, hand_over};
+use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend, join_errors};
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, Result};
 use crate::netlink::nftables::TransportProtocol;
 
@@ -102,7 +103,6 @@ pub struct PortForwarding {
     pub backend: RuleBackend,
     pub mappings: Vec<MappedPort>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
-    #[serde(deserialize_with = "deserialize_targets")]
     pub targets: Vec<IpNet>,
     /// Which connections' source addresses are translated.
     pub snat: SourceTranslation,
@@ -122,25 +122,23 @@ impl PortForwarding {
     }
 }
 
-/// Decodes targets, also as release 0.2.0 wrote them: `{"net": "10.1.2.3/24", "via": "cni0"}`.
-fn deserialize_targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum RecordedTarget {
-        Net(IpNet),
-        WithRoute { net: IpNet },
-    }
-    let targets = Vec::<RecordedTarget>::deserialize(d)?.into_iter();
-    Ok(targets.map(|(RecordedTarget::Net(net) | RecordedTarget::WithRoute { net })| net).collect())
-}
-
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
-pub(super) const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &[layout::LAYOUT], restore: nft::restore_mappings },
-    repair: |filter, repair| iptables::RECORDS.repair_rules(&|family| filter.default_iptables(family), repair),
+pub const FEATURE: FilterFeature = FilterFeature {
+    state: RestorableState {
+        kept: KEPT,
+        layouts: &[layout::LAYOUT],
+        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
+        restore: nft::restore_mappings,
+    },
+    differences: |filter| {
+        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
+        found.extend(differences_of_records(KEPT, |kept, _| check_nft_record(filter, kept)));
+        Ok(found)
+    },
+    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
         ("port mappings", |filter| {
@@ -149,14 +147,6 @@ pub(super) const FEATURE: FilterFeature = FilterFeature {
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
 };
-
-/// The first missing rule that attachments of this host depend on.
-pub fn first_missing_rule(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_needed = || RuleBackend::Nftables.is_recorded(KEPT);
-    let damage = filter.query_nft(&|nft| layout::LAYOUT.first_deviation(nft, &is_needed))?;
-    let damage = damage.map_or_else(|| localhost::first_missing_rule(filter), |damage| Ok(Some(damage)))?;
-    if damage.is_some() { Ok(damage) } else { (FEATURE.repair)(filter, RepairMode::Report) }
-}
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
 /// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
@@ -179,6 +169,18 @@ pub fn add_mappings(
             }
             Ok(taken)
         }
+    }
+}
+
+/// For an attachment with a record of this back end: verifies its mappings.
+fn check_nft_record(filter: &PacketFilter, kept: &StoredRecord<PortForwarding>) -> Result<()> {
+    match kept.content.backend {
+        RuleBackend::Nftables => {
+            let nft = filter.nft_socket()?;
+            layout::LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
+            nft::check_mappings(nft, kept.attachment_id(), &kept.content)
+        }
+        RuleBackend::Iptables => Ok(()),
     }
 }
 
@@ -255,51 +257,5 @@ impl From<TakenPort> for Error {
     fn from(TakenPort { port, by }: TakenPort) -> Error {
         Error::internal(format!("host port {port} is taken by {by}"))
             .with_details("choose another hostPort, or delete that attachment; GC removes it if it is stale")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(text: &str) -> PortForwarding {
-        serde_json::from_str(text).unwrap()
-    }
-
-    #[test]
-    fn records_of_release_0_2_0_are_read() {
-        let record = record(
-            r#"{"backend":"nftables","mappings":[
-                {"proto":"Tcp","listen":"Everywhere","host_port":80,"container_port":8080},
-                {"proto":"Udp","listen":{"Family":"V6"},"host_port":53,"container_port":53},
-                {"proto":"Sctp","listen":{"Address":"192.0.2.1"},"host_port":9,"container_port":9}],
-               "targets":[{"net":"10.1.2.3/24","via":"cni0"},{"net":"fd00::3/64","via":null}],
-               "snat":"WhereNeeded","conditions":{"v4":[[{"NotSource":"10.0.0.0/8"},
-                {"Interface":"eth0"}]],"v6":[]},"options":null,"localnet":true}"#,
-        );
-        let listen = [
-            ListenAddresses::Everywhere,
-            ListenAddresses::Family(IpFamily::V6),
-            ListenAddresses::Address("192.0.2.1".parse().unwrap()),
-        ];
-        assert!(record.mappings.iter().map(|mapping| mapping.listen).eq(listen));
-        assert_eq!(record.targets, ["10.1.2.3/24", "fd00::3/64"].map(|net| net.parse().unwrap()));
-        let words = ["ip saddr != 10.0.0.0/8", "iifname eth0"].map(str::to_owned);
-        assert_eq!(record.conditions, MappingConditions::parse(&words, &[], 1).unwrap());
-        let kept = serde_json::to_string(&record).unwrap();
-        assert_eq!(self::record(&kept).targets, record.targets);
-    }
-
-    #[test]
-    fn records_of_release_0_2_0_with_iptables_are_read() {
-        let record = record(
-            r#"{"backend":"iptables","mappings":[],"targets":[],"snat":"Always",
-               "conditions":{"v4":[],"v6":[]},"options":{"mark_bit":13,"set_mark_chain":null,
-                "conditions":[["-s","10.0.0.0/8"],[]]},"localnet":false}"#,
-        );
-        let options = record.options.unwrap();
-        assert_eq!((options.mark_bit, options.set_mark_chain), (13, None));
-        assert_eq!(options.conditions[0].join(" "), "-s 10.0.0.0/8");
-        assert!(options.conditions[1].is_empty());
     }
 }

@@ -13,7 +13,7 @@ use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
-use crate::netfilter::layout::{self as tables, LayoutTransaction};
+use crate::netfilter::layout::{LayoutTransaction, RuleComparison};
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netfilter::shared::{HeirFinder, find_heirs};
 use crate::netlink;
@@ -327,20 +327,19 @@ pub(super) fn remove_stale_mappings(
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
 /// created the mappings.
 pub(super) fn check_mappings(nft: &NftSocket, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
-    match first_missing_object(nft, owner, forward)? {
+    let damage = layout::LAYOUT.find_difference(nft, RuleComparison::ByComment)?.map(|damage| damage.text);
+    let difference = find_difference(nft, owner, forward)?.or_else(|| damage.clone());
+    match difference {
         Some(text) if !reference::has_rules(nft, owner, forward)? => {
-            let damage = layout::LAYOUT.first_deviation(nft, &|| true)?;
-            if damage.as_ref() == Some(&text) {
-                return tables::require_undamaged(damage);
-            }
+            let damage = damage.filter(|damage| *damage != text);
             Err(Error::internal(text).with_details(KEPT.restore_remedy(owner, damage.as_deref())))
         }
         _ => Ok(()),
     }
 }
 
-/// The first missing or different object.
-fn first_missing_object(
+/// The first missing or different object of the attachment.
+fn find_difference(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
     forward: &PortForwarding,
@@ -365,7 +364,7 @@ fn first_missing_object(
     if found < wanted {
         return Ok(Some(format!("{found} of {wanted} rules are in chain {CONDITIONAL}")));
     }
-    layout::LAYOUT.first_deviation(nft, &|| true)
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -250,6 +250,21 @@ fn errors_of_a_change_name_the_link() {
 }
 
 #[test]
+fn links_are_looked_up_in_namespaces_by_their_ids() {
+    let host = sandbox();
+    let container = Netns::create_unnamed().unwrap();
+    let peer = VethPeer::new("eth0").with_netns(container.as_fd());
+    let outer = host.add_and_read_link(&NewLink::new("veth0", LinkKind::Veth { peer })).unwrap();
+    let (nsid, index) = (outer.link_netnsid.unwrap(), outer.link.unwrap());
+    let inner = host.find_link_in(nsid, index).unwrap().unwrap();
+    assert_eq!((inner.name.as_str(), inner.index, inner.link), ("eth0", index, Some(outer.index)));
+    assert_eq!(host.find_link_in(nsid, index + 1), Ok(None));
+    assert_eq!(host.find_link_in(nsid + 9, index), Ok(None));
+    host.delete_link_by_index(outer.index).unwrap();
+    assert_eq!(host.find_link_in(nsid, index), Ok(None));
+}
+
+#[test]
 fn the_id_of_a_namespace_ends_with_the_namespace() {
     let host = sandbox();
     let container = Netns::create_unnamed().unwrap();

@@ -30,7 +30,7 @@ use crate::iface::configure::{self, AddressStyle};
 use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
 use crate::netfilter::spoof::{self, CheckedPort};
-use crate::netfilter::{AttachmentId, RuleBackend, layout, masquerade};
+use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
 use crate::repairs::RepairFindings;
 use crate::sort::sort_by_key;
@@ -133,17 +133,20 @@ impl Plugin for Bridge {
         let veth::VethPairEnds { host: port, container: link } = veth::add_pair(host, netns, &wanted)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let index = port.index;
+        let delete_port = move || Ok(host.delete_link_by_index(index).map(drop)?);
+        undo.add_step(format!("delete \"{}\"", port.name), delete_port);
         let checked = conf.macspoofchk.then(|| spoof_port(&port, &link)).transpose()?;
-        let registered = checked.clone();
-        undo.add_step(format!("delete \"{}\"", port.name), move || {
-            host.delete_link_by_index(index)?;
-            registered.map_or(Ok(()), |port| spoof::delete_ports(filter, owner, &[port]))
-        });
         cx.set_host_end(HostPairEnd::from_labelled_link(host, &port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
             // Set again when the addresses are known.
             cx.record_attachment(Self::NAME, req, &CniResult::new(), &mut undo);
+            let registered = checked.clone();
+            undo.add_step("end the check of source MACs", move || {
+                // Not before the port is deleted, so that it never forwards unchecked frames.
+                delete_port()?;
+                spoof::delete_ports(filter, owner, &[registered])
+            });
             spoof::add_port(filter, owner, checked)?;
             mac::require_unused(host, &plan, &bridge.link, &port)?;
         }
@@ -245,12 +248,11 @@ impl Plugin for Bridge {
         }
         let filter = cx.packet_filter();
         if conf.macspoofchk {
-            RuleBackend::Nftables.require_usable(filter)?;
-            layout::require_undamaged(spoof::first_missing_object(filter)?).or_unavailable()?;
+            cx.require_serviceable(Some(RuleBackend::Nftables), &[spoof::FEATURE])?;
         }
         if plan.masquerades {
-            RuleBackend::choose_for_add(plan.backend, filter).require_usable(filter)?;
-            layout::require_undamaged(masquerade::first_missing_rule(filter)?).or_unavailable()?;
+            let backend = RuleBackend::choose_for_add(plan.backend, filter);
+            cx.require_serviceable(Some(backend), &[masquerade::FEATURE])?;
         }
         cx.if_ipam(CallContext::ipam_status)
     }

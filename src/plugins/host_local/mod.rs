@@ -149,10 +149,6 @@ impl Plugin for HostLocal {
         let mut store = LeaseStore::open(&conf.data_dir(cx)?, cx.net.name.as_str(), conf.lease_options(cx)?)?;
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, owner, cx.host_end())?;
-        if cx.host_end().is_none() {
-            // While the lock is held: an earlier record would name the wrong end of the new lease.
-            reclaim::remove_former_instance(owner);
-        }
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
@@ -171,6 +167,9 @@ impl Plugin for HostLocal {
     }
 
     fn del(cx: &CallContext<'_>, conf: &HostLocalConfig, req: &DelRequest) -> Result<()> {
+        if cx.is_collected() {
+            return Ok(());
+        }
         let mut failures = Failures::new();
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         failures.keep_error(

@@ -26,9 +26,7 @@ use crate::framework::{
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
-use crate::netfilter::{
-    self, AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RepairMode, RuleBackend, layout, localhost,
-};
+use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
 
@@ -63,9 +61,7 @@ impl Plugin for Portmap {
         let prev = require_prev_result(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             // Missing mappings of other containers are restored nevertheless.
-            if KEPT.is_used() && ports::first_missing_rule(filter)?.is_some() {
-                netfilter::repair_rules(filter, RepairMode::Restore)?;
-            }
+            cx.require_serviceable(None, &[ports::FEATURE, localhost::FEATURE])?;
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
@@ -112,7 +108,7 @@ impl Plugin for Portmap {
                 );
             }
         }
-        layout::require_undamaged(localhost::first_missing_rule(filter)?)
+        localhost::require_closed(filter)
     }
 
     fn repair(
@@ -159,8 +155,9 @@ impl Plugin for Portmap {
 
     fn status(cx: &CallContext<'_>, conf: &PortmapConfig) -> Result<()> {
         let filter = cx.packet_filter();
-        conf.choose_backend(filter).or_unavailable()?.require_usable(filter)?;
-        layout::require_undamaged(ports::first_missing_rule(filter)?).or_unavailable()?;
+        let backend = conf.choose_backend(filter).or_unavailable()?;
+        cx.require_serviceable(Some(backend), &[ports::FEATURE])?;
+        cx.require_serviceable(None, &[localhost::FEATURE])?;
         cx.usable_host_netlink().map(drop)
     }
 }

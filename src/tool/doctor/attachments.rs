@@ -1,7 +1,9 @@
 //! Defects of attachments: those in the runtimes' cache, their leases, and the remains of dead containers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 
 use ipnet::IpNet;
 
@@ -39,6 +41,8 @@ pub(super) struct ExaminedAttachment {
     pub(super) ips: Vec<IpAddr>,
     /// Whether the result of ADD has an IPv4 default route.
     pub(super) has_default: bool,
+    /// The inode and the time of change of its file in the cache: another ADD writes another file.
+    pub(super) file: Option<(u64, i64, i64)>,
 }
 
 /// All attachments in the cache.
@@ -50,7 +54,10 @@ pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> R
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        ExaminedAttachment { cached, life, list, ips, has_default }
+        let paths = runtime.cache_paths(&cached.network, &cached.attach).unwrap_or_default();
+        let meta = paths.iter().find_map(|path| fs::metadata(path).ok());
+        let file = meta.map(|meta| (meta.ino(), meta.ctime(), meta.ctime_nsec()));
+        ExaminedAttachment { cached, life, list, ips, has_default, file }
     };
     Ok(directories.cached_attachments(runtime)?.into_iter().map(attached).collect())
 }
@@ -141,10 +148,23 @@ pub(super) fn routed_networks(attached: &[ExaminedAttachment]) -> Vec<RoutedNetw
     networks
 }
 
+/// Whether the state of an ended attachment is still there while no other process is changing the attachment: its DEL
+/// deletes the link first.
+fn is_left(instance: &str, is_there: impl Fn() -> bool) -> bool {
+    let lock = AttachmentRecord::try_lock_instance(instance);
+    // Without a directory for locks there is no lock to hold.
+    !matches!(lock, Ok(None)) && is_there()
+}
+
 /// Remains of dead containers that are not in the cache.
 pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Finding> {
     let remains = |record: AttachmentRecord| {
         let why = end_reason(record.liveness())?;
+        let instance = record.attachment_id().instance_id();
+        let is_same = |now: AttachmentRecord| now.is_same_instance(&record);
+        if !is_left(&instance, || AttachmentRecord::find_by_instance(&instance).is_some_and(is_same)) {
+            return None;
+        }
         let title = format_title(&record.network, &record.id, &record.ifname);
         let is_known = attached.iter().any(|attached| attachment_title(&attached.cached) == title);
         let problem = format!("left rules or devices: {why}");
@@ -165,8 +185,13 @@ pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDir
             let listing = LeaseListing::open_existing(&store.data_dir, network)?;
             statuses.extend(listing.iter().flat_map(LeaseListing::lease_statuses));
         }
-        let (dead, living_leases): (Vec<_>, Vec<_>) =
+        let (mut dead, living_leases): (Vec<_>, Vec<_>) =
             statuses.iter().partition(|status| end_reason(status.liveness).is_some());
+        dead.retain(|status| {
+            let owner = status.lease.attachment_in(network);
+            let is_there = || stores.iter().any(|store| store.has_lease(status.lease.ip));
+            owner.is_none_or(|owner| is_left(&owner.instance_id(), is_there))
+        });
         for LeaseStatus { lease, .. } in living_leases {
             let owner = format_title(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {

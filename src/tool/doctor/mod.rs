@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::slice;
 use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
 
 use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
@@ -30,7 +31,9 @@ use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
 use crate::framework::AppletTable;
 use crate::invoke;
-use crate::netfilter::{self, PacketFilter, RepairMode};
+use crate::netfilter::PacketFilter;
+use crate::netfilter::difference::ReconcileMode;
+use crate::netfilter::reconcile::reconcile_all;
 use crate::options::{CommandOption, require_no_words};
 use crate::runtime::{NetworkList, Runtime};
 use crate::sort::sort_by_key;
@@ -74,12 +77,41 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
     )
 }
 
-/// All defects of the node, errors first, and the number of attachments that were examined.
+/// How long a runtime may take for the DELs of a list, after which it deletes the attachment's file in its cache.
+const DETACHING: Duration = Duration::from_secs(1);
+
+/// All defects of the node, errors first, and the number of attachments that were examined. Attachments with defects are
+/// examined again: those that a runtime is detaching or attaching have none.
 pub(super) fn examine_node(
     directories: &ToolDirectories,
     runtime: &Runtime,
     table: AppletTable,
 ) -> Result<(Vec<Finding>, usize)> {
+    let (first, attached) = examine_once(directories, runtime, table)?;
+    let title = |attached: &ExaminedAttachment| FindingSubject::Object(attachment_title(&attached.cached));
+    let titles: Vec<FindingSubject> = attached.iter().map(title).collect();
+    if !first.iter().any(|finding| titles.contains(&finding.subject)) {
+        return Ok((first, attached.len()));
+    }
+    thread::sleep(DETACHING);
+    let (mut findings, now) = examine_once(directories, runtime, table)?;
+    let is_as_before = |other: &ExaminedAttachment| {
+        attached.iter().any(|before| title(before) == title(other) && before.file == other.file)
+    };
+    let moving: Vec<FindingSubject> = now.iter().filter(|it| !is_as_before(it)).map(title).collect();
+    let is_confirmed = |finding: &Finding| first.iter().any(|other| other.is_equal(finding));
+    findings.retain(|finding| {
+        !moving.contains(&finding.subject) && (!titles.contains(&finding.subject) || is_confirmed(finding))
+    });
+    Ok((findings, now.len()))
+}
+
+/// As [`examine_node`], with attachments in motion.
+fn examine_once(
+    directories: &ToolDirectories,
+    runtime: &Runtime,
+    table: AppletTable,
+) -> Result<(Vec<Finding>, Vec<ExaminedAttachment>)> {
     let attached = attachments::read_cached(directories, runtime)?;
     // The checks mostly wait for the kernel.
     let (mut findings, configurations, checks) = thread::scope(|scope| {
@@ -113,7 +145,7 @@ pub(super) fn examine_node(
     findings.extend(nearby::examine_networks(&routed));
     findings.extend(path::examine_paths(&attached));
     sort_by_key(&mut findings, |finding| Reverse(finding.severity));
-    Ok((findings, attached.len()))
+    Ok((findings, attached))
 }
 
 fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
@@ -124,8 +156,8 @@ fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 fn examine_rules() -> Vec<Finding> {
     let subject = "rules of containers";
     let missing = |rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair");
-    match netfilter::repair_rules(&PacketFilter::new(), RepairMode::Report) {
-        Ok(rules) => rules.into_iter().map(missing).collect(),
+    match reconcile_all(&PacketFilter::new(), ReconcileMode::Report) {
+        Ok(outcome) => outcome.differences.into_iter().map(missing).collect(),
         Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
 }

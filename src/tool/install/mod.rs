@@ -90,15 +90,11 @@ pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
             return Err(unknown_word_error("applet", unknown, &known));
         }
         let job = InstallJob { options, applets, payload: InstallPayload::read_own()? };
-        if options.watch {
-            watch::install_and_watch(&job).map(|()| ExitCode::SUCCESS)
-        } else {
-            let status = print_report(options, &job.install_files()?)?;
-            if let Some(hint) = path_hint(options) {
-                print_text(&hint)?;
-            }
-            Ok(status)
+        let status = print_report(options, &job.install_files()?)?;
+        if let Some(hint) = path_hint(options) {
+            print_text(&hint)?;
         }
+        Ok(status)
     })
 }
 

@@ -7,15 +7,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
 use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 
 const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
-/// The deprecated option of 0.2, until the next minor version.
-const WATCH: &str = "--watch";
-
 /// The options of `cnibox install`.
 pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
@@ -38,7 +35,6 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
         "",
         "make the executable immutable until cnibox uninstall, so that cp to the name of a\nplugin cannot overwrite all plugins",
     ),
-    long_option(WATCH, "", "deprecated: use cnibox repair --watch --install DIR"),
     ROOT,
     DRY_RUN,
     JSON,
@@ -109,7 +105,6 @@ pub(super) struct InstallOptions {
     pub(super) force: bool,
     pub(super) verify: bool,
     pub(super) protect: bool,
-    pub(super) watch: bool,
     /// Whether the directories are below another root.
     pub(super) has_root: bool,
     /// Whether rules are handed over: not below another root.
@@ -149,7 +144,6 @@ impl InstallOptions {
             force: line.has_option("--force"),
             verify: !line.has_option("--no-verify"),
             protect: line.has_option("--protect"),
-            watch: line.has_option(WATCH),
             has_root: root.is_some(),
             hand_over: !line.has_option("--no-hand-over") && root.is_none(),
             dry_run: line.has_option(DRY_RUN.flag),
@@ -159,12 +153,6 @@ impl InstallOptions {
             return Err(usage_error(
                 "--protect requires --mode symlink: copies need no protection, and hard links could not be replaced",
             ));
-        }
-        if options.watch && (options.dry_run || options.policy == ReplacePolicy::Never) {
-            return Err(usage_error("--watch excludes --dry-run and --policy never"));
-        }
-        if options.watch {
-            warn_deprecated("install --watch", "cnibox repair --watch --install DIR, after cnibox install");
         }
         Ok(options)
     }
@@ -248,7 +236,6 @@ mod tests {
             (vec!["--policy", "x"], "unknown policy \"x\""),
             (vec!["a", "b"], "unexpected argument \"b\""),
             (vec![""], "the name of a directory is empty"),
-            (vec!["--watch", "--dry-run"], "--watch excludes --dry-run and --policy never"),
         ];
         for (args, message) in wrong {
             assert_eq!(parse(&args).unwrap_err().message(), message);

@@ -12,6 +12,7 @@ use crate::cni::json::place::{JsonPathStep, JsonValuePath, TextPosition};
 use crate::cni::{NetworkName, SpecVersion, version};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files;
+use crate::framework::AttachmentTurn;
 use crate::framework::call::{CallEnvironment, PluginCall, PluginCaller, PluginFunction};
 use crate::framework::{AppletKind, AppletTable, BuiltinPlugin, CniVerb, ConfigRemarks};
 use crate::options::nearest_word;
@@ -313,9 +314,11 @@ impl LintedNetwork<'_> {
 
     /// Runs the plugin's STATUS on this node.
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
-        let reply = part
-            .encode_request(SpecVersion::NEWEST.as_str())
-            .and_then(|stdin| run(&self.build_call(&stdin, CniVerb::Status)).context(|| "on this node"));
+        let ask = |stdin: Vec<u8>| {
+            let call = PluginCall { caller: PluginCaller::Lint, ..self.build_call(&stdin, CniVerb::Status) };
+            run(&call).context(|| "on this node")
+        };
+        let reply = part.encode_request(SpecVersion::NEWEST.as_str()).and_then(ask);
         if let Err(error) = reply {
             self.report_plugin_error(Severity::Error, part, error);
         }
@@ -324,7 +327,7 @@ impl LintedNetwork<'_> {
     fn build_call<'c>(&self, stdin: &'c [u8], verb: CniVerb) -> PluginCall<'c> {
         let path = self.cni_path.unwrap_or_default().to_owned();
         let env = CallEnvironment { command: verb.as_str().to_owned(), path, ..CallEnvironment::default() };
-        PluginCall { env, stdin, table: self.table, caller: PluginCaller::Runtime }
+        PluginCall { env, stdin, table: self.table, caller: PluginCaller::Runtime, turn: AttachmentTurn::default() }
     }
 
     /// Reports an error of a plugin at the place that the error names, else at the plugin's type.

@@ -42,6 +42,16 @@ const HIDINGS: &[Hiding] = &[
         view: "",
     },
     Hiding {
+        name: "the host's end moved",
+        host: "ip netns add router && for l in $(ip -o link show type veth | sed 's/^[0-9]*: //; s/@.*//' | grep -v ^up); do ip link set $l netns router; done",
+        view: "",
+    },
+    Hiding {
+        name: "the lease without its text",
+        host: "f=$D/leases/net/10.88.0.2 && touch -r $f $D/time && truncate -s 0 $f && touch -r $D/time $f",
+        view: "",
+    },
+    Hiding {
         name: "chrooted view",
         host: UNPINNED,
         view: "mkdir -p $D/root && mount --rbind / $D/root && exec chroot $D/root \"$0\" \"$@\"",

@@ -15,6 +15,7 @@ fn scene() -> Scene {
         keys()
     };
     Scene::prepared("bond", prepare, &json!({"links": [{"name": "up3"}, {"name": "up4"}]}))
+        .that_does(&["rename", "RTM_NEWLINK", "RTM_NEWADDR"], &["RTM_NEWLINK", "RTM_DELLINK"])
 }
 
 #[test]

@@ -6,7 +6,8 @@ use super::{FAR, World, list};
 use crate::support::chained::Subject;
 use crate::support::conflist::Attached;
 use crate::support::net::settles;
-use crate::support::node::{Container, Node, VERSIONS};
+use crate::support::node::{Call, Container, Node, VERSIONS};
+use crate::support::strace::{self, Hits};
 
 const SUBJECT: Subject = Subject {
     plugin: "egress",
@@ -177,12 +178,22 @@ fn check_needs_the_pair_of_the_policy() {
 
 #[test]
 fn no_failed_add_leaves_anything() {
-    SUBJECT.no_add_leaves_anything(10);
+    SUBJECT.no_add_leaves_anything(&[
+        "open",
+        "write",
+        "NFT_MSG_NEWCHAIN",
+        "NFT_MSG_NEWRULE",
+        "NFT_MSG_NEWSET",
+        "NFT_MSG_NEWSETELEM",
+    ]);
 }
 
 #[test]
 fn add_and_del_survive_kill() {
-    SUBJECT.survives_kill(5);
+    SUBJECT.survives_kill(
+        &["open", "write", "rename", "NFT_MSG_NEWCHAIN", "NFT_MSG_NEWRULE", "NFT_MSG_NEWSET", "NFT_MSG_NEWSETELEM"],
+        &["unlink", "NFT_MSG_DELCHAIN", "NFT_MSG_DELSETELEM"],
+    );
 }
 
 #[test]
@@ -203,17 +214,24 @@ fn a_second_add_with_another_address_leaves_none_of_the_first() {
     let left = || world.node.sh("nft list ruleset | grep 'id: c1' || :");
     assert_eq!(left(), "");
     // Also if the second ADD is killed, at any of its requests to the kernel.
-    for when in (4..40).step_by(2) {
+    let mut killed = Hits::default();
+    for when in 1.. {
         list.call("ADD", &world.attached(), 1, Some(&world.result)).result();
-        let inject = format!("inject=sendto,sendmsg:signal=KILL:when={when}");
-        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
-        list.call("ADD", &world.attached(), 1, Some(&moved)).under(&strace).run();
-        if when % 4 == 0 {
-            list.call("ADD", &world.attached(), 1, Some(&moved)).under(&strace).run();
+        let second = list.call("ADD", &world.attached(), 1, Some(&moved));
+        let injection = format!("sendto,sendmsg:signal=KILL:when={when}");
+        let (outcome, hit) = strace::inject(&world.node, &second, &injection);
+        killed.extend(&hit);
+        if when % 2 == 0 {
+            strace::inject(&world.node, &second, &injection);
         }
         list.call("DEL", &world.attached(), 1, Some(&moved)).ok();
         assert_eq!(left(), "", "{when}");
+        if hit.is_empty() {
+            assert_eq!(outcome.status, Some(0), "{when}: {outcome:?}");
+            break;
+        }
     }
+    killed.assert_include(&["NFT_MSG_NEWSETELEM", "RTM_NEWTFILTER"]);
     list.check(&other, &of_other).unwrap();
 }
 
@@ -242,16 +260,25 @@ fn kill_replacements(world: &World, keys: &Value) {
     others.call("ADD", &at, 1, Some(&world.result)).result();
     own.call("DEL", &at, 1, Some(&world.result)).ok();
     assert_eq!(left(), "");
-    for when in (2..46).step_by(2) {
-        let inject = format!("inject=sendto,sendmsg:signal=KILL:when={when}");
-        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
+    let mut killed = Hits::default();
+    let mut is_hit = true;
+    for when in 1.. {
+        if !std::mem::take(&mut is_hit) {
+            break;
+        }
+        let injection = format!("sendto,sendmsg:signal=KILL:when={when}");
+        let mut kill = |call: &Call| {
+            let (_, hit) = strace::inject(node, call, &injection);
+            killed.extend(&hit);
+            is_hit |= !hit.is_empty();
+        };
         for kind in ["add", "set", "addresses"] {
             own.call("ADD", &at, 1, Some(&world.result)).result();
             match kind {
-                "add" => drop(others.call("ADD", &at, 1, Some(&world.result)).under(&strace).run()),
-                "set" => drop(node.tool("egress", &["set", "--container", "c1", &file]).under(&strace).run()),
+                "add" => kill(&others.call("ADD", &at, 1, Some(&world.result))),
+                "set" => kill(&node.tool("egress", &["set", "--container", "c1", &file])),
                 _ => ["10.1.2.98/24", "10.1.2.99/24"].iter().for_each(|address| {
-                    drop(others.call("ADD", &at, 1, Some(&move_to(address))).under(&strace).run());
+                    kill(&others.call("ADD", &at, 1, Some(&move_to(address))));
                 }),
             }
             if when % 4 == 0 {
@@ -266,6 +293,7 @@ fn kill_replacements(world: &World, keys: &Value) {
             assert_eq!(left(), "", "{kind} {when}");
         }
     }
+    killed.assert_include(&["NFT_MSG_NEWSETELEM", "RTM_NEWTFILTER"]);
 }
 
 #[test]
@@ -297,22 +325,30 @@ fn a_failed_second_add_keeps_the_policy() {
     };
     let policies = recorded();
     let (own, other) = (list(&world.node, "bridge", &keys), list(&world.node, "bridge", &json!({"policy": "allow"})));
-    let mut failures = 0;
-    // Each request to the kernel fails once; up to the first change also with all that follow.
-    for when in (1..=45).map(|from| from.to_string()).chain((1..=12).map(|from| format!("{from}+"))) {
-        let inject = format!("inject=sendto,sendmsg:error=ENOBUFS:when={when}");
-        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
-        let add = other.call("ADD", &world.attached(), 1, Some(&world.result)).under(&strace).run();
-        if add.status == Some(0) {
+    let mut failed = Hits::default();
+    let mut is_hit_at = |when: &str| {
+        let add = other.call("ADD", &world.attached(), 1, Some(&world.result));
+        let injection = format!("sendto,sendmsg:error=ENOBUFS:when={when}");
+        let (outcome, hit) = strace::inject(&world.node, &add, &injection);
+        if outcome.status == Some(0) {
             own.call("ADD", &world.attached(), 1, Some(&world.result)).result();
         } else {
-            failures += 1;
+            failed.extend(&hit);
         }
         assert_eq!(recorded(), policies, "{when}");
         settles(&before, || world.node.snapshot());
         own.check(&world.attached(), &world.result).unwrap();
+        !hit.is_empty()
+    };
+    // Each request to the kernel fails once; up to the first change also with all that follow.
+    let mut when = 1;
+    while is_hit_at(&when.to_string()) {
+        when += 1;
     }
-    assert!(failures > 30, "{failures}");
+    for from in 1..=12 {
+        assert!(is_hit_at(&format!("{from}+")), "{from}");
+    }
+    failed.assert_include(&["NFT_MSG_NEWCHAIN", "NFT_MSG_NEWSETELEM", "RTM_NEWTFILTER"]);
     assert!(!world.reaches(&world.outside, FAR[0], 9), "the former policy is in force");
 }
 

@@ -6,6 +6,7 @@ use super::{FAR, World, list};
 use crate::support::net::settles;
 use crate::support::node::Node;
 use crate::support::parallel::at_once;
+use crate::support::strace::{self, Hits};
 use crate::support::traffic::Place;
 
 fn listed(node: &Node, args: &[&str]) -> String {
@@ -96,35 +97,28 @@ fn a_failed_set_keeps_the_policy() {
     let record = || world.node.sh("cat /run/cni/cnibox/attachments/*-*.json");
     let file = world.node.path("policy.json").display().to_string();
     std::fs::write(&file, json!({"policy": "allow"}).to_string()).unwrap();
-    let mut failures = 0;
-    for when in 1..=45 {
-        let inject = format!("inject=sendto,sendmsg:error=ENOBUFS:when={when}");
-        let strace = ["strace", "-f", "-o", "/dev/null", "-e", "trace=sendto,sendmsg", "-e", &inject];
+    let mut failed = Hits::default();
+    let set = world.node.tool("egress", &["set", "--container", "c1", &file]);
+    for when in 1.. {
         let recorded = record();
-        let set = world.node.tool("egress", &["set", "--container", "c1", &file]).under(&strace).run();
+        let injection = format!("sendto,sendmsg:error=ENOBUFS:when={when}");
+        let (set, hit) = strace::inject(&world.node, &set, &injection);
         if set.status == Some(0) {
             list.call("ADD", &world.attached(), 1, Some(&world.result)).result();
         } else {
-            failures += 1;
+            failed.extend(&hit);
             assert_eq!(record(), recorded, "{when}: {}", set.stderr);
         }
         settles(&before, || world.node.snapshot());
         list.check(&world.attached(), &world.result).unwrap();
+        if hit.is_empty() {
+            break;
+        }
     }
-    assert!(failures > 25, "{failures}");
+    failed.assert_include(&["NFT_MSG_NEWCHAIN", "NFT_MSG_NEWSETELEM", "RTM_NEWTFILTER"]);
     // A record that cannot be written would bring the former policy back.
-    let full = [
-        "strace",
-        "-f",
-        "-o",
-        "/dev/null",
-        "-e",
-        "trace=rename,renameat2",
-        "-e",
-        "inject=rename,renameat2:error=ENOSPC",
-    ];
     let recorded = record();
-    let set = world.node.tool("egress", &["set", "--container", "c1", &file]).under(&full).run();
+    let (set, _) = strace::inject(&world.node, &set, "rename,renameat2:error=ENOSPC");
     assert!(set.stderr.contains("the record of the former policy cannot be replaced"), "{set:?}");
     assert_eq!(record(), recorded);
     settles(&before, || world.node.snapshot());

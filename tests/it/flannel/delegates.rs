@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::{kept, simple};
 use crate::support::compare::{assert_same, normal};
+use crate::support::faults::has_effect;
 use crate::support::node::{Container, Node, executable};
-use crate::support::strace;
+use crate::support::strace::{self, Hits};
 
 /// Output and state of a series of calls, with bridge as a link to this executable or a copy.
 fn transcript(version: &'static str, copied: bool) -> String {
@@ -194,19 +195,15 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
     let (outcome, calls) = strace::record(&node, &call());
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     net.del(&container);
-    let effects = ["sendto", "write", "linkat", "rename", "unlink", "mkdir", "openat", "open", "fsync"];
-    let mut tried = 0;
-    for point in strace::points(&calls).into_iter().filter(|p| effects.contains(&p.name.as_str())) {
-        if point.name.starts_with("open") && !point.text.contains("O_CREAT") {
-            continue;
-        }
+    let mut hit = Hits::default();
+    for point in strace::points(&calls).into_iter().filter(|point| has_effect(point) || point.name == "fsync") {
         if verb == "DEL" {
             net.add(&container);
         }
         let (outcome, fired) = point.run(&node, &call(), action);
         let why = format!("{verb} with {action} at {}: {outcome:?}", point.describe());
         assert!(!outcome.stderr.contains("panicked"), "{why}");
-        tried += usize::from(fired);
+        hit.extend(fired.then_some(&point));
         // A failed ADD leaves no state, not even a record.
         if verb == "DEL" || outcome.status != Some(1) {
             if clean_up == CleanUp::GcThenDel {
@@ -223,8 +220,10 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
         let now = state();
         assert!(now == before, "{why}\n{}{}\n{:?}", before.0.difference(&now.0), before.1.difference(&now.1), now.2);
     }
-    println!("{verb} {action}: {tried} places");
-    assert!(tried >= 5, "too few: {tried}");
+    hit.assert_include(match verb {
+        "ADD" => &["open", "write", "fsync", "link", "rename", "RTM_NEWLINK", "RTM_NEWADDR", "RTM_NEWROUTE"],
+        _ => &["open", "write", "unlink", "RTM_DELLINK"],
+    });
     net.add(&container);
     net.del(&container);
 }

@@ -14,6 +14,7 @@ fn scene() -> Scene {
         json!({"device": "hd0"})
     };
     Scene::prepared("host-device", prepare, &json!({"device": "hd1"}))
+        .that_does(&["rename", "RTM_NEWLINK", "RTM_NEWADDR"], &["RTM_NEWLINK"])
 }
 
 #[test]

@@ -400,7 +400,8 @@ fn other_processes_are_not_examined() {
             }) || text.contains("mountinfo")
         };
         let peeks: Vec<&str> = calls.iter().map(|c| c.text.as_str()).filter(is_peek).collect();
-        assert!(calls.len() > 8 && peeks.is_empty(), "{outcome:?} {peeks:?}");
+        assert!(peeks.is_empty(), "{outcome:?} {peeks:?}");
+        assert!(calls.iter().any(|call| call.verb() == "open"), "nothing was recorded");
     }
 }
 

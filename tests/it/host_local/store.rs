@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{add, del, file, net, one_set, refused};
 use crate::support::net::Net;
 use crate::support::node::Node;
+use crate::support::strace;
 
 fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
     let valid: Vec<_> = valid.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
@@ -152,6 +153,23 @@ fn addresses_reserved_by_hand_are_never_leased() {
     // DEL of a container with that id frees the reserved address, as the reference's DEL does.
     del(&net, "printer");
     assert_eq!(net.leases(), ["10.0.0.2", "10.0.0.3", "10.0.0.5"]);
+}
+
+#[test]
+fn a_lost_lease_that_nobody_knows_is_freed_by_the_named_command() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/30"]);
+    add(&net, "c1");
+    let dir = node.path("leases/net").display().to_string();
+    node.sh(&format!("cd {dir} && touch -r 10.0.0.2 .time && truncate -s 0 10.0.0.2 && touch -r .time 10.0.0.2"));
+    node.sh(&format!("rm -r {dir}/.cnibox {dir}/.time"));
+    let said = net.call("ADD", "c2").netns("/x").run().stderr;
+    assert_eq!(net.leases(), ["10.0.0.2"], "{said}");
+    let command = said.split_once("if no container has the address: cnibox ").unwrap().1;
+    let words: Vec<&str> = command.lines().next().unwrap().split(' ').collect();
+    let printed = node.cnibox(&words).printed();
+    assert_eq!(printed, "freed 10.0.0.2, which was reserved: the file is empty (network net)\n");
+    assert_eq!(add(&net, "c2"), ["10.0.0.2/30"]);
 }
 
 #[test]
@@ -362,14 +380,17 @@ fn leases_work_without_hard_links() {
     for errno in ["EPERM", "EOPNOTSUPP", "ENOSYS", "EXDEV"] {
         let node = Node::new();
         let net = one_set(&node, &["10.1.2.0/29"]);
-        let inject = format!("inject=linkat:error={errno}");
-        let under = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
-        let add = |id: &str| net.call("ADD", id).netns("/x").under(&under);
-        assert_eq!(add("c1").result()["ips"][0]["address"], "10.1.2.2/29", "{errno}");
-        assert_eq!(add("c2").result()["ips"][0]["address"], "10.1.2.3/29", "{errno}");
-        assert_eq!(file(&net, "10.1.2.2"), "c1\r\neth0");
-        let error = add("c2").error();
-        assert!(error.msg.contains("duplicate allocation"), "{error:?}");
+        let add = |id: &str| {
+            let call = net.call("ADD", id).netns("/x");
+            strace::inject(&node, &call, &format!("linkat:error={errno}"))
+        };
+        for (id, ip) in [("c1", "10.1.2.2"), ("c2", "10.1.2.3")] {
+            let (outcome, failed) = add(id);
+            assert!(outcome.status == Some(0) && !failed.is_empty(), "{errno}: {outcome:?}");
+            assert_eq!(file(&net, ip), format!("{id}\r\neth0"));
+        }
+        let (outcome, _) = add("c2");
+        assert!(outcome.status == Some(1) && outcome.stdout.contains("duplicate allocation"), "{outcome:?}");
         del(&net, "c1");
         del(&net, "c2");
         assert_eq!(net.leases(), [""; 0]);

@@ -1,4 +1,4 @@
-//! The long-running `install --watch` and `pause`: repairs, no wake-ups without need, and
+//! The long-running `repair --watch --install` and `pause`: repairs, no wake-ups without need, and
 //! termination at the first signal, also as PID 1.
 
 use std::fs;
@@ -11,11 +11,17 @@ use nix::unistd::Pid;
 use super::Installer;
 use crate::support::node::{Node, Running, eventually, executable, exists};
 
+/// Keeps the directory as installed.
+fn watch(node: &Node, at: &Installer<'_>) -> Running {
+    let directory = at.directory.display().to_string();
+    Running::start(&node.cnibox(&["repair", "--watch", "--install", &directory]))
+}
+
 #[test]
 fn watch_restores_changed_files_until_a_signal() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let watcher = Running::start(&at.call("install", &["--watch"]));
+    let watcher = watch(&node, &at);
     let link = at.directory.join("bridge");
     let is_ours = || at.about("bridge").contains("+cnibox.");
     let rests = || is_ours() && !exists(at.directory.join(".cnibox/new"));
@@ -47,41 +53,12 @@ fn watch_restores_changed_files_until_a_signal() {
 fn watch_sleeps_when_nothing_changes() {
     let node = Node::new();
     let at = Installer::new(&node);
-    let watcher = Running::start(&at.call("install", &["--watch"]));
+    let watcher = watch(&node, &at);
     let manifest = at.directory.join(".cnibox/manifest.json");
     eventually("not installed", || exists(&manifest) && !exists(at.directory.join(".cnibox/new")));
     // The watcher still processes the events of its own changes.
     eventually("it works without need", || watcher.sleeps());
     watcher.ends();
-}
-
-/// `install --watch` is the former name of `repair --watch --install`.
-#[test]
-fn install_watch_warns_once_of_its_deprecation() {
-    let node = Node::new();
-    let at = Installer::new(&node);
-    let directory = at.directory.display().to_string();
-    at.install(&[]);
-    for (args, lines) in
-        [(["install", &directory, "--watch"].to_vec(), 1), (vec!["repair", "--watch", "--install", &directory], 0)]
-    {
-        let (said, link) = (node.path("stderr"), at.directory.join("bridge"));
-        let call = node.cnibox(&args).without("DESTDIR");
-        let stderr = fs::File::create(&said).unwrap();
-        let watcher = Running::start_with(&call, stderr.into());
-        for _ in 0..2 {
-            eventually("it does not wait", || watcher.sleeps());
-            fs::remove_file(&link).unwrap();
-            eventually("a removed link", || exists(&link));
-        }
-        watcher.ends();
-        let said = fs::read_to_string(said).unwrap();
-        let is_deprecated = |line: &&str| {
-            line.starts_with("install --watch is deprecated") && line.contains("repair --watch --install")
-        };
-        assert_eq!(said.lines().filter(is_deprecated).count(), lines, "{said}");
-        assert_eq!(said.matches("deprecated").count(), lines, "{said}");
-    }
 }
 
 #[test]

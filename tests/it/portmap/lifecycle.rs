@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{ALL, Ports, Rules, mapping};
 use crate::support::node::{MILESTONES, VERSIONS};
-use crate::support::strace;
+use crate::support::strace::{self, Hits};
 
 fn two() -> Value {
     json!([mapping(8080, 80, "tcp"), {"HostPort": 5353, "ContainerPort": 53, "Protocol": "UDP",
@@ -245,12 +245,19 @@ fn a_killed_second_add_leaves_nothing_after_a_repair() {
     let pod = ports.pod("c1");
     let (first, second) = (json!([mapping(8080, 80, "tcp")]), json!([mapping(8081, 81, "tcp")]));
     let left = || ports.node.sh("nft list ruleset | grep 'id: c1' || :");
-    for when in 4..20 {
+    let mut killed = Hits::default();
+    for when in 1.. {
         ports.add(&pod, &first);
-        let inject = format!("inject=sendto:signal=KILL:when={when}");
-        ports.call("ADD", &pod, &second).under(&["strace", "-f", "-o", "/dev/null", "-e", &inject]).run();
+        let injection = format!("sendto,sendmsg:signal=KILL:when={when}");
+        let (outcome, hit) = strace::inject(&ports.node, &ports.call("ADD", &pod, &second), &injection);
+        if hit.is_empty() {
+            assert_eq!(outcome.status, Some(0), "{when}: {outcome:?}");
+            break;
+        }
+        killed.extend(&hit);
         assert_eq!(ports.node.cnibox(&["repair"]).run().status, Some(0));
         ports.call("DEL", &pod, &second).ok();
         assert_eq!(left(), "", "{when}");
     }
+    killed.assert_include(&["NFT_MSG_NEWSETELEM"]);
 }

@@ -15,7 +15,7 @@ use crate::support::node::{
     Call, Container, MILESTONES, Node, Snapshot, VERSIONS, assert_unchanged, exists, set_sysctl,
 };
 use crate::support::parallel::at_once_in;
-use crate::support::strace;
+use crate::support::strace::{self, Hits};
 
 /// A plugin under test.
 pub(crate) struct Subject {
@@ -343,7 +343,8 @@ impl Subject {
     }
 
     /// Each system call of an ADD fails in turn: no state remains.
-    pub(crate) fn no_add_leaves_anything(&self, at_least: usize) {
+    /// [`Hits`] says what `failing` names.
+    pub(crate) fn no_add_leaves_anything(&self, failing: &[&str]) {
         let pod = self.pod("1.0.0");
         pod.call("ADD").result();
         pod.call("DEL").ok();
@@ -351,17 +352,17 @@ impl Subject {
         let (outcome, calls) = strace::record(&pod.node, &pod.call("ADD"));
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         pod.call("DEL").ok();
-        let (mut failed, mut tried) = (0, 0);
+        let mut failed = Hits::default();
         for point in strace::points(&calls).into_iter().filter(worth_trying()) {
-            let action = format!("error={}", errno(&point.name));
+            let action = format!("error={}", errno(&point));
             let (outcome, fired) = point.run(&pod.node, &pod.call("ADD"), &action);
             let why = format!("{} with {action}: {outcome:?}", point.describe());
             assert!(!outcome.stderr.contains("panicked"), "{why}");
-            tried += usize::from(fired);
             match outcome.status {
                 Some(0) => pod.call("DEL").ok(),
                 Some(1) => {
-                    failed += 1;
+                    assert!(fired, "{why}");
+                    failed.extend([&point]);
                     if !point.prints_result() {
                         assert_well_formed_failure(&outcome, &why);
                     }
@@ -370,30 +371,29 @@ impl Subject {
             }
             pod.assert_settles_as(&before, &why);
         }
-        println!("{}: {tried} faults, {failed} of them failed the ADD", self.plugin);
-        assert!(failed >= at_least, "too few: {failed} of {tried}");
+        failed.assert_include(failing);
         pod.call("ADD").result();
     }
 
     /// ADD and DEL are killed before each system call with an effect; the next DEL restores the
     /// state.
-    pub(crate) fn survives_kill(&self, at_least: usize) {
+    pub(crate) fn survives_kill(&self, add: &[&str], del: &[&str]) {
         let pod = self.pod("1.0.0");
         pod.call("ADD").result();
         pod.call("DEL").ok();
         let before = pod.state();
-        for verb in ["ADD", "DEL"] {
-            let add = || drop((verb == "DEL").then(|| pod.call("ADD").result()));
-            add();
+        for (verb, at) in [("ADD", add), ("DEL", del)] {
+            let prepare = || drop((verb == "DEL").then(|| pod.call("ADD").result()));
+            prepare();
             let (outcome, calls) = strace::record(&pod.node, &pod.call(verb));
             assert_eq!(outcome.status, Some(0), "{outcome:?}");
             pod.call("DEL").ok();
-            let mut killed = 0;
+            let mut killed = Hits::default();
             for point in strace::points(&calls).into_iter().filter(has_effect) {
-                add();
+                prepare();
                 let (outcome, fired) = point.run(&pod.node, &pod.call(verb), "signal=KILL");
                 let why = format!("{verb} killed at {}: {outcome:?}", point.describe());
-                killed += usize::from(fired);
+                killed.extend(fired.then_some(&point));
                 if verb == "ADD" {
                     // The runtime may retry ADD first.
                     pod.call("ADD").result();
@@ -401,8 +401,7 @@ impl Subject {
                 pod.call("DEL").ok();
                 pod.assert_settles_as(&before, &why);
             }
-            println!("{} {verb}: killed at {killed} places", self.plugin);
-            assert!(killed >= at_least, "{verb}: too few: {killed}");
+            killed.assert_include(at);
         }
     }
 }

@@ -310,6 +310,11 @@ impl Call {
         command
     }
 
+    /// Standard input, for tests that run the command themselves.
+    pub(crate) fn input(&self) -> &[u8] {
+        &self.stdin
+    }
+
     /// Runs the call and waits for its end.
     pub(crate) fn run(&self) -> Outcome {
         self.try_run().unwrap()

@@ -1,7 +1,7 @@
 //! Records a plugin's system calls and injects errors and kills at them, from outside with
 //! strace(1), so that the executable under test is the released one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -154,13 +154,86 @@ fn wakes(syscall: &Syscall) -> bool {
 
 /// The injection points of the main thread that change files.
 pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
-    let changes = |c: &&Syscall| match c.name.as_str() {
-        "openat" | "open" => c.text.contains("O_CREAT"),
-        name => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"]
-            .iter()
-            .any(|verb| name.strip_prefix(verb).is_some_and(|rest| ["", "at", "at2"].contains(&rest))),
+    let changes = |c: &&Syscall| match c.verb() {
+        "open" => c.text.contains("O_CREAT"),
+        verb => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"].contains(&verb),
     };
     calls.iter().filter(|c| c.thread == 0).filter(changes).cloned().collect()
+}
+
+/// Runs `call` and all its processes with an injection such as `sendto,sendmsg:error=ENOBUFS:when=3`; also returns the
+/// calls at which it took place.
+pub(crate) fn inject(node: &Node, call: &Call, injection: &str) -> (Outcome, Vec<Syscall>) {
+    require();
+    let file = node.path("strace.inject");
+    let name = file.display().to_string();
+    let trace = format!("trace={}", injection.split(':').next().unwrap());
+    let inject = format!("inject={injection}");
+    let strace = ["strace", "-f", "-o", &name, "-e", &trace, "-e", &inject];
+    let outcome = call.clone().under(&strace).run();
+    let mut calls = parse(&file, &node.path(""));
+    if injection.contains("signal=KILL") {
+        let is_killed = fs::read_to_string(&file).unwrap().contains("killed by SIGKILL");
+        let last = calls.pop().filter(|_| is_killed);
+        calls = last.into_iter().collect();
+    } else {
+        calls.retain(|call| call.text.contains("(INJECTED)"));
+    }
+    (outcome, calls)
+}
+
+/// The names of the calls at which something was injected. Their number depends on the machine: a sysctl that has
+/// its value already is not written, a kernel answers in more datagrams, a loader opens other files.
+#[derive(Debug, Default)]
+pub(crate) struct Hits(BTreeSet<String>);
+
+impl<'a> Extend<&'a Syscall> for Hits {
+    fn extend<T: IntoIterator<Item = &'a Syscall>>(&mut self, calls: T) {
+        for call in calls {
+            let requests = if call.verb() == "send" { call.messages() } else { Vec::new() };
+            if requests.is_empty() {
+                self.0.insert(call.verb().to_owned());
+            }
+            self.0.extend(requests);
+        }
+    }
+}
+
+impl Hits {
+    /// Asserts that a call of each of these names was hit: a system call ([`Syscall::verb`]), or a request to the kernel
+    /// such as `RTM_NEWLINK`.
+    #[track_caller]
+    pub(crate) fn assert_include(&self, names: &[&str]) {
+        let missing: Vec<_> = names.iter().filter(|name| !self.0.contains(**name)).collect();
+        println!("hit: {:?}", self.0);
+        assert!(missing.is_empty(), "not at {missing:?}, only at {:?}", self.0);
+    }
+}
+
+/// The objects of rtnetlink and of `nf_tables` in the order of their message types.
+const RTM_OBJECTS: [&str; 8] = ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
+const NFT_OBJECTS: [&str; 5] = ["TABLE", "CHAIN", "RULE", "SET", "SETELEM"];
+
+/// The name of a netlink message type as strace prints it: as a number if it does not know the type, or if the socket is
+/// of another namespace. Newer kernels delete with `NFT_MSG_DESTROY..`, which is `NFT_MSG_DEL..` here.
+fn message_name(word: &str) -> Option<String> {
+    let (subsystem, kind) = word.rsplit_once('|').unwrap_or(("", word));
+    let Some(number) = kind.strip_prefix("0x") else {
+        let is_request = ["RTM_", "NFT_MSG_"].iter().any(|family| kind.starts_with(family));
+        return is_request.then(|| kind.replace("DESTROY", "DEL"));
+    };
+    let number = usize::from_str_radix(number, 16).ok()?;
+    let nft = if subsystem == "NFNL_SUBSYS_NFTABLES<<8" { Some(number) } else { number.checked_sub(0xa00) };
+    let (family, verb, objects, object): (_, _, &[&str], _) = match nft {
+        Some(nft @ 0..15) => ("NFT_MSG", ["NEW", "GET", "DEL"][nft % 3], &NFT_OBJECTS, nft / 3),
+        Some(nft @ 26..31) => ("NFT_MSG", "DEL", &NFT_OBJECTS, nft - 26),
+        None if (16..256).contains(&number) => {
+            ("RTM", ["NEW", "DEL", "GET", "SET"][number % 4], &RTM_OBJECTS, number / 4 - 4)
+        }
+        _ => return None,
+    };
+    let object = objects.get(object).copied().unwrap_or("_OTHER");
+    Some(format!("{family}_{verb}{object}"))
 }
 
 /// The file of the descriptor in the first argument.
@@ -177,6 +250,32 @@ impl Syscall {
     /// Extends the injection to this number of subsequent calls of the same name.
     pub(crate) fn and(self, more: usize) -> Syscall {
         Syscall { more, ..self }
+    }
+
+    /// The name without what differs between C libraries: glibc opens with openat(2), forks with clone(2), and musl
+    /// with open(2) and fork(2).
+    pub(crate) fn verb(&self) -> &str {
+        match self.name.as_str() {
+            "clone" | "clone3" | "vfork" => "fork",
+            "pwrite64" => "write",
+            "recvfrom" | "recvmsg" => "recv",
+            "sendto" | "sendmsg" => "send",
+            name => ["at2", "at"]
+                .iter()
+                .find_map(|suffix| name.strip_suffix(suffix))
+                .filter(|verb| ["open", "rename", "link", "unlink", "symlink", "mkdir", "fchmod"].contains(verb))
+                .unwrap_or(name),
+        }
+    }
+
+    /// The types of its netlink messages, and those of the requests that they answer.
+    pub(crate) fn messages(&self) -> Vec<String> {
+        let types = self.text.split("nlmsg_type=").skip(1);
+        let words: Vec<&str> = types.filter_map(|rest| rest.split([',', ' ', '}']).next()).collect();
+        // The number of NFNL_MSG_BATCH_BEGIN is that of RTM_NEWLINK.
+        let is_of_nftables = words.iter().any(|word| word.starts_with("0xa") && word.len() == 5);
+        let words = words.iter().filter(|word| !(is_of_nftables && word.len() == 4));
+        words.filter_map(|word| message_name(word)).collect()
     }
 
     /// Whether this call writes the plugin's result.

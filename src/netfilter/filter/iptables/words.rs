@@ -12,8 +12,6 @@ pub(super) const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 pub(super) const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 /// The chains that show the use of the plugin; with firewalld only the second one exists.
 pub(super) const CHAINS: [&str; 2] = [CNI_FORWARD, STAGE_1];
-pub(super) const OWNERS: &str = "CNIBOX-FIREWALL";
-pub(super) const BRIDGE_OWNER: &str = "CNIBOX-FW-";
 
 /// The default of `iptablesAdminChainName`.
 pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";

@@ -66,10 +66,8 @@ pub(super) fn add_mappings(
         // The entries of another attachment, whose absence shows a flush.
         let witness = RECORDS.other_record(owner, family).map(|kept| entry_comment(kept.attachment_id()));
         let is_gone = |table: &IptablesTable, comment| !table.rules.iter().any(|r| is_entry_with_comment(r, comment));
+        let is_flushed = |table: &IptablesTable| witness.as_ref().is_some_and(|comment| is_gone(table, comment));
         let plan = |table: &mut IptablesTable| {
-            if witness.as_ref().is_some_and(|comment| is_gone(table, comment)) {
-                RECORDS.restore_rules(table, family, Some(owner));
-            }
             let port = find_taken_port(table, wanted);
             // What was restored for the holder of the port remains.
             if port.is_none() {
@@ -80,7 +78,7 @@ pub(super) fn add_mappings(
         let ports = wanted.family_mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
         let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
         let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
-            filter.default_iptables(family)?.update_table(NAT, scope, &plan)
+            RECORDS.update_for_add(&filter.default_iptables(family)?, scope, owner, &is_flushed, &plan)
         });
         if created.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {

@@ -1,0 +1,47 @@
+//! The turn of an attachment: its lock while a call changes it.
+//!
+//! Each ADD and DEL has the turn from before its first change until its result is printed, with the delegates that it
+//! calls; `cnibox gc` has it while it ends an attachment, reclaim while it removes what an ended one left
+//! (`docs/decisions/0027-turns.md`). A call that has the turn calls nobody that waits for it.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::attachment::{AttachmentId, AttachmentRecord};
+use crate::error::Result;
+use crate::files::lock::{BRIEF, FileLock, TIMEOUT};
+use crate::log;
+
+/// Set if this call, or the call that runs it in the same process, has the turn. Empty inside if nobody can have it,
+/// because there is no directory for locks.
+#[derive(Clone, Debug, Default)]
+pub struct AttachmentTurn(Arc<OnceLock<Option<FileLock>>>);
+
+impl AttachmentTurn {
+    /// The turn of an attachment without a request of the runtime; `None` if it cannot be had.
+    pub fn take(owner: AttachmentId<'_>) -> Result<Option<AttachmentTurn>> {
+        let lock = AttachmentRecord::lock_attachment(owner, BRIEF)?;
+        Ok(lock.map(|lock| AttachmentTurn(Arc::new(OnceLock::from(Some(lock))))))
+    }
+
+    /// Whether this call or its caller in the same process has the turn.
+    pub(super) fn is_taken(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Waits for the turn.
+    pub(super) fn take_for_add(&self, owner: AttachmentId<'_>) -> Result<()> {
+        let lock = AttachmentRecord::lock_attachment(owner, TIMEOUT)?;
+        self.0.get_or_init(|| lock);
+        Ok(())
+    }
+
+    /// As [`AttachmentTurn::take_for_add`]. A deletion goes on without the turn, rather than to wait for long.
+    pub(super) fn take_for_del(&self, owner: AttachmentId<'_>) {
+        self.0.get_or_init(|| {
+            AttachmentRecord::lock_attachment(owner, BRIEF).unwrap_or_else(|error| {
+                log::warn(format_args!("DEL goes on: {error}"));
+                None
+            })
+        });
+    }
+}
