@@ -102,6 +102,9 @@ pub struct DaemonRequest {
     /// GC: the valid attachments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub valid: Vec<ValidDhcpAttachment>,
+    /// The process that sent the request, as far as the daemon sees it.
+    #[serde(skip)]
+    pub process: Option<u32>,
 }
 
 /// A valid attachment.

@@ -152,7 +152,9 @@ impl LeaseSandbox {
     /// umount(2) failed.
     fn keep(&self, opened: &Netns, access: SandboxAccess) -> Result<()> {
         let inside = opened.spawn_inside(Netns::open_current)?;
-        let netns = inside.join().unwrap_or_else(|panic| resume_unwind(panic))??;
+        let netns = inside.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        // Without procfs the mount stays busy.
+        let netns = netns.unwrap_or_else(|_| opened.clone());
         let view = SandboxView { netns, access, is_lost: false, occupant: None, unseen_since: None };
         *self.view.borrow_mut() = Some(view);
         Ok(())
@@ -198,8 +200,9 @@ impl LeaseSandbox {
 
     /// Fails with [`InterfaceError::OutOfView`] if the path does not lead to the open namespace.
     pub fn verify_path(&self) -> Result<(), InterfaceError> {
+        self.open_namespace()?;
         let mut view = self.view.borrow_mut();
-        let Some(view) = view.as_mut() else { return self.open_namespace().map(drop) };
+        let Some(view) = view.as_mut() else { return Ok(()) };
         let found = match &view.access {
             SandboxAccess::Mount => open_verified(&self.path, Some(self.id)).map(drop),
             SandboxAccess::Link(link) => match link.exists() {

@@ -1,7 +1,7 @@
 //! All leases of the daemon, and the state that their tasks share.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::resume_unwind;
 use std::rc::Rc;
 
@@ -46,12 +46,16 @@ pub(super) enum LeaseTaskRequest {
     Release,
     /// Another ADD of the attachment has set its interface up in this namespace.
     Follow(Rc<LeaseSandbox>),
+    /// That ADD was undone.
+    Leave,
 }
 
 /// The channels to and from the task of a lease.
 #[derive(Clone)]
 pub(super) struct LeaseTaskHandle {
     pub(super) sandbox: Rc<LeaseSandbox>,
+    /// The processes that have repeated the ADD.
+    pub(super) repeated: Rc<RefCell<HashSet<u32>>>,
     pub(super) requests: mpsc::UnboundedSender<LeaseTaskRequest>,
     /// Closed at the end of the task.
     pub(super) phase: watch::Receiver<LeasePhase>,
@@ -69,6 +73,11 @@ impl LeaseTaskHandle {
             // The task has panicked.
             Err(_) => Err(Error::internal("the lease's task has failed")),
         }
+    }
+
+    /// Undoes the ADD that this process has repeated; `false` if there was none.
+    pub(super) fn undo_repeated(&self, process: u32) -> bool {
+        self.repeated.borrow_mut().remove(&process) && self.requests.send(LeaseTaskRequest::Leave).is_ok()
     }
 
     /// Requests the release of the lease, and waits for the end of the task.
@@ -196,7 +205,7 @@ mod tests {
         let (requests, _requested) = mpsc::unbounded_channel();
         let [(_older, ended), (_newer, phase)] = [(); 2].map(|()| watch::channel(LeasePhase::Acquiring));
         let sandbox = Rc::new(LeaseSandbox::closed("/x", "/x".into(), (1, 2)));
-        let newer = LeaseTaskHandle { sandbox, requests, phase: phase.clone() };
+        let newer = LeaseTaskHandle { sandbox, repeated: Rc::default(), requests, phase: phase.clone() };
         registry.leases.borrow_mut().insert(key.clone(), newer);
         registry.remove_lease(&key, &ended).unwrap();
         assert!(registry.find_handle(&key).is_some());

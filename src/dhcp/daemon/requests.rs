@@ -77,9 +77,9 @@ impl LeaseRegistry {
                 }
             }
             DaemonVerb::Del => {
-                self.release_matching(&|key| key.is_same_attachment(&request.key)).await;
+                self.release_matching(&|key| key.is_same_attachment(&request.key), request.process).await;
             }
-            DaemonVerb::Gc => self.release_matching(&|key| request.is_stale(key)).await,
+            DaemonVerb::Gc => self.release_matching(&|key| request.is_stale(key), None).await,
             DaemonVerb::Status => {}
         }
         Ok(None)
@@ -134,6 +134,7 @@ impl LeaseRegistry {
             handle.release_lease().await;
             return Ok(None);
         };
+        handle.repeated.borrow_mut().extend(request.process);
         let record = new_record(request, sandbox, key.clone());
         self.run_in_namespace(sandbox, &record, interface::bring_up).await??;
         // This fails if the task has ended meanwhile.
@@ -177,10 +178,14 @@ impl LeaseRegistry {
         }
     }
 
-    async fn release_matching(&self, wanted: &dyn Fn(&DhcpLeaseKey) -> bool) {
+    /// Releases the leases of `wanted`. A DEL of the process that has repeated the ADD rolls that one back.
+    async fn release_matching(&self, wanted: &dyn Fn(&DhcpLeaseKey) -> bool, process: Option<u32>) {
         let leases = self.leases.borrow().clone();
         let leases = leases.iter().filter(|(key, _)| wanted(key));
         let release = async |(key, handle): (&DhcpLeaseKey, &LeaseTaskHandle)| {
+            if process.is_some_and(|process| handle.undo_repeated(process)) {
+                return;
+            }
             handle.release_lease().await;
             // A task that has panicked did not remove its lease.
             if let Err(error) = self.remove_lease(key, &handle.phase) {
@@ -199,7 +204,7 @@ impl LeaseRegistry {
     ) -> (LeaseTask, LeaseTaskHandle) {
         let (requests, requested) = mpsc::unbounded_channel();
         let (sender, phase) = watch::channel(phase);
-        let handle = LeaseTaskHandle { sandbox: Rc::clone(&sandbox), requests, phase };
+        let handle = LeaseTaskHandle { sandbox: Rc::clone(&sandbox), repeated: Rc::default(), requests, phase };
         self.leases.borrow_mut().insert(record.key.clone(), handle.clone());
         let (timing, broadcast) = (self.options.timing, self.options.broadcast);
         let task = LeaseTask {

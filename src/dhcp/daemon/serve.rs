@@ -124,10 +124,12 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
     if bytes.starts_with(b"CONNECT ") {
         return write_reply(&stream, GO_RPC_ANSWER).await.map_err(io_failed);
     }
-    if let Some(is_visible) = is_visible(&stream) {
+    let process = stream.peer_cred().ok().and_then(|peer| peer.pid()).map(i32::unsigned_abs);
+    if let Some(is_visible) = process.and_then(is_visible) {
         registry.note_plugin(is_visible);
     }
     let request = require_permitted_user(&stream).and_then(|()| DaemonRequest::decode_line(&bytes));
+    let request = request.map(|request| DaemonRequest { process: process.filter(|process| *process > 0), ..request });
     let passed = PassedDescriptors::from_descriptors(descriptors);
     let outcome = match request {
         Ok(request) => registry.serve_request(&request, passed, wait_for_hangup(&stream)).await,
@@ -137,14 +139,13 @@ async fn serve_connection(stream: net::UnixStream, registry: &Rc<LeaseRegistry>)
     write_reply(&stream, reply.as_bytes()).await.map_err(io_failed)
 }
 
-/// Whether the daemon sees the process of the plugin, which has no number in the daemon's PID namespace if it does not.
-/// `None` if the process has ended, or procfs hides it.
-fn is_visible(stream: &net::UnixStream) -> Option<bool> {
-    let process = stream.peer_cred().ok()?.pid()?;
+/// Whether the daemon sees a process, which has the number 0 if it is in no PID namespace below the daemon's. `None` if
+/// the process has ended, or procfs hides it.
+fn is_visible(process: u32) -> Option<bool> {
     if process == 0 {
         return Some(false);
     }
-    occupants::is_visible(process.unsigned_abs()).then_some(true)
+    occupants::is_visible(process).then_some(true)
 }
 
 /// Refuses other users even if an administrator has changed the mode of the socket file.

@@ -149,6 +149,10 @@ impl LeaseTask {
                     self.follow(sandbox).await;
                     continue;
                 }
+                Err(Some(LeaseTaskRequest::Leave)) => {
+                    self.successor = None;
+                    continue;
+                }
                 // Or the channel is closed, because another task has replaced this one in the registry.
                 Err(Some(LeaseTaskRequest::Release) | None) => return Ok(()),
             };

@@ -1,7 +1,6 @@
 //! The way to the namespace of a lease: how it is lost, kept, let go and found again
 //! (`docs/decisions/0028-dhcp-namespaces.md`).
 
-use std::mem;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokio::time::sleep;
 use super::super::family::DhcpLease;
 use super::super::interface;
 use super::super::record::DhcpRecord;
-use super::super::sandbox::{InterfaceError, LeaseSandbox};
+use super::super::sandbox::{InterfaceError, LeaseSandbox, NamespaceNumber};
 use super::super::socket;
 use super::super::timing::boot_time_now;
 use super::occupants;
@@ -85,6 +84,7 @@ impl LeaseTask {
             match requested {
                 None => wait = LONGEST_WAIT.min(wait * 2),
                 Some(Some(LeaseTaskRequest::Follow(sandbox))) => self.successor = Some(sandbox),
+                Some(Some(LeaseTaskRequest::Leave)) => self.successor = None,
                 Some(Some(LeaseTaskRequest::Release) | None) => return Ok(false),
             }
         }
@@ -94,7 +94,7 @@ impl LeaseTask {
         if let Some(sandbox) = self.successor.take() {
             return self.move_to(sandbox).await;
         }
-        if self.record.netns_number.is_some_and(super::super::sandbox::NamespaceNumber::has_ended) {
+        if self.record.netns_number.is_some_and(NamespaceNumber::has_ended) {
             return Err(InterfaceError::Gone("its network namespace has ended".to_owned()));
         }
         self.sandbox.reopen()?;
@@ -147,7 +147,7 @@ impl LeaseTask {
         if record.netns_id != self.record.netns_id {
             self.log_line(&format_args!("the lease goes on in {}", sandbox.netns));
         }
-        drop(mem::replace(&mut self.sandbox, sandbox));
+        self.sandbox = sandbox;
         self.record = record;
         self.save_record();
         Ok(())

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::world::{Process, World, addresses};
-use crate::support::net::{Net, no_veth_remains};
+use crate::support::net::{Net, no_veth_remains, settles};
 use crate::support::node::{Container, assert_unchanged, eventually};
 
 /// The seconds of a lease: it is renewed after half of them.
@@ -129,13 +129,14 @@ fn both_leases_of_a_dead_container_are_forgotten() {
 fn a_daemon_that_sees_no_processes_lets_nothing_go() {
     let world = World::new();
     let _server = world.isc(SECONDS);
-    let _daemon = world.daemon_under(&["unshare", "-p", "-f", "--kill-child"], &[]);
     let mut process = world.wired_process("v1", "exec sleep 600");
     let mount = world.mounted_at(&process.netns(), "netns");
+    let _daemon = world.daemon_under(&["unshare", "-p", "-f", "--kill-child", "--mount-proc"], &[]);
     let net = world.alone("1.1.0");
     net.call("ADD", "c1").netns(&mount).result();
     process.sh("ip addr add 192.168.1.5/24 dev eth0");
-    world.node.sh(&format!("umount {mount}"));
+    // The kernel also detaches the mount that the daemon has in its mount namespace.
+    world.node.sh(&format!("umount {mount} && rm {mount}"));
     eventually("it does not look", || world.daemon_log().contains("leads to its namespace"));
     world.is_renewed();
     process.kill();
@@ -268,6 +269,31 @@ fn a_failed_second_add_keeps_the_lease() {
     }
     assert!(!world.server_log().contains("DHCPRELEASE"), "{}", world.server_log());
     net.del(&container);
+    world.leases_become(&[]);
+}
+
+/// The roll-back of the interface plugin sends a DEL.
+#[test]
+fn the_roll_back_of_a_second_add_keeps_the_lease() {
+    let world = World::new();
+    // The router of the route is unreachable.
+    let _server = world.dnsmasq(9, &["--dhcp-option=121,10.9.0.0/16,172.16.9.9"]);
+    let _daemon = world.daemon(&[]);
+    let ipam = json!({"ipam": world.ipam(&json!({"request": [{"option": "121"}]}))});
+    let (net, alone) = (world.net("1.1.0").with(&ipam), world.alone("1.1.0").with(&ipam));
+    let (one, two) = (world.wired("v1"), Container::new());
+    let result = alone.add(&one);
+    let empty = two.snapshot(&world.node);
+    for _ in 0..2 {
+        let error = net.on("ADD", &two).error();
+        assert!(error.msg.contains("10.9.0.0/16"), "{error:?}");
+        settles(&empty, || two.snapshot(&world.node));
+        assert_eq!((world.leased(), world.records().len()), (vec!["192.168.1.5".to_owned()], 1));
+        alone.check(&one, &result).ok();
+    }
+    assert!(!world.server_log().contains("DHCPRELEASE"), "{}", world.server_log());
+    // The DEL of the runtime ends the attachment.
+    alone.del(&two);
     world.leases_become(&[]);
 }
 
