@@ -50,7 +50,7 @@ pub struct CallContext<'a> {
     end: Cell<Option<HostPairEnd>>,
     pub(super) record: Cell<KnownRecord>,
     /// The attachments that GC treats as valid although the runtime does not list them.
-    pub(super) in_doubt: OnceCell<Vec<ValidAttachment>>,
+    pub(super) unlisted: OnceCell<Vec<ValidAttachment>>,
 }
 
 impl<'a> CallContext<'a> {
@@ -63,7 +63,7 @@ impl<'a> CallContext<'a> {
             filter: PacketFilter::new(),
             end: Cell::new(None),
             record: Cell::default(),
-            in_doubt: OnceCell::new(),
+            unlisted: OnceCell::new(),
         }
     }
 

@@ -38,10 +38,13 @@ struct UnlabelledEnds<'a> {
 }
 
 impl<'a> CallContext<'a> {
-    /// The request of a GC for the attachments that the runtime calls valid, and for those in doubt.
+    /// The request of a GC for the attachments that the runtime calls valid, for those that [live](super::living), and
+    /// for those in doubt.
     pub(super) fn gc_request(&self, plugin: &str, mut valid: Vec<ValidAttachment>) -> Result<GcRequest> {
-        let in_doubt = self.find_in_doubt(plugin, &valid)?;
-        valid.extend(self.in_doubt.get_or_init(|| in_doubt).iter().cloned());
+        let listed = valid.len();
+        valid.extend(self.find_living(&valid)?);
+        valid.extend(self.find_in_doubt(plugin, &valid)?);
+        self.unlisted.get_or_init(|| valid[listed..].to_vec());
         Ok(GcRequest { valid })
     }
 
@@ -93,14 +96,14 @@ impl<'a> CallContext<'a> {
         Ok(UnlabelledEnds { host, links, is_bridged })
     }
 
-    /// GC of the IPAM plugin, which gets the attachments in doubt as valid ones.
+    /// GC of the IPAM plugin, which gets as valid also the attachments that live and those in doubt.
     pub fn ipam_gc(&'a self) -> Result<()> {
         if !self.has_ipam() {
             return Ok(());
         }
         let ipam = self.ipam_plugin()?;
-        let in_doubt = self.in_doubt.get().map(Vec::as_slice).unwrap_or_default();
-        if in_doubt.is_empty() {
+        let unlisted = self.unlisted.get().map(Vec::as_slice).unwrap_or_default();
+        if unlisted.is_empty() {
             return ipam.run_verb(super::CniVerb::Gc).map(drop);
         }
         let mut conf = self.net.json.clone();
@@ -110,7 +113,7 @@ impl<'a> CallContext<'a> {
             let members = [("containerID", &a.container_id), ("ifname", &a.ifname)];
             Json::Object(members.map(|(key, value)| (key.to_owned(), text(value))).into())
         };
-        conf.set_member(VALID, Json::Array(valid.iter().chain(in_doubt).map(object).collect()));
+        conf.set_member(VALID, Json::Array(valid.iter().chain(unlisted).map(object).collect()));
         let conf = json::encode_compact(&conf).context(|| "GC of the IPAM plugin")?;
         ipam.with_config(conf.as_bytes()).run_verb(super::CniVerb::Gc).map(drop)
     }

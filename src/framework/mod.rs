@@ -11,6 +11,7 @@ mod context;
 mod delegate;
 mod dispatch;
 pub mod in_doubt;
+mod living;
 pub mod plugin;
 pub mod reclaim;
 pub mod record;

@@ -7,6 +7,7 @@ mod dead;
 mod hidden;
 mod race;
 mod twice;
+mod unlisted;
 
 use std::fs;
 
