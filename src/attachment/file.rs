@@ -193,9 +193,8 @@ impl AttachmentRecord {
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
-    /// locks, and records that release 0.2.0 was writing.
+    /// and records that release 0.2.0 was writing.
     pub fn remove_leftovers(network: &NetworkName, valid: &[AttachmentId<'_>]) {
-        FileLock::remove_stale_locks();
         backup::remove_temporaries(&record_directory(ATTACHMENTS), network.as_str(), valid);
         for instance in stale_instances(ATTACHMENTS, network.as_str(), valid) {
             let path = record_path(ATTACHMENTS, &instance);
