@@ -273,7 +273,7 @@ impl GarbageCollector<'_> {
         let released = if life.is_doubtful() { self.free_named(ended) } else { self.reclaim_elsewhere(ended) };
         outcomes.extend(released.unwrap_or_else(|error| vec![failed(error)]));
         if outcomes.is_empty() && life.is_doubtful() {
-            let why = "it has neither a lease nor a record, and its configuration is not known";
+            let why = "it has neither a lease nor a record, nor a configuration with a plugin of this program first";
             outcomes.push(failed(Error::internal(why)));
         }
         outcomes
