@@ -11,13 +11,11 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 
 use super::living::may_be_cached;
-use super::reclaim::{LEASER, log_reclaimed, remove_if_ended};
+use super::reclaim::{LEASER, log_reclaimed, remove_attachment_state, remove_if_ended};
 use super::turn::AttachmentTurn;
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness};
-use crate::cni::{ContainerId, NetworkName};
 use crate::error::{ErrorContext, Result};
 use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
-use crate::log;
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PortOwner};
 use crate::netlink::{Netlink, NetlinkResult};
@@ -186,6 +184,21 @@ pub fn remove_port_owner_if_ended(filter: &PacketFilter, owner: &PortOwner) -> R
     Ok(removed.is_some())
 }
 
+/// Removes the rules of an owner without a record that a person knows to have ended, if its rules are still those that
+/// were seen. Returns whether they were.
+pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<bool> {
+    let PortOwner { network, id, ifname, .. } = owner;
+    let of_ifname = |ifname| AttachmentId { network, ifname, id };
+    let _turn = ifname.as_deref().map(|ifname| AttachmentTurn::take(of_ifname(ifname))).transpose()?;
+    if find_record(owner).is_some() || !ports::list_port_owners(filter)?.contains(owner) {
+        return Ok(false);
+    }
+    let ips: Vec<IpAddr> = owner.targets.iter().copied().collect();
+    // Rules of iptables do not have the name of the interface.
+    remove_attachment_state(of_ifname(ifname.as_deref().unwrap_or_default()), &ips)?;
+    Ok(true)
+}
+
 /// Removes what leads ports to the owner, if its container has certainly ended; of an owner with a record the whole
 /// state. Returns the reason if it was removed.
 pub fn remove_ended_port_owner(
@@ -207,8 +220,7 @@ pub fn remove_ended_port_owner(
     let PortOwnerState::Ended(why) = judge_port_owner(&now, data_dirs) else { return Ok(None) };
     ports::remove_port_owner(filter, &now)
         .context(|| format!("remove the port mappings of container \"{id}\", which is gone"))?;
-    let ports = Vec::from_iter(&now.ports);
-    let ports = ports.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let ports = now.describe_ports();
     log_reclaimed(format!("removed what led {ports} to container \"{id}\" (network \"{network}\"): {why}"));
     Ok(Some(why))
 }

@@ -228,6 +228,9 @@ pub struct TakenPort {
     pub by: PortOwner,
 }
 
+/// How a [description of ports](PortOwner::describe_ports) begins.
+pub const PORTS: &str = "host port";
+
 /// The owner of ports, as its rules and elements describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortOwner {
@@ -259,6 +262,12 @@ impl PortOwner {
         let PortOwner { network, id, .. } = self;
         let is_named = NetworkName::parse(network).is_ok() && ContainerId::parse(id).is_ok() && !self.is_cut();
         is_named.then(|| format!("cnibox gc --network {network} --container {id}"))
+    }
+
+    /// The ports in messages.
+    pub fn describe_ports(&self) -> String {
+        let ports: Vec<&str> = self.ports.iter().map(String::as_str).collect();
+        format!("host port{} {}", if ports.len() == 1 { "" } else { "s" }, ports.join(", "))
     }
 
     /// Whether the network's name was cut: the instance is the hash of the whole names.

@@ -258,7 +258,8 @@ pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Res
     let find = |nft: &NftSocket| {
         let found = find_by_comment(nft, &is_its)?;
         let (elements, rules) = &found;
-        let mut targets = elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
+        let mut targets =
+            elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
         Ok(if targets.all(|target| owner.targets.contains(&target)) { found } else { FoundMappings::default() })
     };
     Ok(delete_found(nft, &find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?)
