@@ -6,6 +6,7 @@
 //! cache has before it sends GC, so such a cache is another runtime's.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::call::PluginCaller;
@@ -50,6 +51,20 @@ fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<
         is_of_network.then(|| CachedName { attachment, netns: text("netns") })
     };
     names.filter_map(read).filter(|cached| !valid.contains(&cached.attachment)).collect()
+}
+
+/// Whether a cache may have an attachment of the container, in any network: by the names of the files, and the content
+/// of those with a hashed name. A directory that cannot be read may have one.
+pub(super) fn may_be_cached(id: &str) -> bool {
+    let may_name_it = |cache: &Path| match fs::read_dir(cache) {
+        Err(e) => e.kind() != ErrorKind::NotFound,
+        Ok(entries) => entries.flatten().any(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let has_id = || files::read_text(&entry.path(), MAX_BYTES).map_or(true, |text| text.contains(id));
+            name.contains(id) || (name.ends_with(HASHED) && has_id())
+        }),
+    };
+    CACHES.iter().any(|cache| may_name_it(Path::new(cache)))
 }
 
 impl CallContext<'_> {

@@ -13,6 +13,7 @@ mod dispatch;
 pub mod in_doubt;
 mod living;
 pub mod plugin;
+pub mod port_owner;
 pub mod reclaim;
 pub mod record;
 mod rollback;

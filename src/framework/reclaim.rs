@@ -20,7 +20,6 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
 use crate::log;
-use crate::netfilter::ports::PortOwner;
 use crate::netfilter::{PacketFilter, reconcile, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
@@ -310,18 +309,6 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
     let leases = listing.ok().flatten().map(|listing| listing.lease_statuses()).unwrap_or_default();
     let is_its = |status: &&LeaseStatus| status.lease.attachment_in(owner.network) == Some(owner);
     leases.iter().find(is_its).map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
-}
-
-/// Reclaims the state of the attachment that holds a port, if the attachment has certainly ended; returns whether it
-/// has. The end of an attachment without a record, such as one of the reference, cannot be proved.
-pub fn remove_port_owner_if_ended(holder: &PortOwner) -> Result<bool> {
-    let PortOwner { network, id, ifname, .. } = holder;
-    let record = match ifname {
-        _ if !holder.instance.is_empty() => AttachmentRecord::find_by_instance(&holder.instance),
-        Some(ifname) => AttachmentRecord::find_by_attachment(AttachmentId { network, ifname, id }),
-        None => None,
-    };
-    record.map_or(Ok(false), |record| remove_if_ended(&record))
 }
 
 /// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by

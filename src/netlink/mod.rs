@@ -14,7 +14,7 @@
 //! | `attribute.rs` | attributes |
 //! | `link.rs`, `link_info.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `bridge_vlan.rs`, `fdb.rs` | bridges: VLANs of ports, the forwarding database |
-//! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
+//! | `addr.rs`, `route.rs`, `rule.rs`, `neighbour.rs` | addresses, routes, policy rules, neighbours |
 //! | `events.rs` | waiting for events of the kernel |
 //! | `traffic.rs`, `traffic/` | traffic control: qdiscs and filters |
 //! | `nftables/` | the packet filter |
@@ -38,6 +38,7 @@ mod link;
 mod link_change;
 mod link_info;
 mod mac;
+mod neighbour;
 mod new_link;
 pub mod nftables;
 mod request;

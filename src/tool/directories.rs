@@ -72,6 +72,8 @@ pub(super) struct ToolDirectories {
     pub(super) leases: Vec<PathBuf>,
     /// Directories of plugins, separated by colons.
     pub(super) cni_path: String,
+    /// The options of directories in the command line, for commands in messages.
+    pub(super) given: String,
 }
 
 /// The leases of a network in one directory.
@@ -120,7 +122,16 @@ impl ToolDirectories {
             cache: directory(CACHE, DEFAULT_CACHE_DIR),
             leases: [DATA_DIR].into_iter().chain(line.all_values(LEASES.flag)).map(real_path).collect(),
             cni_path: plugin_path(line.last_value(PLUGIN_PATH.flag)),
+            given: [CONF, PLUGIN_PATH, CACHE, LEASES]
+                .iter()
+                .flat_map(|option| line.all_values(option.flag).map(|value| format!(" {} {value}", option.flag)))
+                .collect(),
         }
+    }
+
+    /// The remedy for an attachment in doubt.
+    pub(super) fn doubt_remedy(&self, network: &str, id: &str) -> String {
+        format!("cnibox gc --network {network} --container {id}{} # if it has ended", self.given)
     }
 
     /// A runtime on the cache of the node's runtimes, which runs own plugins in this process.

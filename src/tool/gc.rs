@@ -9,14 +9,17 @@ use super::in_process::InProcessExecutor;
 use super::life::{AttachmentSelection, doubt_reason};
 use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
 use super::snapshot::NodeSnapshot;
-use super::{DRY_RUN, JSON, NETWORK, ToolCommand};
+use super::{DRY_RUN, JSON, NETWORK, ToolCommand, print_text};
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, LivenessDoubt};
 use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
+use crate::framework::port_owner::{self, PortOwnerState};
 use crate::framework::{AppletTable, AttachmentTurn, Failures, reclaim};
 use crate::invoke::PluginExecutor;
 use crate::leases::{DATA_DIR, LeaseStatus, ReclaimedLease};
 use crate::log;
+use crate::netfilter::PacketFilter;
+use crate::netfilter::ports::{self, PortOwner};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words};
 use crate::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
 use crate::sort::sort_items;
@@ -31,8 +34,9 @@ Usage:
 
 The leases of host-local, rules and devices of each attachment whose container has certainly ended are deleted. Then
 it gets a DEL: with the configuration and the arguments of its ADD if it is in the runtimes' cache, else with the
-current configuration of the network. An attachment that is not proved to have ended stays, unless --container names
-it; --dry-run lists it with the reason.
+current configuration of the network. So are rules that lead a port of the host to a container which is gone, also of
+other programs. An attachment that is not proved to have ended stays, unless --container names it; --dry-run lists it
+with the reason and the command.
 
 \"cnitool gc\" is the GC of a runtime instead: it deletes every attachment of one network that is not in a list, even if
 its container is alive.
@@ -52,7 +56,8 @@ its container is alive.
         LEASES,
     ],
     notes: "
-Exit status: 0 done; 1 something failed, see stderr, or with --dry-run something would be deleted; 2 wrong usage.
+Exit status: 0 done; 1 something failed, or nothing of --container was deleted, see stderr, or with --dry-run something
+would be deleted; 2 wrong usage.
 ",
 };
 
@@ -114,17 +119,28 @@ fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     let dry_run = line.has_option(DRY_RUN.flag);
     let directories = ToolDirectories::from_command_line(line);
     let outcomes = collect_garbage(&directories, table, selection, dry_run)?;
-    let none = "no dead attachment was found";
-    let mut in_doubt = String::new();
-    if outcomes.is_empty() && !dry_run {
-        let left = collect_garbage(&directories, table, selection, true)?;
-        // Cache, lease and record of an attachment have one remedy.
-        let left: HashSet<&str> = left.iter().map(|outcome| outcome.remedy.as_str()).collect();
+    if let Some(id) = selection.container.filter(|_| outcomes.is_empty()) {
+        let msg = format!("nothing of container \"{id}\" can be deleted: it is alive, or has just changed");
+        return Err(Error::config(msg).with_details("delete the container"));
+    }
+    let json = line.has_option(JSON.flag);
+    let status = report_outcomes(&outcomes, json, dry_run, "no dead attachment was found")?;
+    if !json && !dry_run && selection.container.is_none() {
+        // Nothing may be left of the network.
+        let left = collect_garbage(&directories, table, AttachmentSelection { network: None, ..selection }, true)?;
+        let is_meant = |outcome: &&ActionOutcome| outcome.action == IN_DOUBT && selection.has_network(&outcome.network);
+        // Cache, lease, record and rules of an attachment have one remedy.
+        let left = left.iter().filter(is_meant);
+        let left: HashSet<&str> = left.map(|outcome| outcome.remedy.as_str()).collect();
         if !left.is_empty() {
-            in_doubt = format!("; in doubt, listed by {COLLECT} --dry-run: {}", left.len());
+            let count = left.len();
+            let options = &directories.given;
+            print_text(&format!(
+                "{count} in doubt: {COLLECT} --dry-run{options} lists them with the command for each\n"
+            ))?;
         }
     }
-    report_outcomes(&outcomes, line.has_option(JSON.flag), dry_run, &format!("{none}{in_doubt}"))
+    Ok(status)
 }
 
 /// Deletes, or with `dry_run` lists, the attachments of the selection that have ended.
@@ -139,7 +155,9 @@ pub(super) fn collect_garbage(
     // Before anything is judged.
     let with_files: Vec<PathBuf> = stores.iter().map(LeaseDirectory::path).chain([runtime.results_dir()]).collect();
     let before = NodeSnapshot::take(&with_files);
-    let collector = GarbageCollector { directories, table, runtime, selection, stores, before };
+    let packets = PacketFilter::new();
+    let port_owners = ports::list_port_owners(&packets)?;
+    let collector = GarbageCollector { directories, table, runtime, selection, stores, before, packets, port_owners };
     let found = collector.find_ended()?;
     collector.require_known(&found)?;
     let mut outcomes = Vec::new();
@@ -156,6 +174,7 @@ pub(super) fn collect_garbage(
     for record in AttachmentRecord::read_all(collector.selection.network) {
         outcomes.extend(collector.remove_remains(&record, dry_run)?);
     }
+    collector.collect_port_owners(dry_run, &mut outcomes)?;
     if dry_run {
         outcomes.extend(found.doubtful);
     }
@@ -170,6 +189,9 @@ struct GarbageCollector<'a> {
     /// The directories of leases of the selection.
     stores: Vec<LeaseDirectory>,
     before: NodeSnapshot,
+    packets: PacketFilter,
+    /// The owners of host ports, before anything is judged.
+    port_owners: Vec<PortOwner>,
 }
 
 impl GarbageCollector<'_> {
@@ -190,7 +212,7 @@ impl GarbageCollector<'_> {
                 && let Some(why) = life.doubt_reason(&attach.netns)
             {
                 let object = format!("container {container_id}, interface {ifname}");
-                found.doubtful.push(outcome_in_doubt(network, container_id, object, why));
+                found.doubtful.push(self.outcome_in_doubt(network, container_id, object, why));
             }
         }
         let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
@@ -222,16 +244,22 @@ impl GarbageCollector<'_> {
         if let Some(name) = self.selection.network {
             let is_configured = || self.directories.configured_networks().iter().any(|list| list.name == name);
             let is_cached = || found.known.iter().any(|(network, ..)| network == name);
-            if !is_cached() && !is_configured() && self.stores.is_empty() {
+            let has_ports = || self.port_owners.iter().any(|owner| owner.network == name);
+            if !is_cached() && !has_ports() && !is_configured() && self.stores.is_empty() {
                 return missing(format!("no network \"{name}\" on this node"));
             }
         }
         match self.selection.container {
-            Some(id) if !found.known.iter().any(|(_, container, _)| container == id) => {
+            Some(id) if !found.known.iter().any(|(_, container, _)| container == id) && !self.has_ports(id) => {
                 missing(format!("no attachment of container \"{id}\" on this node"))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether rules lead ports of the host to the container in a network of the selection.
+    fn has_ports(&self, id: &str) -> bool {
+        self.port_owners.iter().any(|owner| owner.id == id && self.selection.has_network(&owner.network))
     }
 
     /// Lists what [`GarbageCollector::end_attachment`] would do.
@@ -384,7 +412,7 @@ impl GarbageCollector<'_> {
                 // What a person names is listed as released.
                 let is_left = selection.container.is_none() && selection.has_attachment(network, &lease.id);
                 if let Some(why) = doubt_reason(liveness).filter(|_| is_left) {
-                    outcomes.push(outcome_in_doubt(network, &lease.id, lease.to_string(), why));
+                    outcomes.push(self.outcome_in_doubt(network, &lease.id, lease.to_string(), why));
                 }
             }
             return Ok(());
@@ -413,17 +441,59 @@ impl GarbageCollector<'_> {
             Some(why) if dry_run => Some(ActionOutcome::new("would remove", network, object, why).with_remedy(COLLECT)),
             Some(why) => reclaim::remove_if_ended(record)?.then(|| ActionOutcome::new("removed", network, object, why)),
             None if dry_run && self.selection.has_attachment(network, id) => {
-                doubt_reason(liveness).map(|why| outcome_in_doubt(network, id, object, why))
+                doubt_reason(liveness).map(|why| self.outcome_in_doubt(network, id, object, why))
             }
             None => None,
         })
     }
 }
 
-/// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
-fn outcome_in_doubt(network: &str, id: &str, object: String, why: String) -> ActionOutcome {
-    let remedy = format!("{COLLECT} --network {network} --container {id}, if it has ended");
-    ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(remedy)
+impl GarbageCollector<'_> {
+    /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a record of them.
+    fn collect_port_owners(&self, dry_run: bool, outcomes: &mut Vec<ActionOutcome>) -> Result<()> {
+        for owner in &self.port_owners {
+            let PortOwner { network, id, .. } = owner;
+            if !self.selection.has_attachment(network, id) || port_owner::find_record(owner).is_some() {
+                continue;
+            }
+            let dirs: Vec<PathBuf> = of_network(&self.stores, network).map(|store| store.data_dir.clone()).collect();
+            let state = port_owner::judge_port_owner(owner, &dirs);
+            let object = format!("{} of container {id}", owner.describe_ports());
+            let outcome = |action, why| ActionOutcome::new(action, network, &object, why);
+            match (state, self.selection.container) {
+                (PortOwnerState::Ended(why), _) if dry_run => {
+                    outcomes.push(outcome("would remove", why).with_remedy(COLLECT));
+                }
+                (PortOwnerState::Ended(_), _) => {
+                    let removed = port_owner::remove_ended_port_owner(&self.packets, owner, &dirs)?;
+                    outcomes.extend(removed.map(|why| outcome("removed", why)));
+                }
+                (PortOwnerState::InDoubt(why), Some(_)) => {
+                    let why = format!("named by --container, {why}");
+                    if dry_run {
+                        outcomes.push(outcome("would remove", why).with_remedy(COLLECT));
+                    } else if port_owner::remove_named_port_owner(&self.packets, owner)? {
+                        outcomes.push(outcome("removed", why));
+                    }
+                }
+                (PortOwnerState::InDoubt(why), None) if dry_run && owner.collect_command().is_some() => {
+                    outcomes.push(self.outcome_in_doubt(network, id, object.clone(), why));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
+    fn outcome_in_doubt(&self, network: &str, id: &str, object: String, why: String) -> ActionOutcome {
+        ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(self.directories.doubt_remedy(network, id))
+    }
+}
+
+/// The directories with leases of the network.
+fn of_network<'a>(stores: &'a [LeaseDirectory], network: &'a str) -> impl Iterator<Item = &'a LeaseDirectory> {
+    stores.iter().filter(move |store| store.network == network)
 }
 
 /// The outcome for a lease whose attachment has ended.

@@ -145,11 +145,13 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     let line = |word: &str, name: &str| {
         format!("{word} 203.0.113.4 of container dead, interface eth0: its link on the host is gone (network {name})\n")
     };
+    let [conf, cache, leases] = ["net.d", "cache", "leases"].map(|name| node.path(name).display().to_string());
+    let options = format!(" --conf-dir {conf} --cache-dir {cache} --data-dir {leases}");
     let dry_line = |name: &str| {
         let doubt = "it has no link on the host that would show its end";
         line("would reclaim", name)
             + &format!("in doubt: 203.0.113.3 of container unknown, interface eth0: {doubt} (network {name}); ")
-            + &format!("cnibox gc --network {name} --container unknown, if it has ended\n")
+            + &format!("cnibox gc --network {name} --container unknown{options} # if it has ended\n")
     };
     eventually("the kernel removes the namespaces", || {
         listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
@@ -160,11 +162,12 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     let own = own.collect::<Vec<_>>().join("\n") + "\n";
     assert_eq!(own, dry_line("more") + &dry_line("pods"));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (3, 3));
-    assert_eq!(ends_with(0, &gc(&node, "--network pods")).stdout, line("reclaimed", "pods"));
+    let left =
+        |count: u8| format!("{count} in doubt: cnibox gc --dry-run{options} lists them with the command for each\n");
+    assert_eq!(ends_with(0, &gc(&node, "--network pods")).stdout, line("reclaimed", "pods") + &left(1));
     assert_eq!((node.leases("pods").len(), node.leases("more").len()), (2, 3));
-    assert_eq!(ends_with(0, &gc(&node, "")).stdout, line("reclaimed", "more"));
-    let left = "no dead attachment was found; in doubt, listed by cnibox gc --dry-run: 2\n";
-    assert_eq!(ends_with(0, &gc(&node, "")).stdout, left);
+    assert_eq!(ends_with(0, &gc(&node, "")).stdout, line("reclaimed", "more") + &left(2));
+    assert_eq!(ends_with(0, &gc(&node, "")).stdout, format!("no dead attachment was found\n{}", left(2)));
     // The advice is followed: the network has no configuration on this node.
     let named = "released 203.0.113.3 of container unknown, interface eth0: named by --container, it has no link on the \
         host that would show its end (network pods)\n";
@@ -175,6 +178,10 @@ fn gc_releases_dead_leases_and_a_dry_run_lists_them() {
     );
     assert_eq!(ends_with(0, &gc(&node, advice)).stdout, named);
     assert_eq!((node.leases("pods"), node.leases("more").len()), (vec!["203.0.113.2".into()], 2));
+    for nothing in [advice, "--network pods --container alive", "--network pods --container alive --json"] {
+        let outcome = ends_with(1, &gc(&node, nothing));
+        assert!(outcome.stdout.is_empty() && outcome.stderr.contains("container \""), "{nothing}: {outcome:?}");
+    }
 }
 
 /// Containers of networks with a `dataDir` of their own are found without an option.

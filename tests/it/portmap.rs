@@ -1,5 +1,6 @@
 //! portmap: every verb in every version, traffic, both back ends, compatibility with the reference.
 
+mod ended;
 mod lifecycle;
 mod others;
 mod owners;

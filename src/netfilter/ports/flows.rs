@@ -39,12 +39,16 @@ pub(super) fn delete_flows_replied_by(servers: impl Iterator<Item = IpAddr>) {
 
 /// The address that a rule redirects UDP to.
 pub(super) fn udp_server_of_rule(rule: &RuleInfo) -> Option<IpAddr> {
-    let values = rule.values();
-    let udp = values.contains(&vec![TransportProtocol::Udp.protocol_number()]);
+    let udp = rule.values().contains(&vec![TransportProtocol::Udp.protocol_number()]);
+    server_of_rule(rule).filter(|_| udp)
+}
+
+/// The address that a rule redirects to.
+pub(super) fn server_of_rule(rule: &RuleInfo) -> Option<IpAddr> {
     let dnat = rule.expressions().last().is_some_and(|kind| kind == "nat");
     // The address is loaded after all compared values, and before the port.
-    let addr = values.iter().rev().find_map(|value| netlink::ip_from_bytes(value));
-    addr.filter(|_| udp && dnat)
+    let addr = rule.values().iter().rev().find_map(|value| netlink::ip_from_bytes(value));
+    addr.filter(|_| dnat)
 }
 
 /// Deletes tracked connections. Errors are only logged, because the mapping itself is correct.

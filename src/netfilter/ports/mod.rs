@@ -16,6 +16,7 @@ mod layout;
 mod nft;
 mod reference;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,6 +30,7 @@ use super::difference::differences_of_records;
 use super::layout::{RestorableState, RuleComparison, hand_over};
 use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
+use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
 use crate::netlink::nftables::TransportProtocol;
 
@@ -226,8 +228,11 @@ pub struct TakenPort {
     pub by: PortOwner,
 }
 
-/// The owner of a port.
-#[derive(Debug, Default)]
+/// How a [description of ports](PortOwner::describe_ports) begins.
+pub const PORTS: &str = "host port";
+
+/// The owner of ports, as its rules and elements describe it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortOwner {
     /// The [instance](AttachmentId::instance_id); empty if unknown.
     pub instance: String,
@@ -239,6 +244,71 @@ pub struct PortOwner {
     pub ifname: Option<String>,
     /// A description of the rule, for messages.
     pub comment: String,
+    /// The ports of the host that were seen.
+    pub ports: BTreeSet<String>,
+    /// The addresses to which they are redirected.
+    pub targets: BTreeSet<IpAddr>,
+}
+
+impl PortOwner {
+    /// Whether both are one owner, whose rules may have changed.
+    pub fn is_same(&self, other: &PortOwner) -> bool {
+        let key = |owner: &PortOwner| (owner.instance.clone(), owner.id.clone(), owner.network.clone());
+        key(self) == key(other) && self.ifname == other.ifname
+    }
+
+    /// The command that removes the owner, which a person knows to have ended; `None` if its names are not known.
+    pub fn collect_command(&self) -> Option<String> {
+        let PortOwner { network, id, .. } = self;
+        let is_named = NetworkName::parse(network).is_ok() && ContainerId::parse(id).is_ok() && !self.is_cut();
+        is_named.then(|| format!("cnibox gc --network {network} --container {id}"))
+    }
+
+    /// The ports in messages.
+    pub fn describe_ports(&self) -> String {
+        let ports: Vec<&str> = self.ports.iter().map(String::as_str).collect();
+        format!("host port{} {}", if ports.len() == 1 { "" } else { "s" }, ports.join(", "))
+    }
+
+    /// Whether the network's name was cut: the instance is the hash of the whole names.
+    fn is_cut(&self) -> bool {
+        let PortOwner { network, id, .. } = self;
+        let ifname = self.ifname.as_deref().unwrap_or_default();
+        !self.instance.is_empty() && AttachmentId { network, ifname, id }.instance_id() != self.instance
+    }
+
+    /// Adds what was found of the same owner in another family or rule.
+    fn merge(all: &mut Vec<PortOwner>, found: PortOwner) {
+        match all.iter_mut().find(|owner| owner.is_same(&found)) {
+            Some(owner) => {
+                owner.ports.extend(found.ports);
+                owner.targets.extend(found.targets);
+            }
+            None => all.push(found),
+        }
+    }
+}
+
+/// The owners of all ports, whichever back end has their rules. The reference's own rules of nftables name no network,
+/// and are left out.
+pub fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
+    let mut all = Vec::new();
+    for found in nft::list_port_owners(filter)?.into_iter().chain(iptables::list_port_owners(filter)?) {
+        PortOwner::merge(&mut all, found);
+    }
+    Ok(all)
+}
+
+/// Deletes the rules and elements of an owner without a record, if they still redirect to the addresses that were seen,
+/// and tracked UDP connections to them.
+pub fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<()> {
+    let servers = if owner.instance.is_empty() {
+        iptables::remove_port_owner(filter, owner)?
+    } else {
+        nft::remove_port_owner(filter, owner)?
+    };
+    flows::delete_flows_replied_by(servers.into_iter());
+    Ok(())
 }
 
 impl fmt::Display for PortOwner {
@@ -255,7 +325,10 @@ impl fmt::Display for PortOwner {
 
 impl From<TakenPort> for Error {
     fn from(TakenPort { port, by }: TakenPort) -> Error {
-        Error::internal(format!("host port {port} is taken by {by}"))
-            .with_details("choose another hostPort, or delete that attachment; GC removes it if it is stale")
+        let remedy = match by.collect_command() {
+            Some(command) => format!("choose another hostPort, or delete that container; if it has ended: {command}"),
+            None => "choose another hostPort, or delete that container".to_owned(),
+        };
+        Error::internal(format!("host port {port} is taken by {by}")).with_details(remedy)
     }
 }

@@ -175,7 +175,9 @@ fn find_taken_port(owner: AttachmentId<'_>, wanted: &[SetElement], found: &[Opti
             return None;
         }
         let (addr, port, proto) = host_port_of(element)?;
-        Some(TakenPort { port: describe_host_port(addr, port, proto), by: parse_port_owner(other) })
+        let targets = found.iter().filter_map(container_address).collect();
+        let by = PortOwner { targets, ..parse_port_owner(other) };
+        Some(TakenPort { port: describe_host_port(addr, port, proto), by })
     })
 }
 
@@ -224,7 +226,43 @@ fn parse_port_owner(comment: Option<&str>) -> PortOwner {
         return PortOwner { instance, comment, ..PortOwner::default() };
     };
     let (id, ifname, network) = (id.to_owned(), Some(ifname.to_owned()), network.to_owned());
-    PortOwner { instance, id, network, ifname, comment }
+    PortOwner { instance, id, network, ifname, comment, ..PortOwner::default() }
+}
+
+/// The owner of each port in our table.
+pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(Vec::new()) };
+    if !nft.has_object(TABLE)? {
+        return Ok(Vec::new());
+    }
+    let (elements, rules) = find_by_comment(nft, &|comment| comment.is_some_and(|text| parse_label(text).is_some()))?;
+    let mut found = Vec::new();
+    for element in &elements {
+        let Some((addr, port, proto)) = host_port_of(element) else { continue };
+        let ports = BTreeSet::from([describe_host_port(addr, port, proto)]);
+        let targets = container_address(element).into_iter().collect();
+        found.push(PortOwner { ports, targets, ..parse_port_owner(element.comment.as_deref()) });
+    }
+    for rule in &rules {
+        let targets = flows::server_of_rule(rule).into_iter().collect();
+        found.push(PortOwner { targets, ..parse_port_owner(rule.comment.as_deref()) });
+    }
+    Ok(found)
+}
+
+/// Deletes the elements and rules of an owner in our table if all of them redirect to addresses that were seen. Returns
+/// the addresses that they redirected UDP to.
+pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
+    let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
+    let is_its = |comment: Option<&str>| comment.is_some_and(|text| text.starts_with(&owner.instance));
+    let find = |nft: &NftSocket| {
+        let found = find_by_comment(nft, &is_its)?;
+        let (elements, rules) = &found;
+        let mut targets =
+            elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
+        Ok(if targets.all(|target| owner.targets.contains(&target)) { found } else { FoundMappings::default() })
+    };
+    Ok(delete_found(nft, &find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?)
 }
 
 /// Elements, and rules in the chain `conditional`.

@@ -20,7 +20,7 @@ pub use self::conf::PortmapConfig;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, reclaim,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, port_owner,
     require_prev_result,
 };
 use crate::log;
@@ -190,7 +190,7 @@ fn create_mappings(
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<PacketFilterWatch> = None;
     while let Some(taken) = ports::add_mappings(filter, owner, forward)? {
-        if Instant::now() < until && reclaim::remove_port_owner_if_ended(&taken.by)? {
+        if Instant::now() < until && port_owner::remove_port_owner_if_ended(filter, &taken.by)? {
             continue;
         }
         match &watch {

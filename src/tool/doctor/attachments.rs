@@ -2,17 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 
 use crate::attachment::AttachmentRecord;
 use crate::cni::{SpecVersion, VersionNumber};
 use crate::error::Result;
+use crate::framework::port_owner::{self, PortOwnerState};
 use crate::iface::verify::IN_CONTAINER;
 use crate::leases::{LeaseListing, LeaseStatus};
+use crate::netfilter::PacketFilter;
+use crate::netfilter::ports::{self, PORTS};
 use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConfig, Runtime};
 use crate::tool::directories::{LeaseDirectory, ToolDirectories};
-use crate::tool::finding::Finding;
+use crate::tool::finding::{Finding, FindingSubject};
 use crate::tool::life::{ContainerState, doubt_reason, end_reason};
 
 /// The remedy for remains of dead containers.
@@ -57,7 +61,7 @@ pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> R
 
 impl ExaminedAttachment {
     /// The finding of CHECK, or the reason for which CHECK is not run: the container has ended, or is in doubt.
-    pub(super) fn run_check(&self, runtime: &Runtime) -> Option<Finding> {
+    pub(super) fn run_check(&self, directories: &ToolDirectories, runtime: &Runtime) -> Option<Finding> {
         let (title, attach) = (attachment_title(&self.cached), &self.cached.attach);
         if let Some(why) = end_reason(self.life.liveness) {
             let problem = format!("was not detached: {why}");
@@ -65,7 +69,7 @@ impl ExaminedAttachment {
         }
         // CHECK would examine the network of another container, and the remedies would change it.
         if let Some(why) = self.displacement_reason() {
-            let remedy = format!("{COLLECT} --container {}, if it has ended", attach.container_id);
+            let remedy = directories.doubt_remedy(&self.cached.network, &attach.container_id);
             return Some(Finding::new_warning(title, format!("is in doubt: {why}"), remedy));
         }
         let list = self.list.as_ref()?;
@@ -164,6 +168,41 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
         (!is_known).then(|| Finding::new_warning(title, problem, COLLECT))
     };
     AttachmentRecord::read_all(None).into_iter().filter_map(remains).collect()
+}
+
+/// Rules that lead ports of the host to containers that are gone, or in doubt.
+pub(super) fn examine_ports(directories: &ToolDirectories, stores: &[LeaseDirectory]) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for owner in ports::list_port_owners(&PacketFilter::new())? {
+        let of_network = stores.iter().filter(|store| store.network == owner.network);
+        let dirs: Vec<PathBuf> = of_network.map(|store| store.data_dir.clone()).collect();
+        let title = owner.describe_ports();
+        match port_owner::judge_port_owner(&owner, &dirs) {
+            PortOwnerState::Alive => {}
+            // Of the attachment with a record all remains are one finding.
+            PortOwnerState::Ended(_) if port_owner::find_record(&owner).is_some() => {}
+            PortOwnerState::Ended(why) => {
+                let problem = format!("the rules of {owner} have no container: {why}");
+                findings.push(Finding::new_warning(title, problem, COLLECT));
+            }
+            PortOwnerState::InDoubt(why) => {
+                let remedy = match owner.collect_command() {
+                    Some(_) => directories.doubt_remedy(&owner.network, &owner.id),
+                    None => "delete the rules, if their container has ended".to_owned(),
+                };
+                findings.push(Finding::new_note(title, format!("held by {owner}, in doubt: {why}"), remedy));
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// The subject of a finding of [`examine_ports`].
+pub(super) fn subject_of_ports(finding: &Finding) -> Option<FindingSubject> {
+    match &finding.subject {
+        FindingSubject::Object(name) if name.starts_with(PORTS) => Some(FindingSubject::Object(name.clone())),
+        _ => None,
+    }
 }
 
 /// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.

@@ -87,7 +87,9 @@ pub(super) fn examine_node(
     let snapshot = NodeSnapshot::take(&[runtime.results_dir()]);
     let (first, attached) = examine_once(directories, runtime, table)?;
     let title = |attached: &ExaminedAttachment| FindingSubject::Object(attachment_title(&attached.cached));
-    let titles: Vec<FindingSubject> = attached.iter().map(title).collect();
+    let mut titles: Vec<FindingSubject> = attached.iter().map(title).collect();
+    // DEL deletes the record before the rules.
+    titles.extend(first.iter().filter_map(attachments::subject_of_ports));
     if !first.iter().any(|finding| titles.contains(&finding.subject)) {
         return Ok((first, attached.len()));
     }
@@ -115,7 +117,8 @@ fn examine_once(
         let configurations = scope.spawn(|| lint_configurations(directories, table));
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
-        let check = |part: &'_ [ExaminedAttachment]| part.iter().filter_map(|a| a.run_check(runtime)).collect();
+        let check =
+            |part: &'_ [ExaminedAttachment]| part.iter().filter_map(|a| a.run_check(directories, runtime)).collect();
         let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
         let checks: Vec<Vec<Finding>> = checks.into_iter().map(join_thread).collect();
         (join_thread(rules), join_thread(configurations), checks)
@@ -136,6 +139,7 @@ fn examine_once(
     findings.extend(attachments::find_unknown_remains(&attached));
     let leases = directories.find_lease_directories(None)?;
     findings.extend(attachments::examine_leases(&attached, &leases)?);
+    findings.extend(attachments::examine_ports(directories, &leases)?);
     let routed = attachments::routed_networks(&attached);
     findings.extend(path::find_disabled_forwarding(&routed));
     findings.extend(nearby::examine_networks(&routed));

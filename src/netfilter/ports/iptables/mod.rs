@@ -278,17 +278,73 @@ fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<T
             continue;
         }
         let (network, id) = holds.unwrap_or_default();
-        let by = PortOwner {
-            network: network.to_owned(),
-            id: id.to_owned(),
-            ifname: interface_of_chain(table, chain, network, id),
-            comment: format!("chain {chain}"),
-            ..PortOwner::default()
-        };
+        let by = owner_of_chain(table, chain, network, id);
         let port = describe_host_port(mapping.single_address(), mapping.host_port, mapping.proto);
         return Some(TakenPort { port, by });
     }
     None
+}
+
+/// The owner of a chain, by the network and container of an entry.
+fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> PortOwner {
+    let mappings: Vec<_> = table.rules_of_chain(chain).filter(|rule| rule.goes_to("DNAT")).collect();
+    let port = |rule: &&IptablesRule| {
+        let [proto, port] = ["-p", "--dport"].map(|option| rule.option_value(option));
+        let on = rule.option_value("-d").map(|addr| format!("{}:", addr.split('/').next().unwrap_or(addr)));
+        Some(format!("{}{}/{}", on.unwrap_or_default(), port?, proto?))
+    };
+    PortOwner {
+        network: network.to_owned(),
+        id: id.to_owned(),
+        ifname: interface_of_chain(table, chain, network, id),
+        comment: format!("chain {chain}"),
+        ports: mappings.iter().filter_map(port).collect(),
+        targets: mappings.iter().copied().filter_map(dnat_address).collect(),
+        ..PortOwner::default()
+    }
+}
+
+/// The owners of all chains.
+pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
+    let mut found = Vec::new();
+    for family in IpFamily::BOTH {
+        for tables in filter.iptables_with_chains(family, NAT, &[TOP])? {
+            let table = tables.read_table(NAT, ChainScope::All)?;
+            let owner = |(_, chain, network, id)| owner_of_chain(&table, chain, network, id);
+            found.extend(container_entries(&table).map(owner));
+        }
+    }
+    Ok(found)
+}
+
+/// Deletes the chains of an owner, without a record, that redirect to addresses that were seen. Returns the addresses
+/// that they redirected UDP to.
+pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
+    let servers = RefCell::new(BTreeSet::new());
+    filter.delete_iptables_rules(NAT, &[TOP], ChainScope::All, &|table, _| {
+        let is_its = |chain: &str, network: &str, id: &str| {
+            let found = owner_of_chain(table, chain, network, id);
+            found.is_same(owner) && found.targets.is_subset(&owner.targets)
+        };
+        let its = container_entries(table).filter(|(_, chain, network, id)| is_its(chain, network, id));
+        let its: BTreeSet<(String, String)> =
+            its.map(|(entry, chain, ..)| (chain.to_owned(), comment_of(entry).to_owned())).collect();
+        for (chain, comment) in its {
+            servers.borrow_mut().extend(udp_servers(table, &chain));
+            remove_chain(table, &chain, &comment);
+        }
+    })?;
+    Ok(servers.into_inner())
+}
+
+/// The addresses that a chain redirects UDP to.
+fn udp_servers(table: &IptablesTable, chain: &str) -> Vec<IpAddr> {
+    let udp = table.rules_of_chain(chain).filter(|rule| rule.option_value("-p") == Some("udp"));
+    udp.filter_map(dnat_address).collect()
+}
+
+fn comment_of(entry: &IptablesRule) -> &str {
+    entry.option_value("--comment").unwrap_or_default()
 }
 
 /// The protocol, port and address in the rule of a mapping.
@@ -310,8 +366,7 @@ pub(super) fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>) ->
 /// Deletes the attachment's rules. Returns the addresses that they redirected UDP to.
 fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>) -> Vec<IpAddr> {
     let (chain, comment) = (find_attachment_chain(table, owner), entry_comment(owner));
-    let udp = table.rules_of_chain(&chain).filter(|rule| rule.option_value("-p") == Some("udp"));
-    let servers = udp.filter_map(dnat_address).collect();
+    let servers = udp_servers(table, &chain);
     remove_chain(table, &chain, &comment);
     // A chain that the reference created for two containers.
     let (common, _) = chain_names(owner);
@@ -390,8 +445,7 @@ fn find_stale_chains(table: &IptablesTable, network: &str, valid: &[AttachmentId
                 of_container.any(|owner| ifname.as_ref().is_none_or(|ifname| owner.ifname == ifname))
             };
         if !is_valid {
-            let comment = entry.option_value("--comment").unwrap_or_default();
-            stale.insert((chain.to_owned(), comment.to_owned()));
+            stale.insert((chain.to_owned(), comment_of(entry).to_owned()));
         }
     }
     stale
