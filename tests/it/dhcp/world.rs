@@ -237,11 +237,11 @@ impl World {
         self.isc_log().matches("DHCPACK on 192.168.1.5").count()
     }
 
-    /// Waits until the lease of 192.168.1.5 has been renewed several times from now on.
+    /// Waits until the lease of 192.168.1.5 has been renewed twice from now on.
     #[track_caller]
     pub(super) fn is_renewed(&self) {
         let before = self.granted();
-        eventually("it is not renewed", || self.granted() >= before + 3);
+        eventually("it is not renewed", || self.granted() >= before + 2);
     }
 
     pub(super) fn isc_log(&self) -> String {
