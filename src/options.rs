@@ -4,7 +4,6 @@
 use lexopt::{Arg, Parser};
 
 use crate::error::{Error, Result};
-use crate::log;
 
 /// An option of a command.
 #[derive(Debug)]
@@ -87,11 +86,6 @@ pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<Parsed
         line if line.has_option(VERSION.flag) => ParsedCommandLine::Version,
         line => ParsedCommandLine::Work(line),
     })
-}
-
-/// Warns that `old` works in this minor version only, and names its replacement.
-pub fn warn_deprecated(old: &str, new: &str) {
-    log::write_line(format_args!("{old} is deprecated, and the next minor release refuses it: use {new}"));
 }
 
 impl CommandLine {

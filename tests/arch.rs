@@ -168,7 +168,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("unsafe_code", UNSAFE),
     ("fork()", &["netlink/detached_delete.rs"]),
     ("io_uring", &["netlink/deferred_close.rs", "dhcp/daemon/confine.rs"]),
-    ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
+    ("thread::sleep", &["invoke/", "netfilter/watch.rs", "tool/snapshot.rs"]),
     // Files are read by `files::read`, which is bounded and opens nothing but regular files. Excepted are the kernel's
     // files where `files` is out of reach, and descriptors of namespaces, directories and devices.
     ("fs::read(", &["cmd/mod.rs", "files/lock.rs", "netns/"]),

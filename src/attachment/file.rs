@@ -191,9 +191,8 @@ impl AttachmentRecord {
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
-    /// locks, and records that cannot be parsed.
+    /// and records that cannot be parsed.
     pub fn remove_leftovers(network: &NetworkName, valid: &[AttachmentId<'_>]) {
-        FileLock::remove_stale_locks();
         backup::remove_temporaries(&record_directory(ATTACHMENTS), network.as_str(), valid);
         for instance in stale_instances(ATTACHMENTS, network.as_str(), valid) {
             let path = record_path(ATTACHMENTS, &instance);

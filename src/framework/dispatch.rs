@@ -12,6 +12,7 @@ use crate::attachment::{AttachmentId, forget_attachment};
 use crate::cni::version::{nearest_supported, quoted_list};
 use crate::cni::{CniResult, ContainerId, InterfaceName, NetworkConfig, SpecVersion, VersionNumber};
 use crate::error::{Error, ErrorCode, Result};
+use crate::files::lock::FileLock;
 use crate::log;
 use crate::netfilter::localhost;
 use crate::netns::Netns;
@@ -63,6 +64,9 @@ fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> 
             trouble?;
         }
         CniVerb::Gc => {
+            if P::CONNECTS {
+                FileLock::remove_stale_locks();
+            }
             let valid = cx.net.valid_attachments()?;
             let req = valid.map(|valid| cx.gc_request(P::NAME, valid)).transpose()?;
             if let Some(req) = &req {

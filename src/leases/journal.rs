@@ -63,8 +63,6 @@ const JOURNAL: &str = "leases";
 const JOURNAL_TEMP: &str = "leases.new";
 /// Limit of a journal's size in bytes: enough for the leases of a /8.
 const MAX_BYTES: usize = (1 << 31) - 1;
-/// The list of addresses in quarantine of releases up to 0.2.0.
-const FREED: &str = "freed";
 /// The bytes that a search in the sorted entries reads at once.
 const BLOCK: u64 = 16 * 1024;
 /// The bytes of lines that are added to a small journal before it is rewritten.
@@ -122,9 +120,7 @@ impl LeaseJournal {
         contents: &JournalContents,
     ) -> FileResult<Option<LeaseJournal>> {
         network.remove_file(TEMP)?;
-        for leftover in [LEASE_TEMP, FREED] {
-            directory.remove_file(leftover)?;
-        }
+        directory.remove_file(LEASE_TEMP)?;
         require_seal_support(directory)?;
         let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, contents.to_text(boot).as_bytes())?;
         Ok(LeaseJournal::from_file(file).map(|journal| LeaseJournal { is_changed: true, ..journal }))

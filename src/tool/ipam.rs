@@ -7,9 +7,9 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, ToolDirectories};
-use super::life::{AttachmentSelection, alive_and_reason, format_alive};
+use super::life::{alive_and_reason, format_alive};
 use super::outcome::{ActionOutcome, report_outcomes};
-use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_columns, gc, print_text};
+use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_columns, print_text};
 use crate::attachment::Liveness;
 use crate::cni::NetworkName;
 use crate::cni::json::encode_pretty;
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::framework::AppletTable;
 use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
 use crate::log;
-use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error, warn_deprecated};
+use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
 use crate::sort::{sort_by, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -68,22 +68,9 @@ Example:
 
 #[derive(Debug, PartialEq, Eq)]
 enum IpamCommand {
-    List {
-        network: Option<String>,
-    },
-    Free {
-        network: String,
-        what: String,
-        force: bool,
-    },
-    FreeEmpty {
-        network: Option<String>,
-    },
-    /// The deprecated command of 0.2, until the next minor version.
-    Gc {
-        network: Option<String>,
-        empty: bool,
-    },
+    List { network: Option<String> },
+    Free { network: String, what: String, force: bool },
+    FreeEmpty { network: Option<String> },
 }
 
 struct IpamRequest {
@@ -94,8 +81,8 @@ struct IpamRequest {
 }
 
 /// Runs the tool with the arguments that follow its name.
-pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    TOOL.run_command(args, |line| IpamRequest::from_command_line(&line), |job| job.run_command(table))
+pub fn main(args: Vec<String>, _: AppletTable) -> ExitCode {
+    TOOL.run_command(args, |line| IpamRequest::from_command_line(&line), |job| job.run_command())
 }
 
 impl IpamRequest {
@@ -104,23 +91,12 @@ impl IpamRequest {
         let name = words.next().ok_or_else(|| usage_error("a command is missing: ls or free"))?;
         let (empty, force) = (line.has_option("--empty"), line.has_option("--force"));
         let mut words: Vec<String> = words.collect();
-        let wanted = usize::from(name == "free" && !empty);
-        let mut network = line.last_value(NETWORK.flag).map(str::to_owned);
-        if network.is_none() && words.len() > wanted {
-            let word = words.remove(0);
-            warn_deprecated(&format!("ipam {name} {word}"), &format!("--network {word}"));
-            network = Some(word);
-        }
+        let network = line.last_value(NETWORK.flag).map(str::to_owned);
         if let Some(network) = &network {
             NetworkName::parse(network)?;
         }
         let (command, allowed): (_, &[&str]) = match &*name {
             "ls" | "list" => (IpamCommand::List { network }, &[JSON.flag]),
-            "gc" => {
-                let instead = if empty { "cnibox ipam free --empty" } else { "cnibox gc" };
-                warn_deprecated("ipam gc", instead);
-                (IpamCommand::Gc { network, empty }, &["--empty", DRY_RUN.flag])
-            }
             "free" if empty => (IpamCommand::FreeEmpty { network }, &["--empty", DRY_RUN.flag, JSON.flag]),
             "free" => {
                 let missing = || usage_error("free needs --network and an address or container");
@@ -143,7 +119,7 @@ impl IpamRequest {
         Ok(IpamRequest { command, json, dry_run, directories: ToolDirectories::from_command_line(line) })
     }
 
-    fn run_command(&self, table: AppletTable) -> Result<ExitCode> {
+    fn run_command(&self) -> Result<ExitCode> {
         let stores = |network: &Option<String>| require_lease_directories(&self.directories, network.as_deref());
         let outcomes = match &self.command {
             IpamCommand::List { network } if self.json => {
@@ -159,15 +135,6 @@ impl IpamRequest {
                 free_leases(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
             }
             IpamCommand::FreeEmpty { network } => free_empty_files(&stores(network)?, self.dry_run)?,
-            IpamCommand::Gc { network, empty } => {
-                let stores = stores(network)?;
-                let selection = AttachmentSelection { network: network.as_deref(), container: None };
-                let mut outcomes = gc::collect_garbage(&self.directories, table, selection, self.dry_run)?;
-                if *empty {
-                    outcomes.extend(free_empty_files(&stores, self.dry_run)?);
-                }
-                outcomes
-            }
         };
         report_outcomes(&outcomes, self.json, self.dry_run, "nothing to free was found")
     }
@@ -356,11 +323,6 @@ mod tests {
         assert_eq!(parsed("free --network=net --force 10.0.0.2"), free(true));
         assert_eq!(parsed("free --empty"), Ok(IpamCommand::FreeEmpty { network: None }));
         assert_eq!(parsed("free --empty --network net"), Ok(IpamCommand::FreeEmpty { network: net() }));
-        // The form of 0.2.
-        assert_eq!(parsed("ls net"), Ok(IpamCommand::List { network: net() }));
-        assert_eq!(parsed("free net 10.0.0.2"), free(false));
-        assert_eq!(parsed("gc -n"), Ok(IpamCommand::Gc { network: None, empty: false }));
-        assert_eq!(parsed("gc net --empty"), Ok(IpamCommand::Gc { network: net(), empty: true }));
         let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().directories.leases;
         assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [
@@ -374,10 +336,11 @@ mod tests {
             "free --empty --force",
             "ls a b",
             "ls --force",
-            "gc --json",
+            "ls net",
+            "free net 10.0.0.2",
+            "gc",
             "ls -n",
             "ls -x",
-            "gc ../x",
             "free /etc c1",
             "free --network /etc c1",
             "ls --data-dir",

@@ -14,7 +14,7 @@ use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
 use super::in_process::InProcessExecutor;
 use super::outcome::{ActionOutcome, FAILED};
 use super::pause::{StopSignals, WakeReason};
-use super::snapshot::{CHANGING, NodeSnapshot};
+use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
 use crate::attachment::AttachmentId;
 use crate::cni::json::encode_pretty;
@@ -156,7 +156,7 @@ impl RepairJob {
             }
         }
         if !found.is_empty() {
-            thread::sleep(CHANGING);
+            wait_for_running_calls();
         }
         for (cached, own) in found {
             if snapshot.is_at_rest(&self.runtime, cached) {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use crate::attachment::{AttachmentId, AttachmentRecord};
@@ -12,7 +13,12 @@ use crate::runtime::{CachedAttachment, Runtime};
 
 /// How long a runtime may take for the calls of a list, before or after which it writes or deletes the attachment's file in
 /// its cache.
-pub(super) const CHANGING: Duration = Duration::from_secs(1);
+const CHANGING: Duration = Duration::from_secs(1);
+
+/// Waits until a list of calls that was running has ended.
+pub(super) fn wait_for_running_calls() {
+    thread::sleep(CHANGING);
+}
 
 /// Device, inode number and time of change of a file. The file that replaces it has another time.
 type FileInstance = (u64, u64, (i64, i64));

@@ -366,8 +366,11 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     /// What is missing of the rules of living attachments: of each the first rule.
     pub fn differences(&self, tables: IptablesOpener<'_>) -> Result<Vec<Difference>> {
         let mut found = Vec::new();
-        for family in self.used_families() {
+        for family in IpFamily::BOTH {
             let all = self.records_of_family(family);
+            if all.is_empty() {
+                continue;
+            }
             let present = tables(family)?.read_table(self.table, ChainScope::All)?;
             for kept in &all {
                 let mut table = present.clone();
@@ -386,18 +389,25 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
     /// Restores the missing rules of all attachments. If that fails, those of each attachment by themselves, so that rules
     /// which are refused do not prevent the others; then fails as well.
     pub fn restore_all(&self, tables: IptablesOpener<'_>) -> Result<()> {
-        let outcomes = self.used_families().into_iter().map(|family| self.restore_family(&tables(family)?));
-        join_errors(outcomes)
+        join_errors(IpFamily::BOTH.map(|family| self.restore_family(family, tables)))
     }
 
-    fn restore_family(&self, tables: &IptablesHandle<'_>) -> Result<()> {
-        let restore = |table: &mut IptablesTable| self.restore_rules(table, tables.family, None);
+    fn restore_family(&self, family: IpFamily, tables: IptablesOpener<'_>) -> Result<()> {
+        let all = self.records_of_family(family);
+        if all.is_empty() {
+            return Ok(());
+        }
+        let tables = &tables(family)?;
         // Usually nothing is missing, and no lock is needed.
         let mut table = tables.read_table(self.table, ChainScope::All)?;
-        restore(&mut table);
+        for kept in &all {
+            (self.restore)(&mut table, family, kept, &all);
+        }
         if table.changes.is_empty() {
             return Ok(());
         }
+        // The records are read again under the lock of the writers.
+        let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
         match tables.update_table(self.table, ChainScope::All, &restore) {
             Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(tables),
             outcome => outcome,
@@ -416,14 +426,6 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
             });
             restored.context(|| format!("restore the rules of container {}", owner.id))
         }))
-    }
-
-    /// The families in which living attachments have rules.
-    fn used_families(&self) -> Vec<IpFamily> {
-        let all = self.kept.restorable_parts();
-        let mut used = IpFamily::BOTH.to_vec();
-        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
-        used
     }
 
     /// The records with rules in the family's table.

@@ -26,7 +26,7 @@ use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
 use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
-use super::snapshot::{CHANGING, NodeSnapshot};
+use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
 use crate::error::Result;
 use crate::framework::AppletTable;
@@ -93,7 +93,7 @@ pub(super) fn examine_node(
     if !first.iter().any(|finding| titles.contains(&finding.subject)) {
         return Ok((first, attached.len()));
     }
-    thread::sleep(CHANGING);
+    wait_for_running_calls();
     let (mut findings, now) = examine_once(directories, runtime, table)?;
     let moving = now.iter().filter(|it| !snapshot.is_at_rest(runtime, &it.cached));
     let moving: Vec<FindingSubject> = moving.map(title).collect();
