@@ -1,5 +1,7 @@
 //! `cnibox gc`: deletes the attachments of dead containers, without a runtime.
 
+mod port_owners;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +15,6 @@ use super::{DRY_RUN, JSON, NETWORK, ToolCommand, print_text};
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, LivenessDoubt};
 use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
-use crate::framework::port_owner::{self, PortOwnerState};
 use crate::framework::{AppletTable, AttachmentTurn, Failures, reclaim};
 use crate::invoke::PluginExecutor;
 use crate::leases::{DATA_DIR, LeaseStatus, ReclaimedLease};
@@ -449,51 +450,10 @@ impl GarbageCollector<'_> {
 }
 
 impl GarbageCollector<'_> {
-    /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a record of them.
-    fn collect_port_owners(&self, dry_run: bool, outcomes: &mut Vec<ActionOutcome>) -> Result<()> {
-        for owner in &self.port_owners {
-            let PortOwner { network, id, .. } = owner;
-            if !self.selection.has_attachment(network, id) || port_owner::find_record(owner).is_some() {
-                continue;
-            }
-            let dirs: Vec<PathBuf> = of_network(&self.stores, network).map(|store| store.data_dir.clone()).collect();
-            let state = port_owner::judge_port_owner(owner, &dirs);
-            let object = format!("{} of container {id}", owner.describe_ports());
-            let outcome = |action, why| ActionOutcome::new(action, network, &object, why);
-            match (state, self.selection.container) {
-                (PortOwnerState::Ended(why), _) if dry_run => {
-                    outcomes.push(outcome("would remove", why).with_remedy(COLLECT));
-                }
-                (PortOwnerState::Ended(_), _) => {
-                    let removed = port_owner::remove_ended_port_owner(&self.packets, owner, &dirs)?;
-                    outcomes.extend(removed.map(|why| outcome("removed", why)));
-                }
-                (PortOwnerState::InDoubt(why), Some(_)) => {
-                    let why = format!("named by --container, {why}");
-                    if dry_run {
-                        outcomes.push(outcome("would remove", why).with_remedy(COLLECT));
-                    } else if port_owner::remove_named_port_owner(&self.packets, owner)? {
-                        outcomes.push(outcome("removed", why));
-                    }
-                }
-                (PortOwnerState::InDoubt(why), None) if dry_run && owner.collect_command().is_some() => {
-                    outcomes.push(self.outcome_in_doubt(network, id, object.clone(), why));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
     /// The outcome for an attachment that stays because nothing proves its end; a person may know that it has ended.
     fn outcome_in_doubt(&self, network: &str, id: &str, object: String, why: String) -> ActionOutcome {
         ActionOutcome::new(IN_DOUBT, network, object, why).with_remedy(self.directories.doubt_remedy(network, id))
     }
-}
-
-/// The directories with leases of the network.
-fn of_network<'a>(stores: &'a [LeaseDirectory], network: &'a str) -> impl Iterator<Item = &'a LeaseDirectory> {
-    stores.iter().filter(move |store| store.network == network)
 }
 
 /// The outcome for a lease whose attachment has ended.
