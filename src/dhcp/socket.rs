@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
-use nix::net::if_::if_indextoname;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{LinkAddr, SockaddrStorage, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
@@ -148,8 +147,11 @@ pub fn find_interface(ifname: &str, cookie: Option<u64>) -> io::Result<FoundInte
 /// The present name of the interface with this index, which its container may have renamed. Without such an interface
 /// the name from before: another one may have replaced it.
 pub fn current_name(ifname: &str, index: Option<u32>) -> String {
-    let name = index.and_then(|index| if_indextoname(index).ok()).and_then(|name| name.into_string().ok());
-    name.unwrap_or_else(|| ifname.to_owned())
+    // Not by if_indextoname(3): in musl it opens a socket of AF_UNIX, which the daemon's filter refuses.
+    let index_of = |addr: &SockaddrStorage| u32::try_from(addr.as_link_addr()?.ifindex()).ok();
+    let mut all = getifaddrs().into_iter().flatten();
+    let present = index.and_then(|index| all.find(|entry| entry.address.as_ref().and_then(index_of) == Some(index)));
+    present.map_or_else(|| ifname.to_owned(), |entry| entry.interface_name)
 }
 
 /// The IP addresses of an interface.
