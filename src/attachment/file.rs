@@ -138,9 +138,11 @@ pub(super) fn host_netns_id() -> HostNetnsId {
     LazyCell::new(netns::current_id)
 }
 
-/// Whether the record was written in the network namespace `here`.
+/// Whether the record was written in the network namespace `here`. A call that could not ask for the namespace's cookie
+/// has recorded its inode number.
 fn is_written_here(record: &AttachmentRecord, here: &HostNetnsId) -> bool {
-    Some(record.host) == **here
+    let host = Some(record.host);
+    host == **here || host == netns::current_inode()
 }
 
 /// The record of the instance, if it was written here.
