@@ -250,14 +250,26 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
 
 /// What is not as the records of living attachments want it. The policy of a bridge is that of one record.
 pub(super) fn differences(filter: &PacketFilter) -> Vec<Difference> {
-    differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, all| {
+    // Both tables are named if both are gone.
+    let mut found =
+        differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, _| match kept.content.isolates_ports() {
+            true => FRAME_LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment),
+            false => Ok(()),
+        });
+    found.extend(differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, all| {
         let mut pod = kept.content.clone();
-        if !decides_policy(kept, all) {
+        if pod.backend != RuleBackend::Nftables && !pod.isolates_ports() {
+            return Ok(());
+        }
+        let nft = filter.nft_socket()?;
+        // A policy in force is that of the latest ADD, which may be gone.
+        let policy = pod.bridge.as_deref().map(|bridge| nft.read_element(&BRIDGES.element_with_key(bridge)));
+        if policy.transpose()?.flatten().is_some() || !decides_policy(kept, all) {
             pod.bridge = None;
         }
-        let has_elements = pod.backend == RuleBackend::Nftables || pod.isolates_ports();
-        if has_elements { check_elements(filter.nft_socket()?, kept.attachment_id(), &pod) } else { Ok(()) }
-    })
+        check_elements(nft, kept.attachment_id(), &pod)
+    }));
+    found
 }
 
 /// Verifies the attachment's elements and the tables.
