@@ -313,8 +313,8 @@ fn the_tool_works_during_calls_of_plugins() {
                 for _ in 0..5 {
                     add(node, "pods", &id, "/x");
                     ends_with(0, &ipam(node, "ls"));
-                    ends_with(0, &ipam(node, &format!("free pods {id}")));
-                    ends_with(0, &ipam(node, "gc"));
+                    ends_with(0, &ipam(node, &format!("free --network pods {id}")));
+                    ends_with(0, &ipam(node, "free --empty"));
                 }
             });
         }

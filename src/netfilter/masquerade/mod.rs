@@ -93,7 +93,9 @@ pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[
         let on_nft = filter.query_nft(&|nft| nft::is_masqueraded(nft, owner, *addr))?;
         if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
-            return Err(error.with_details(KEPT.restore_remedy(owner, None)));
+            let damage = filter.query_nft(&|nft| nft::LAYOUT.find_difference(nft, RuleComparison::ByComment))?;
+            let damage = damage.filter(|_| RuleBackend::Nftables.is_recorded(KEPT)).map(|damage| damage.text);
+            return Err(error.with_details(KEPT.restore_remedy(owner, damage.as_deref())));
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
-use crate::netfilter::layout::{LayoutTransaction, RuleComparison};
+use crate::netfilter::layout::{LayoutTransaction, REMEDY, RuleComparison};
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netfilter::shared::{HeirFinder, find_heirs};
 use crate::netlink;
@@ -369,7 +369,9 @@ pub(super) fn check_mappings(nft: &NftSocket, owner: AttachmentId<'_>, forward: 
     let difference = find_difference(nft, owner, forward)?.or_else(|| damage.clone());
     match difference {
         Some(text) if !reference::has_rules(nft, owner, forward)? => {
-            let damage = damage.filter(|damage| *damage != text);
+            if damage.as_ref() == Some(&text) {
+                return Err(Error::internal(text).with_details(REMEDY));
+            }
             Err(Error::internal(text).with_details(KEPT.restore_remedy(owner, damage.as_deref())))
         }
         _ => Ok(()),
