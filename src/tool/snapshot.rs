@@ -44,13 +44,12 @@ impl NodeSnapshot {
         AttachmentRecord::find_by_attachment(owner).as_ref() == record && files.iter().all(is_same)
     }
 
-    /// Whether no runtime has attached or detached the container since.
+    /// Whether no runtime has attached or detached the container since. A repair itself may have changed the record.
     pub(super) fn is_at_rest(&self, runtime: &Runtime, cached: &CachedAttachment) -> bool {
-        let attach = &cached.attach;
-        let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
-        runtime
-            .cache_paths(&cached.network, attach)
-            .is_ok_and(|files| files.iter().any(|file| self.files.contains_key(file)) && self.has_same(owner, &files))
+        runtime.cache_paths(&cached.network, &cached.attach).is_ok_and(|files| {
+            let is_same = |path: &PathBuf| file_instance(path).as_ref() == self.files.get(path);
+            files.iter().any(|file| self.files.contains_key(file)) && files.iter().all(is_same)
+        })
     }
 }
 
