@@ -251,11 +251,12 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
 /// What is not as the records of living attachments want it. The policy of a bridge is that of one record.
 pub(super) fn differences(filter: &PacketFilter) -> Vec<Difference> {
     // Both tables are named if both are gone.
-    let mut found =
-        differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, _| match kept.content.isolates_ports() {
-            true => FRAME_LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment),
-            false => Ok(()),
-        });
+    let mut found = differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, _| {
+        if !kept.content.isolates_ports() {
+            return Ok(());
+        }
+        FRAME_LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)
+    });
     found.extend(differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, all| {
         let mut pod = kept.content.clone();
         if pod.backend != RuleBackend::Nftables && !pod.isolates_ports() {
