@@ -166,6 +166,17 @@ fn check_does_not_trust_indexes_chosen_by_the_container() {
     }
 }
 
+/// The system calls of an ADD that finds the bridge and the tables of an earlier one.
+fn calls_of_later_add(node: &Node, net: &Net<'_>) -> Vec<Syscall> {
+    let container = Container::new();
+    net.add(&container);
+    net.del(&container);
+    let (outcome, calls) = strace::record(node, &net.on("ADD", &container));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    net.del(&container);
+    calls
+}
+
 /// A port that is up always has complete protection: ADD is killed before each netlink request.
 /// The system calls of an ADD that finds the bridge and the tables of an earlier one.
 fn calls_of_later_add(node: &Node, net: &Net<'_>) -> Vec<Syscall> {
