@@ -237,7 +237,8 @@ fn remove_proved_leases(record: &AttachmentRecord, next: Option<AttachmentId<'_>
     let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
     let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
     let mut failures = Failures::new();
-    store.map_or(Ok(Vec::new()), |mut store| remove_ended_leases(&mut store, next, &mut failures))?;
+    let is_its = |gone: &ReclaimedLease| gone.lease.attachment_in(&record.network) == Some(record.attachment_id());
+    store.map_or(Ok(Vec::new()), |mut store| reclaim_leases(&mut store, &is_its, next, &mut failures))?;
     failures.into_result()
 }
 
@@ -247,8 +248,8 @@ fn remove_ended(record: &AttachmentRecord) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     match AttachmentRecord::find_by_attachment(record.attachment_id()) {
         Some(now) if now.is_same_instance(record) => {}
-        // What was created since has a record, or has none yet.
         Some(_) => return Ok(false),
+        // Removed meanwhile. A later instance has no rules before its own record.
         None => return Ok(true),
     }
     let AttachmentRecord { id, ifname, network, .. } = record;
@@ -353,7 +354,20 @@ pub fn remove_ended_leases(
     next: Option<AttachmentId<'_>>,
     failures: &mut Failures,
 ) -> Result<Vec<ReclaimedLease>> {
-    let reclaimed = store.reclaim_ended(|network, gone| remove_lease_owners(network, gone, next, failures))?;
+    reclaim_leases(store, &|_| true, next, failures)
+}
+
+/// As [`remove_ended_leases`], for the leases that `which` selects.
+fn reclaim_leases(
+    store: &mut LeaseStore,
+    which: &dyn Fn(&ReclaimedLease) -> bool,
+    next: Option<AttachmentId<'_>>,
+    failures: &mut Failures,
+) -> Result<Vec<ReclaimedLease>> {
+    let reclaimed = store.reclaim_ended(|network, mut gone| {
+        gone.retain(which);
+        remove_lease_owners(network, gone, next, failures)
+    })?;
     for gone in &reclaimed {
         log_reclaimed(format!("reclaimed {gone}"));
     }
