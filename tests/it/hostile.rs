@@ -178,17 +178,6 @@ fn calls_of_later_add(node: &Node, net: &Net<'_>) -> Vec<Syscall> {
 }
 
 /// A port that is up always has complete protection: ADD is killed before each netlink request.
-/// The system calls of an ADD that finds the bridge and the tables of an earlier one.
-fn calls_of_later_add(node: &Node, net: &Net<'_>) -> Vec<Syscall> {
-    let container = Container::new();
-    net.add(&container);
-    net.del(&container);
-    let (outcome, calls) = strace::record(node, &net.on("ADD", &container));
-    assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    net.del(&container);
-    calls
-}
-
 #[test]
 fn a_port_is_never_up_before_its_isolation() {
     let keys = json!({"macspoofchk": true, "portIsolation": true});

@@ -31,7 +31,7 @@ use crate::netfilter::shared::other_attachments;
 
 const FILTER: &str = "filter";
 
-/// For [`super::super::repair_rules`].
+/// For [`crate::netfilter::reconcile`].
 pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = IptablesRecords {
     kept: KEPT,
     table: FILTER,

@@ -23,7 +23,7 @@ use crate::error::Result;
 const NAT: &str = "nat";
 const POSTROUTING: &str = "POSTROUTING";
 
-/// For [`super::super::repair_rules`].
+/// For [`crate::netfilter::reconcile`].
 pub(in crate::netfilter) const RECORDS: IptablesRecords<MasqueradeRecord> = IptablesRecords {
     kept: KEPT,
     table: NAT,

@@ -33,7 +33,7 @@ const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 /// The chains with rules that all attachments share, beside [`TOP`].
 const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, MASQ];
 
-/// For [`crate::netfilter::repair_rules`]. A port that another container holds meanwhile is not restored.
+/// For [`crate::netfilter::reconcile`]. A port that another container holds meanwhile is not restored.
 pub(in crate::netfilter) const RECORDS: IptablesRecords<PortForwarding> = IptablesRecords {
     kept: KEPT,
     table: NAT,
