@@ -23,7 +23,7 @@
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
-//! | 0 | [`cni`], [`error`], [`sort`] | the protocol as pure data, errors, sorting |
+//! | 0 | [`cni`], [`error`], [`open`], [`sort`] | the protocol as pure data, errors, opening of files, sorting |
 //! | 0 | [`repairs`] | what `cnibox repair` finds |
 //! | | `start` | the executable's way to the applet |
 //! | | `testing`, `lane` | what tests use of all this; the kernel features that a test needs |
@@ -69,6 +69,7 @@ mod netfilter;
 #[cfg(feature = "plugins")]
 mod netlink;
 mod netns;
+mod open;
 mod options;
 #[cfg(feature = "plugins")]
 mod plugins;

@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::GetStruct;
@@ -23,6 +24,7 @@ use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{self, errno_text, io_text};
+use crate::open::open_file;
 
 /// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -185,7 +187,7 @@ impl Netns {
     pub fn open(path: impl Into<PathBuf>) -> Result<Netns, NetnsError> {
         let path = path.into();
         let magic = check_magic(&path)?;
-        match File::open(&path) {
+        match open_file(&path, OFlag::O_RDONLY) {
             Ok(file) if is_of_another_kind(&path, &file) => Err(NetnsError::NotNamespace(path, magic)),
             Ok(file) => Ok(Netns { file: Arc::new(file), path }),
             Err(cause) => Err(NetnsError::Io("open", path, cause)),
@@ -199,7 +201,7 @@ impl Netns {
 
     /// Opens the namespace of the calling thread.
     pub fn open_current() -> Result<Netns, NetnsError> {
-        let file = File::open(CURRENT).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))?;
+        let file = open_file(CURRENT, OFlag::O_RDONLY).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))?;
         Ok(Netns { file: Arc::new(file), path: CURRENT.into() })
     }
 
@@ -208,7 +210,7 @@ impl Netns {
     pub fn create_unnamed() -> Result<Netns, NetnsError> {
         let file = on_scratch_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| syscall_error("unshare", CURRENT, e))?;
-            File::open(CURRENT).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))
+            open_file(CURRENT, OFlag::O_RDONLY).map_err(|e| NetnsError::Io("open", CURRENT.into(), e))
         })??;
         let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
         Ok(Netns { file: Arc::new(file), path: path.into() })

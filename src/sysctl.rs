@@ -5,19 +5,21 @@
 //! [`Netns::run`](crate::netns::Netns::run_inside).
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::netns;
+use crate::open::open_file;
 
 /// The value of `key`, without the newline at its end.
 pub fn read_value(key: &str) -> Result<String> {
-    match parameter_path(key).and_then(File::open).and_then(read_file) {
+    match open_parameter(key, OFlag::O_RDONLY).and_then(read_file) {
         Ok(mut value) => {
             value.truncate(value.trim_end_matches('\n').len());
             Ok(value)
@@ -45,9 +47,13 @@ pub fn key_exists(key: &str) -> bool {
 
 /// Sets `key` to `value`.
 pub fn write_value(key: &str, value: &str) -> Result<()> {
-    parameter_path(key)
-        .and_then(|file| fs::write(file, value))
+    open_parameter(key, OFlag::O_WRONLY)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
         .map_err(|e| access_error("write", &format!("{key}={value}"), &e))
+}
+
+fn open_parameter(key: &str, flags: OFlag) -> io::Result<File> {
+    open_file(parameter_path(key)?, flags)
 }
 
 fn access_error(attempt: &str, key: &str, cause: &io::Error) -> Error {
@@ -78,7 +84,7 @@ pub fn ensure_value(key: &str, value: &str) -> Result<bool> {
 pub fn boot_id() -> Result<String> {
     const KEY: &str = "kernel/random/boot_id";
     let read = || {
-        let file = File::open(parameter_path(KEY)?)?;
+        let file = open_parameter(KEY, OFlag::O_RDONLY)?;
         let is_kernels = fstatfs(&file)?.filesystem_type() == PROC_SUPER_MAGIC;
         let id = read_file(file)?.trim().to_owned();
         Ok(if is_kernels { id } else { format!("{REPLACED}{id}") })

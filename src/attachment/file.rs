@@ -9,7 +9,7 @@
 //! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed
 //! counts as absent.
 
-use std::cell::LazyCell;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -131,24 +131,29 @@ fn load_record(path: &Path) -> io::Result<Option<AttachmentRecord>> {
     }
 }
 
-/// The identity of the calling thread's network namespace, as in the field `host` of records; read when first needed.
-pub(super) type HostNetnsId = LazyCell<Option<u64>>;
-
-pub(super) fn host_netns_id() -> HostNetnsId {
-    LazyCell::new(netns::current_id)
+/// The [identity](netns::current_id) of the host's network namespace, which a thread asks for once.
+pub(super) fn host_netns_id() -> Option<u64> {
+    thread_local! {
+        static HOST: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+    // The thread of a unit test moves to a namespace of its own.
+    if HOST.get().is_none() || cfg!(test) {
+        HOST.set(netns::current_id());
+    }
+    HOST.get()
 }
 
-/// Whether the record was written in the network namespace `here`. A call that could not ask for the namespace's cookie
-/// has recorded its inode number.
-fn is_written_here(record: &AttachmentRecord, here: &HostNetnsId) -> bool {
+/// Whether the record was written in this network namespace. A call that could not ask for the namespace's cookie has
+/// recorded its inode number.
+fn is_written_here(record: &AttachmentRecord) -> bool {
     let host = Some(record.host);
-    host == **here || host == netns::current_inode()
+    host == host_netns_id() || host == netns::current_inode()
 }
 
 /// The record of the instance, if it was written here.
-pub(super) fn read_record(instance: &str, here: &HostNetnsId) -> Option<AttachmentRecord> {
+pub(super) fn read_record(instance: &str) -> Option<AttachmentRecord> {
     let record = load_record(&record_path(ATTACHMENTS, instance)).ok()??;
-    let is_it = record.attachment_id().instance_id() == instance && is_written_here(&record, here);
+    let is_it = record.attachment_id().instance_id() == instance && is_written_here(&record);
     is_it.then_some(record)
 }
 
@@ -168,28 +173,32 @@ impl AttachmentRecord {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
         }
-        read_record(instance, &host_netns_id())
+        read_record(instance)
     }
 
     /// The records of the attachments that were given this address. One system call if there is none.
     pub fn find_by_address(ip: IpAddr) -> Vec<AttachmentRecord> {
+        AttachmentRecord::read_by_address(ip, |_| true)
+    }
+
+    /// Like [`AttachmentRecord::find_by_address`], without the attachment `except`, whose record is not read.
+    pub fn find_others_by_address(ip: IpAddr, except: AttachmentId<'_>) -> Vec<AttachmentRecord> {
+        let except = except.instance_id();
+        AttachmentRecord::read_by_address(ip, |instance| instance != except)
+    }
+
+    fn read_by_address(ip: IpAddr, is_read: impl Fn(&str) -> bool) -> Vec<AttachmentRecord> {
         let entries = fs::read_dir(address_directory(ip)).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let names = names.filter(|instance| is_read(instance));
         let records = names.filter_map(|instance| AttachmentRecord::find_by_instance(&instance));
         records.filter(|record| record.ips.contains(&ip)).collect()
     }
 
-    /// Like [`AttachmentRecord::find_by_address`], without the attachment `except`.
-    pub fn find_others_by_address(ip: IpAddr, except: AttachmentId<'_>) -> Vec<AttachmentRecord> {
-        let mut others = AttachmentRecord::find_by_address(ip);
-        others.retain(|record| record.attachment_id() != except);
-        others
-    }
-
     /// All records of `network`, or of all networks.
     pub fn read_all(network: Option<&str>) -> Vec<AttachmentRecord> {
-        let (here, instances) = (host_netns_id(), list_instances(ATTACHMENTS, network).into_iter());
-        instances.filter_map(|instance| read_record(&instance, &here)).collect()
+        let instances = list_instances(ATTACHMENTS, network).into_iter();
+        instances.filter_map(|instance| read_record(&instance)).collect()
     }
 
     /// Removes what killed processes left of the network's records, except for the records of `valid`: temporary files,
@@ -286,7 +295,7 @@ impl AttachmentRecord {
 /// that a killed process may have left.
 pub fn forget_attachment(owner: AttachmentId<'_>, plugin: &str) -> Result<()> {
     let (path, temporary) = attachment_paths(owner);
-    let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record, &host_netns_id());
+    let is_its = |record: &AttachmentRecord| record.plugin == plugin && is_written_here(record);
     match load_record(&path) {
         Ok(Some(record)) if is_its(&record) => record.remove_with_addresses()?,
         Ok(Some(_)) => return Ok(()),

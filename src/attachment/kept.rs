@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::file::{self, HostNetnsId, host_netns_id};
+use super::file;
 use super::liveness::{Liveness, LivenessDoubt};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
@@ -106,7 +106,7 @@ impl RecordStore {
 
     /// The feature's data of the attachment, if it can be read.
     pub fn read_content<T: DeserializeOwned>(self, owner: AttachmentId<'_>) -> Option<T> {
-        serde_json::from_value(self.read_part(&owner.instance_id(), &host_netns_id())?.content).ok()
+        serde_json::from_value(self.read_part(&owner.instance_id())?.content).ok()
     }
 
     /// The parts in records of this host, read one by one as the iterator advances.
@@ -128,8 +128,7 @@ impl RecordStore {
         self,
         instances: Vec<String>,
     ) -> impl Iterator<Item = StoredRecord<T>> + use<T> {
-        let here = host_netns_id();
-        let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance, &here));
+        let parts = instances.into_iter().filter_map(move |instance| self.read_part(&instance));
         parts.filter_map(|StoredRecord { record, content }| {
             Some(StoredRecord { record, content: serde_json::from_value(content).ok()? })
         })
@@ -147,8 +146,8 @@ impl RecordStore {
     }
 
     /// The part in the attachment's record.
-    fn read_part(self, instance: &str, here: &HostNetnsId) -> Option<StoredRecord<Value>> {
-        let mut record = file::read_record(instance, here)?;
+    fn read_part(self, instance: &str) -> Option<StoredRecord<Value>> {
+        let mut record = file::read_record(instance)?;
         let content = record.rules.remove(self.0)?;
         Some(StoredRecord { record, content })
     }

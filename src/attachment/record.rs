@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
+use super::file::host_netns_id;
 use super::liveness::{HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness};
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
-use crate::netns::{self, NetnsIdentity};
+use crate::netns::NetnsIdentity;
 
 /// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub struct AttachmentRecord {
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsIdentity>,
-    /// The [identity](netns::current_id) of the host's network namespace.
+    /// The [identity](crate::netns::current_id) of the host's network namespace.
     pub host: u64,
     /// The boot in which the record was written.
     pub boot: Option<BootIdentity>,
@@ -61,7 +62,7 @@ impl AttachmentRecord {
             ifname: owner.ifname.to_owned(),
             plugin: plugin.to_owned(),
             sandbox: sandbox.to_owned(),
-            host: netns::current_id().unwrap_or_default(),
+            host: host_netns_id().unwrap_or_default(),
             boot: Some(BootIdentity::current()),
             created: current_unix_time(),
             ..AttachmentRecord::default()

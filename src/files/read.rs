@@ -1,13 +1,13 @@
 //! Reading a file that another user has named or written.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, openat};
-use nix::sys::stat::Mode;
+use nix::fcntl::OFlag;
+
+use crate::open::open_file;
 
 /// The content of the regular file at `path`, which may be a symbolic link; an error if there are more than `most`
 /// bytes.
@@ -16,8 +16,7 @@ use nix::sys::stat::Mode;
 /// has an effect (a watchdog starts).
 pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let refuse = |why: String| Err(io::Error::new(ErrorKind::InvalidInput, why));
-    let found = openat(AT_FDCWD, path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
-    let found = File::from(found);
+    let found = open_file(path, OFlag::O_PATH)?;
     let meta = found.metadata()?;
     if meta.is_dir() {
         return Err(Errno::EISDIR.into());
@@ -27,7 +26,7 @@ pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     }
     // The link leads to the file that was examined, even if `path` leads elsewhere by now.
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let file = File::open(&link).map_err(|error| match error.kind() {
+    let file = open_file(link, OFlag::O_RDONLY).map_err(|error| match error.kind() {
         ErrorKind::NotFound => io::Error::other("/proc is not mounted"),
         _ => error,
     })?;
@@ -50,9 +49,10 @@ pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
     use std::os::unix::fs::symlink;
 
+    use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
     #[test]

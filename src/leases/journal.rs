@@ -95,12 +95,11 @@ impl LeaseJournal {
         if seal_seconds(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
             return None;
         }
-        LeaseJournal::from_file(file).filter(|journal| journal.boot.id == boot.id)
+        LeaseJournal::from_file(file, meta.len()).filter(|journal| journal.boot.id == boot.id)
     }
 
-    /// Reads the first line of the file.
-    fn from_file(file: File) -> Option<LeaseJournal> {
-        let length = file.metadata().ok()?.len();
+    /// Reads the first line of the file, which has this length in bytes.
+    fn from_file(file: File, length: u64) -> Option<LeaseJournal> {
         let first = read_text_at(&file, 0..length.min(BLOCK))?;
         let first = first.lines().next()?;
         let JournalHeader { boot, sorted, .. } = JournalHeader::parse(first)?;
@@ -122,8 +121,9 @@ impl LeaseJournal {
         network.remove_file(TEMP)?;
         directory.remove_file(LEASE_TEMP)?;
         require_seal_support(directory)?;
-        let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, contents.to_text(boot).as_bytes())?;
-        Ok(LeaseJournal::from_file(file).map(|journal| LeaseJournal { is_changed: true, ..journal }))
+        let text = contents.to_text(boot);
+        let file = directory.replace_file(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+        Ok(LeaseJournal::from_file(file, text.len() as u64).map(|journal| LeaseJournal { is_changed: true, ..journal }))
     }
 
     /// The number of leases; `None` if the journal cannot be read.

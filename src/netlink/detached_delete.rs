@@ -6,7 +6,7 @@
 //! reply: this process returns after the first of the two. Then the child is an orphan, and pid 1 has to reap it. Where
 //! that is uncertain, this process makes the request itself. See docs/decisions/0023-detached-deletions.md.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::process;
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc::{self, RTM_DELLINK, RTNLGRP_LINK};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
@@ -24,6 +25,7 @@ use super::attribute::read_u32_at;
 use super::error::RequestFailure;
 use super::request::{KernelMessage, NetlinkRequest};
 use super::socket::{NetlinkSocket, request_span};
+use crate::open::open_file;
 
 /// The bit of `SIGCHLD` in the masks of `/proc/<pid>/status`.
 const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);
@@ -66,7 +68,7 @@ fn are_orphans_reaped() -> bool {
 /// The first part of `/proc/1/status`, by one read.
 fn read_init_status() -> io::Result<String> {
     let mut status = vec![0; 4096];
-    let length = File::open("/proc/1/status")?.read(&mut status)?;
+    let length = open_file("/proc/1/status", OFlag::O_RDONLY)?.read(&mut status)?;
     Ok(String::from_utf8_lossy(&status[..length]).into_owned())
 }
 
