@@ -9,7 +9,6 @@
 //! A record is replaced as a whole, so that a reader finds the old or the new one. A record that cannot be parsed
 //! counts as absent.
 
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -24,7 +23,7 @@ use nix::sys::stat::Mode;
 
 use super::backup::{self, temporary_path};
 use super::owner::{AttachmentId, network_hash};
-use super::record::AttachmentRecord;
+use super::record::{AttachmentRecord, host_netns_id};
 use crate::cni::NetworkName;
 use crate::error::{Error, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
@@ -129,18 +128,6 @@ fn load_record(path: &Path) -> io::Result<Option<AttachmentRecord>> {
             Ok(serde_json::from_slice(&read_up_to(&mut file, &meta, MAX_BYTES)?).ok())
         }
     }
-}
-
-/// The [identity](netns::current_id) of the host's network namespace, which a thread asks for once.
-pub(super) fn host_netns_id() -> Option<u64> {
-    thread_local! {
-        static HOST: Cell<Option<u64>> = const { Cell::new(None) };
-    }
-    // The thread of a unit test moves to a namespace of its own.
-    if HOST.get().is_none() || cfg!(test) {
-        HOST.set(netns::current_id());
-    }
-    HOST.get()
 }
 
 /// Whether the record was written in this network namespace. A call that could not ask for the namespace's cookie has

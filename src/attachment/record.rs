@@ -6,6 +6,7 @@
 //! rules ([`RecordStore`](super::RecordStore)). Records are lost at reboot, like the rules. DEL needs no record. A
 //! record that cannot be parsed counts as absent.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -14,11 +15,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
-use super::file::host_netns_id;
 use super::liveness::{HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness};
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
-use crate::netns::NetnsIdentity;
+use crate::netns::{self, NetnsIdentity};
 
 /// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct AttachmentRecord {
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsIdentity>,
-    /// The [identity](crate::netns::current_id) of the host's network namespace.
+    /// The [identity](netns::current_id) of the host's network namespace.
     pub host: u64,
     /// The boot in which the record was written.
     pub boot: Option<BootIdentity>,
@@ -51,6 +51,18 @@ pub struct AttachmentRecord {
     pub data_dir: Option<PathBuf>,
     /// The part of each feature of the packet filter, by the feature's name.
     pub rules: BTreeMap<String, Value>,
+}
+
+/// The [identity](netns::current_id) of the host's network namespace, which a thread asks for once.
+pub(super) fn host_netns_id() -> Option<u64> {
+    thread_local! {
+        static HOST: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+    // The thread of a unit test moves to a namespace of its own.
+    if HOST.get().is_none() || cfg!(test) {
+        HOST.set(netns::current_id());
+    }
+    HOST.get()
 }
 
 impl AttachmentRecord {

@@ -1,6 +1,5 @@
 //! The keys of `ipam`.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -116,7 +115,7 @@ impl DhcpIpamConfig {
             self.require_no_options()?;
         }
         // Lenient: every pair with a `=`, whatever its key.
-        let args: BTreeMap<&str, &str> = args.split(';').filter_map(|pair| pair.split_once('=')).collect();
+        let args = || args.split(';').rev().filter_map(|pair| pair.split_once('='));
         let mut options = Dhcp4Options::new();
         for ProvidedOption { option, value, from_arg } in &self.provide {
             let code = option_code(option)?;
@@ -124,8 +123,8 @@ impl DhcpIpamConfig {
                 let msg = format!("option \"{option}\" cannot be provided");
                 return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
             }
-            let (value, origin) = match args.get(from_arg.as_str()) {
-                Some(value) => (*value, format!(" from CNI_ARGS \"{from_arg}\"")),
+            let (value, origin) = match args().find(|(key, _)| *key == from_arg) {
+                Some((_, value)) => (value, format!(" from CNI_ARGS \"{from_arg}\"")),
                 None if value.is_empty() => continue,
                 None => (value.as_str(), String::new()),
             };

@@ -19,6 +19,7 @@ use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PortOwner};
 use crate::netlink::{Netlink, NetlinkResult};
+use crate::sort::collect_set;
 
 /// The parents of directories whose leases are believed without a configuration that names them: only root can write
 /// there.
@@ -170,7 +171,7 @@ fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
 fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
     let records = AttachmentRecord::read_all(Some(network)).into_iter().filter(|record| record.ipam == LEASER);
     let named = records.map(|record| record.data_dir.unwrap_or_else(|| DATA_DIR.into()));
-    let mut dirs: BTreeSet<PathBuf> = named.collect();
+    let mut dirs = collect_set(named);
     if dirs.is_empty() {
         dirs.insert(DATA_DIR.into());
     }

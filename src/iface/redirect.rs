@@ -1,11 +1,10 @@
 //! Redirects: a link passes all packets that it receives to another link, which sends them. They are filters of traffic
 //! control, which see the packets before the network stack does.
 
-use std::collections::BTreeSet;
-
 use crate::error::{ErrorContext, Result};
 use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, Netlink};
+use crate::sort::collect_set;
 
 /// The handle of an `ingress` or `clsact` qdisc, always.
 pub(super) const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);
@@ -73,7 +72,7 @@ fn delete_filters(netlink: &Netlink, from: &Link, hook: TrafficHandle, targets: 
         let is_own = |index| targets.contains(&index) || (index == 0 && filter.priority == own_priority);
         filter.redirect_of_all().is_some_and(is_own)
     };
-    let priorities: BTreeSet<u16> = filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority).collect();
+    let priorities = collect_set(filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority));
     for priority in priorities {
         let of_priority = || filters.iter().filter(|filter| filter.priority == priority);
         if of_priority().all(is_stale) {

@@ -260,7 +260,13 @@ pub(super) fn withheld_addresses(
     };
     let JournalContents { entries, mut removals, .. } = JournalContents::parse(&read_journal_text(directory));
     removals.retain(|ip, _| !entries.contains_key(ip));
-    removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.time_left(quarantine)?))).collect()
+    let mut withheld = BTreeMap::new();
+    for (ip, removal) in removals {
+        if let Some(left) = removal.time_left(quarantine) {
+            withheld.insert(ip, left);
+        }
+    }
+    withheld
 }
 
 /// The directory `.cnibox` in `network`, created if missing. Without the directory there is no journal, and every

@@ -90,11 +90,6 @@ impl RuleBackend {
         if is_usable || !filter.has_nf_tables() { RuleBackend::Iptables } else { RuleBackend::Nftables }
     }
 
-    /// Whether a live attachment of this host has rules of the feature with this back end.
-    pub(super) fn is_recorded(self, kept: RecordStore) -> bool {
-        kept.restorable_parts::<RecordedBackend>().iter().any(|kept| kept.content.backend == self)
-    }
-
     /// For STATUS: fails with code 50 and a remedy if this back end cannot work.
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {

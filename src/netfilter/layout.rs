@@ -14,7 +14,6 @@ mod transaction;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use super::shared::{HeirFinder, has_same_owner, is_recorded};
 use crate::attachment::RecordStore;
 use crate::error::{self, Error};
 use crate::netlink::NetlinkResult;
@@ -24,9 +23,6 @@ pub use transaction::{LayoutTransaction, OwnTables};
 
 /// The remedy for damage.
 pub const REMEDY: &str = "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
-
-/// Returns the elements to delete; may add other deletions.
-type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
 /// The rules of the chain of this name, if it is one that elements jump to.
 type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
@@ -119,39 +115,8 @@ impl TableLayout {
         Ok(misplaced)
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
-    /// that only these elements jump to. Keys that other attachments need are given to them: `heirs` returns their
-    /// elements, and `kept` has their records.
-    pub fn hand_on_elements(
-        &self,
-        nft: &NftSocket,
-        kept: RecordStore,
-        find: FindElements<'_>,
-        heirs: HeirFinder<'_>,
-    ) -> NetlinkResult<()> {
-        let mut added = Vec::new();
-        nft.update_tables(&mut |nft| {
-            let mut batch = NftBatch::new();
-            let found = find(nft, &mut batch)?;
-            added = heirs(&found);
-            self.delete_elements(&mut batch, nft, &found, &added)?;
-            Ok(batch)
-        })?;
-        // An heir may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the record
-        // first.
-        added.retain(|element| !is_recorded(kept, element));
-        if added.is_empty() {
-            return Ok(());
-        }
-        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
-            let found = added.iter().zip(nft.read_elements(&added)?);
-            Ok(found.filter_map(|(e, found)| found.filter(|f| has_same_owner(f, e))).collect())
-        };
-        self.hand_on_elements(nft, kept, find, heirs)
-    }
-
     /// Deletes elements, and the chains that only these elements jump to; `added` get their keys.
-    fn delete_elements(
+    pub fn delete_elements(
         &self,
         batch: &mut NftBatch,
         nft: &NftSocket,

@@ -5,12 +5,12 @@
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
 //! | `difference.rs` | what is not as the records of attachments want it |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
+//! | `elements.rs` | the elements of attachments, as their records want them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables, over netlink or with iptables-save and iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments of rules, as the reference plugins write them |
 //! | `reconcile.rs` | compares the packet filter with the records of attachments, and restores it |
-//! | `shared.rs` | keys that several attachments need |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
@@ -21,6 +21,7 @@
 pub mod backend;
 pub mod difference;
 pub mod egress;
+mod elements;
 pub mod filter;
 pub mod handover;
 pub mod iptables;
@@ -30,7 +31,6 @@ pub mod masquerade;
 pub mod names;
 pub mod ports;
 pub mod reconcile;
-mod shared;
 pub mod spoof;
 mod watch;
 

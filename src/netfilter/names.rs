@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 
+use crate::attachment::AttachmentRecord;
 pub use crate::attachment::{AttachmentId, network_hash, sha512_hex};
-use crate::netlink::nftables::cut_comment;
+use crate::netlink::nftables::{SetElement, cut_comment};
 
 /// The maximum length of a chain name in iptables.
 const CHAIN: usize = 28;
@@ -106,6 +107,27 @@ pub fn stale_matcher(network: &str, valid: &[AttachmentId<'_>]) -> impl Fn(Optio
             text.starts_with(&ours) && !valid.contains(instance)
         })
     }
+}
+
+/// The [instance](AttachmentId::instance_id) in a comment.
+pub fn instance_in_comment(comment: Option<&str>) -> Option<&str> {
+    comment?.split(',').next()
+}
+
+/// Whether the comments name one owner.
+pub fn has_same_owner(found: &SetElement, wanted: &SetElement) -> bool {
+    instance_in_comment(found.comment.as_deref()) == instance_in_comment(wanted.comment.as_deref())
+}
+
+/// Whether an attachment leaves the element that was found for the key of `wanted` in place: its owner is another
+/// attachment, and not certainly gone.
+pub fn is_left_in_place(found: &SetElement, wanted: &SetElement) -> bool {
+    !has_same_owner(found, wanted) && !is_owner_gone(found.comment.as_deref())
+}
+
+/// Whether the owner in a comment is certainly gone.
+pub fn is_owner_gone(comment: Option<&str>) -> bool {
+    instance_in_comment(comment).and_then(AttachmentRecord::find_by_instance).is_some_and(|record| record.is_gone())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
 use super::difference::differences_of_records;
+use super::elements::RecordedElements;
 use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{parse_label, stale_matcher};
 use super::{AttachmentId, PacketFilter, join_errors};
@@ -47,8 +48,8 @@ pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[LAYOUT],
-        needs_table: |_| !KEPT.restorable_parts::<CheckedPort>().is_empty(),
-        restore: |change| change.restore_recorded_elements(KEPT, &SETS, port_elements),
+        needs_table: |layout| ELEMENTS.need_table(layout.table),
+        restore: |change| ELEMENTS.restore(change),
     },
     differences: |filter| {
         let check = |kept: &StoredRecord<CheckedPort>, _: &[_]| {
@@ -76,6 +77,9 @@ fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPor
     let elements = [CHECKED.element_with_key(name), ALLOWED.element_with_key((name, *mac))];
     elements.map(|element| element.with_comment(owner.object_label())).into()
 }
+
+const ELEMENTS: RecordedElements<CheckedPort> =
+    RecordedElements { kept: KEPT, layout: LAYOUT, sets: &SETS, of_record: port_elements };
 
 const LAYOUT: TableLayout = TableLayout {
     sets: &SETS,
@@ -155,7 +159,7 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Che
         found.retain(|element| owner.owns_comment(element.comment.as_deref()));
         Ok(found)
     };
-    let own = LAYOUT.hand_on_elements(nft, KEPT, find, &|_| Vec::new());
+    let own = ELEMENTS.delete_found(nft, Some(owner), find);
     let outcomes = [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_errors(outcomes).context(|| "failed to teardown spoof-check")
 }
@@ -226,9 +230,5 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
 pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     KEPT.remove_stale_parts(network, valid)?;
     let is_stale = stale_matcher(network, valid);
-    let removed = filter.query_nft(&|nft| {
-        let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&SETS, &[], &is_stale);
-        LAYOUT.hand_on_elements(nft, KEPT, find, &|_| Vec::new())
-    });
-    removed.context(|| "clean up spoof-check")
+    filter.query_nft(&|nft| ELEMENTS.delete_by_comment(nft, &is_stale)).context(|| "clean up spoof-check")
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::net::IpAddr;
 
+use crate::sort::sort_items;
 use ipnet::IpNet;
 
 /// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports
@@ -225,7 +226,7 @@ fn push_range(ranges: &mut Vec<AllowedRange>, range: AllowedRange) {
 fn combine_ranges(ours: &[AllowedRange], theirs: &[AllowedRange], is_allowed: Operation) -> Vec<AllowedRange> {
     let ends = ours.iter().chain(theirs).flat_map(|range| [Some(range.first), range.last.checked_add(1)]);
     let mut starts: Vec<u128> = ends.flatten().collect();
-    starts.sort_unstable();
+    sort_items(&mut starts);
     starts.dedup();
     let mut ranges = Vec::new();
     for (at, &first) in starts.iter().enumerate() {
@@ -244,7 +245,7 @@ fn services_at(ranges: &[AllowedRange], address: u128) -> &[ServiceRange] {
 
 /// Sorts services and merges those that overlap or are adjacent.
 pub fn merge_services(mut services: Vec<ServiceRange>) -> Vec<ServiceRange> {
-    services.sort_unstable();
+    sort_items(&mut services);
     let mut merged: Vec<ServiceRange> = Vec::new();
     for range in services {
         match merged.last_mut() {
@@ -270,7 +271,7 @@ pub fn combine_services(ours: &[ServiceRange], theirs: &[ServiceRange], is_allow
         bounds.map(|bound| (bound, set)).collect::<Vec<_>>()
     };
     let mut bounds = [bounds_of(ours, 0), bounds_of(theirs, 1)].concat();
-    bounds.sort_unstable();
+    sort_items(&mut bounds);
     let (mut is_in, mut start, mut combined) = ([false; 2], None, Vec::new());
     for equal in bounds.chunk_by(|one, next| one.0 == next.0) {
         let bound = equal[0].0;

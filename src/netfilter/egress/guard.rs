@@ -24,6 +24,7 @@ use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange, a
 use crate::error::{Error, Result};
 use crate::netlink::MacAddress;
 use crate::netlink::traffic::program::ClassicInstruction;
+use crate::sort::sort_items;
 
 /// The most instructions of a program. The kernel accepts 4096, but lists a filter in a message of 32 KiB.
 pub const MOST_INSTRUCTIONS: usize = 4000;
@@ -291,7 +292,7 @@ impl GuardCompiler<'_> {
         let Some(sources) = self.policy.sources else { return next };
         let mut own: Vec<u128> =
             sources.iter().filter(|addr| addr.is_ipv4()).map(|addr| address_number(*addr)).collect();
-        own.sort_unstable();
+        sort_items(&mut own);
         own.dedup();
         let search = put_search(self.code, &ADDRESS[..1], own.into_iter().map(|addr| (addr, addr, next)), self.drop);
         self.code.put_all(&[(LOAD_WORD, IPV4_SOURCE), (STORE_CELL, ADDRESS[0])], search)
@@ -302,7 +303,7 @@ impl GuardCompiler<'_> {
         let Some(sources) = self.policy.sources else { return next };
         let own = sources.iter().filter(|addr| addr.is_ipv6()).map(|addr| address_number(*addr));
         let mut own: Vec<_> = own.map(|addr| (addr, addr)).chain([(0, 0), LINK_LOCAL]).collect();
-        own.sort_unstable();
+        sort_items(&mut own);
         own.dedup();
         own.retain(|(first, last)| (*first, *last) == LINK_LOCAL || !(LINK_LOCAL.0..=LINK_LOCAL.1).contains(first));
         let search =
@@ -387,7 +388,7 @@ impl GuardCompiler<'_> {
 
     /// Passes addresses of the ranges, `otherwise` judges the others.
     fn put_addresses(&mut self, cells: &[u32], mut ranges: Vec<(u128, u128)>, otherwise: Label) -> Label {
-        ranges.sort_unstable();
+        sort_items(&mut ranges);
         ranges.dedup();
         let ranges = ranges.into_iter().map(|(first, last)| (first, last, self.pass));
         put_search(self.code, cells, ranges, otherwise)

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::netfilter::PacketFilter;
 use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
 use crate::netlink::{MacAddress, NetlinkResult};
+use crate::sort::{sort_by, sort_by_key};
 
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
@@ -37,8 +38,7 @@ pub struct PortReport {
 /// The containers with a policy on this host.
 pub fn list_ports(filter: &PacketFilter) -> Result<Vec<PortReport>> {
     let mut stored: Vec<_> = KEPT.iter_parts::<RestrictedPort>().collect();
-    let key = |stored: &StoredRecord<RestrictedPort>| stored.attachment_id().instance_id();
-    stored.sort_by_cached_key(key);
+    sort_by_key(&mut stored, |stored| stored.attachment_id().instance_id());
     let refusals = filter.query_nft(&|nft| Refusals::read(nft))?;
     Ok(stored.into_iter().map(|stored| refusals.of_port(stored)).collect())
 }
@@ -100,7 +100,7 @@ impl Refusals {
     fn of_port(&self, stored: StoredRecord<RestrictedPort>) -> PortReport {
         let RestrictedPort { mac, end, .. } = &stored.content;
         let mut flows = self.flows.get(mac).cloned().unwrap_or_default();
-        flows.sort_unstable_by(|a, b| b.cmp(a));
+        sort_by(&mut flows, |a, b| b.cmp(a));
         let mut known = HashSet::new();
         let flows = flows.into_iter().map(|(_, flow)| flow).filter(|flow| known.insert(*flow)).take(FLOWS).collect();
         PortReport {

@@ -21,8 +21,8 @@ use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::difference::{Difference, differences_of_records};
+use crate::netfilter::elements::find_other_record;
 use crate::netfilter::layout::RestorableState;
-use crate::netfilter::shared::find_other_record;
 use crate::sort::sort_items;
 
 /// The default of `firewalldZone`.

@@ -25,9 +25,9 @@ use crate::error::Result;
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
+use crate::netfilter::elements::other_attachments;
 use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable};
 use crate::netfilter::names::AttachmentId;
-use crate::netfilter::shared::other_attachments;
 
 const FILTER: &str = "filter";
 

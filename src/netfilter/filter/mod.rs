@@ -32,7 +32,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &nft::LAYOUTS,
-        needs_table: nft::needs_table,
+        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: nft::restore_elements,
     },
     differences: |filter| {

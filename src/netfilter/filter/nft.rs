@@ -45,9 +45,9 @@ use crate::attachment::StoredRecord;
 use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::difference::{Difference, differences_of_records};
+use crate::netfilter::elements::RecordedElements;
 use crate::netfilter::layout::{LayoutTransaction, RuleComparison, TableLayout};
-use crate::netfilter::names::{AttachmentId, network_hash, network_label, stale_matcher};
-use crate::netfilter::shared::{find_heirs, has_same_owner};
+use crate::netfilter::names::{AttachmentId, has_same_owner, network_hash, network_label, stale_matcher};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     BRIDGE_FILTER, CT_STATE_ANSWERS, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
@@ -140,11 +140,15 @@ fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[T
     })
 }
 
-/// The elements of a record.
-fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
-    let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
-    present.map(|(element, _)| element).collect()
-}
+pub(super) const ELEMENTS: RecordedElements<AcceptedTraffic> = RecordedElements {
+    kept: KEPT,
+    layout: PACKET_LAYOUT,
+    sets: &SETS,
+    of_record: |owner, pod| {
+        let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
+        present.map(|(element, _)| element).collect()
+    },
+};
 
 /// Restores the elements of all records, if one of the sets was flushed.
 pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
@@ -157,21 +161,12 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
         let bridge = kept.content.bridge.as_deref().map(|bridge| BRIDGES.element_with_key(bridge));
         let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&bridge));
         let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all);
-        let mut elements = recorded_elements(kept.attachment_id(), &kept.content);
+        let mut elements = (ELEMENTS.of_record)(kept.attachment_id(), &kept.content);
         elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
             change.restore_element(element);
         }
     }
-}
-
-/// Whether the record of a living attachment needs the table.
-pub(super) fn needs_table(layout: &TableLayout) -> bool {
-    let is_needed = |pod: &AcceptedTraffic| match layout.table {
-        FRAMES => pod.isolates_ports(),
-        _ => pod.backend == RuleBackend::Nftables,
-    };
-    KEPT.restorable_parts::<AcceptedTraffic>().iter().any(|kept| is_needed(&kept.content))
 }
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
@@ -281,7 +276,7 @@ pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &Acc
     if pod.isolates_ports() {
         FRAME_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
     }
-    for element in &recorded_elements(owner, pod) {
+    for element in &(ELEMENTS.of_record)(owner, pod) {
         if nft.read_element(element)?.is_none() {
             return Err(missing_error(owner, KEPT, &format!("element {element} of {}", element.set)));
         }
@@ -308,8 +303,7 @@ pub(super) fn delete_elements(
         }
         Ok(found)
     };
-    PACKET_LAYOUT
-        .hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
+    ELEMENTS.delete_found(nft, Some(owner), find)
 }
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
@@ -329,7 +323,7 @@ pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[Att
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
     };
-    PACKET_LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))
+    ELEMENTS.delete_found(nft, None, find)
 }
 
 /// Bridges with a policy.

@@ -33,7 +33,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::table::{IptablesRule, IptablesTable};
 use super::difference::Difference;
-use super::shared::find_other_record;
+use super::elements::find_other_record;
 use super::{AttachmentId, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;

@@ -7,9 +7,9 @@ use nix::errno::Errno;
 use serde::de::DeserializeOwned;
 
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
-use crate::attachment::{AttachmentId, RecordStore, StoredRecord};
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::log;
-use crate::netfilter::shared::{self, has_same_owner};
+use crate::netfilter::names::{has_same_owner, instance_in_comment, is_left_in_place};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
 };
@@ -177,12 +177,12 @@ impl LayoutTransaction<'_> {
     }
 
     /// Like [`LayoutTransaction::replace_element`], unless the element that was found is
-    /// [left](shared::is_left_in_place) to another attachment. Returns whether the attachment has the element.
+    /// [left](is_left_in_place) to another attachment. Returns whether the attachment has the element.
     ///
     /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record
     /// of this attachment, is refused and planned again, or refuses this transaction.
     pub fn claim_element(&mut self, found: Option<&SetElement>, element: &SetElement) -> bool {
-        let Some(left) = found.filter(|found| shared::is_left_in_place(found, element)) else {
+        let Some(left) = found.filter(|found| is_left_in_place(found, element)) else {
             self.replace_element(found, element);
             return true;
         };
@@ -295,22 +295,6 @@ impl LayoutTransaction<'_> {
         self.put_element(element);
     }
 
-    /// Restores the elements that `elements` returns for each record, if one of the sets was flushed.
-    pub fn restore_recorded_elements<T: DeserializeOwned>(
-        &mut self,
-        kept: RecordStore,
-        sets: &[NftSet<'_>],
-        elements: impl Fn(AttachmentId<'_>, &T) -> Vec<SetElement>,
-    ) {
-        if sets.iter().any(|set| self.is_flushed(*set)) {
-            for kept in self.restorable_records::<T>(kept) {
-                for element in elements(kept.attachment_id(), &kept.content) {
-                    self.restore_element(&element);
-                }
-            }
-        }
-    }
-
     /// The generation of the first read, if the commit depends on it; otherwise 0.
     fn required_generation(&self) -> u32 {
         self.views.first().filter(|_| self.is_conditional).map_or(0, |view| view.generation)
@@ -386,7 +370,7 @@ impl LayoutTransaction<'_> {
 /// Whether the element is the attachment's, or its comment names no attachment: another program has written it.
 fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
     let names = |instance: &str| instance.split('-').all(|part| part.len() == 16) && instance.contains('-');
-    has_same_owner(found, own) || !shared::instance_in_comment(found.comment.as_deref()).is_some_and(names)
+    has_same_owner(found, own) || !instance_in_comment(found.comment.as_deref()).is_some_and(names)
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before

@@ -40,10 +40,8 @@ pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[nft::LAYOUT],
-        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
-        restore: |change| {
-            change.restore_recorded_elements(KEPT, &nft::PODS, nft::recorded_elements);
-        },
+        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
+        restore: |change| nft::ELEMENTS.restore(change),
     },
     differences: |filter| {
         let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
@@ -94,7 +92,7 @@ pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[
         if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
             let damage = filter.query_nft(&|nft| nft::LAYOUT.find_difference(nft, RuleComparison::ByComment))?;
-            let damage = damage.filter(|_| RuleBackend::Nftables.is_recorded(KEPT)).map(|damage| damage.text);
+            let damage = damage.filter(|_| nft::ELEMENTS.need_table(nft::TABLE)).map(|damage| damage.text);
             return Err(error.with_details(KEPT.restore_remedy(owner, damage.as_deref())));
         }
     }

@@ -29,8 +29,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
+use super::super::elements::{RecordedElements, is_correct_or_foreign};
 use super::super::layout::{HandoverCount, RuleComparison, TableLayout};
-use super::super::shared::{find_heirs, has_same_owner, is_correct_or_foreign};
+use super::super::names::has_same_owner;
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
 use super::{KEPT, MasqueradeRecord};
 use crate::netlink::NetlinkResult;
@@ -76,13 +77,16 @@ fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement>
     addrs.iter().map(element).collect()
 }
 
-/// The elements of a record.
-pub(super) fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Vec<SetElement> {
-    match record.backend {
+/// What records of this back end want.
+pub(super) const ELEMENTS: RecordedElements<MasqueradeRecord> = RecordedElements {
+    kept: KEPT,
+    layout: LAYOUT,
+    sets: &PODS,
+    of_record: |owner, record| match record.backend {
         RuleBackend::Nftables => address_elements(owner, &record.addrs),
         RuleBackend::Iptables => Vec::new(),
-    }
-}
+    },
+};
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
     sets: &PODS,
@@ -128,16 +132,12 @@ pub(super) fn is_masqueraded(nft: &NftSocket, owner: AttachmentId<'_>, addr: IpN
 }
 
 pub(super) fn delete_elements(nft: &NftSocket, owner: AttachmentId<'_>, addrs: &[IpNet]) -> NetlinkResult<()> {
-    let known = address_elements(owner, addrs);
-    let find =
-        &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &known, &owner.comment_matcher());
-    LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))
+    ELEMENTS.delete_of_owner(nft, owner, &address_elements(owner, addrs))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
 pub(super) fn remove_stale_elements(nft: &NftSocket, is_stale: CommentSelector<'_>) -> NetlinkResult<()> {
-    let find = &mut |nft: &NftSocket, _: &mut NftBatch| nft.find_elements_by_comment(&PODS, &[], is_stale);
-    LAYOUT.hand_on_elements(nft, KEPT, find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?;
+    ELEMENTS.delete_by_comment(nft, is_stale)?;
     nft.update_tables(&mut |nft| {
         let mut batch = NftBatch::new();
         for chain in nft.dump_chains(TABLE)? {
@@ -190,7 +190,7 @@ fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
         pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
     };
     let living = KEPT.restorable_parts::<MasqueradeRecord>();
-    let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
+    let elements = living.iter().flat_map(|kept| (ELEMENTS.of_record)(kept.attachment_id(), &kept.content));
     elements.filter(is_shared).collect()
 }
 

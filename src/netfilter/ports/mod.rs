@@ -132,7 +132,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
     state: RestorableState {
         kept: KEPT,
         layouts: &[layout::LAYOUT],
-        needs_table: |_| RuleBackend::Nftables.is_recorded(KEPT),
+        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: nft::restore_mappings,
     },
     differences: |filter| {

@@ -13,14 +13,15 @@ use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
+use crate::netfilter::elements::RecordedElements;
 use crate::netfilter::layout::{LayoutTransaction, REMEDY, RuleComparison};
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
-use crate::netfilter::shared::{HeirFinder, find_heirs};
 use crate::netlink;
 use crate::netlink::nftables::{
     CommentSelector, ElementData, ElementKey, NftBatch, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo,
     SetElement, TransportProtocol,
 };
+use crate::sort::collect_set;
 
 /// The length of each half of an instance's hash that fits into an interface name.
 const HALF: usize = 15;
@@ -77,13 +78,20 @@ fn mapping_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<Se
     all.into_iter().map(|element| element.with_comment(&label)).collect()
 }
 
-/// The elements of a record.
-fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
-    match forward.backend {
-        RuleBackend::Nftables => mapping_elements(owner, forward),
+/// What records of this back end want.
+pub(super) const ELEMENTS: RecordedElements<PortForwarding> = RecordedElements {
+    kept: KEPT,
+    layout: layout::LAYOUT,
+    sets: layout::LAYOUT.sets,
+    of_record: |owner, forward| match forward.backend {
+        RuleBackend::Nftables => {
+            let mut all = mapping_elements(owner, forward);
+            all.push(count_element(owner, all.len(), &conditional_rules(owner, forward)));
+            all
+        }
         RuleBackend::Iptables => Vec::new(),
-    }
-}
+    },
+};
 
 /// The attachment's own element, with the number of its other elements. If the attachment also has rules, the number is
 /// larger than any number of elements, since rules are found only by reading their chain.
@@ -158,7 +166,7 @@ fn with_flushed_ports(
         for kept in
             change.restorable_records::<PortForwarding>(KEPT).iter().filter(|kept| kept.attachment_id() != owner)
         {
-            let ports = recorded_elements(kept.attachment_id(), &kept.content).into_iter();
+            let ports = (ELEMENTS.of_record)(kept.attachment_id(), &kept.content).into_iter();
             flushed.extend(ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
         }
     }
@@ -175,7 +183,7 @@ fn find_taken_port(owner: AttachmentId<'_>, wanted: &[SetElement], found: &[Opti
             return None;
         }
         let (addr, port, proto) = host_port_of(element)?;
-        let targets = found.iter().filter_map(container_address).collect();
+        let targets = collect_set(found.iter().filter_map(container_address));
         let by = PortOwner { targets, ..parse_port_owner(other) };
         Some(TakenPort { port: describe_host_port(addr, port, proto), by })
     })
@@ -194,8 +202,8 @@ fn delete_former_mappings(
     for element in &former {
         change.batch.delete_element(element);
     }
-    for heir in find_heirs(KEPT, Some(owner), &former, recorded_elements) {
-        change.put_element(&heir);
+    for element in ELEMENTS.elements_of_next_owners(Some(owner), &former) {
+        change.put_element(&element);
     }
     let rules = change.nft.find_rules_by_comment(CONDITIONAL, &owns)?;
     change.batch.delete_rules(TABLE, &rules);
@@ -239,12 +247,12 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
     let mut found = Vec::new();
     for element in &elements {
         let Some((addr, port, proto)) = host_port_of(element) else { continue };
-        let ports = BTreeSet::from([describe_host_port(addr, port, proto)]);
-        let targets = container_address(element).into_iter().collect();
+        let ports = collect_set([describe_host_port(addr, port, proto)]);
+        let targets = collect_set(container_address(element));
         found.push(PortOwner { ports, targets, ..parse_port_owner(element.comment.as_deref()) });
     }
     for rule in &rules {
-        let targets = flows::server_of_rule(rule).into_iter().collect();
+        let targets = collect_set(flows::server_of_rule(rule));
         found.push(PortOwner { targets, ..parse_port_owner(rule.comment.as_deref()) });
     }
     Ok(found)
@@ -262,7 +270,7 @@ pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Res
             elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
         Ok(if targets.all(|target| owner.targets.contains(&target)) { found } else { FoundMappings::default() })
     };
-    Ok(delete_found(nft, &find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?)
+    Ok(delete_found(nft, None, &find)?)
 }
 
 /// Elements, and rules in the chain `conditional`.
@@ -301,7 +309,7 @@ fn find_by_key(
         return Ok(sentinel.is_some().then(FoundMappings::default));
     };
     let mut elements = own(found);
-    let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(container_address).collect();
+    let mut more = collect_set(elements.iter().filter_map(container_address));
     more.retain(|addr| !addrs.contains(addr));
     let more: Vec<_> = more.into_iter().map(address_element).collect();
     elements.extend(own(nft.read_elements(&more)?));
@@ -310,23 +318,22 @@ fn find_by_key(
     Ok(is_all.then_some((elements, Vec::new())))
 }
 
-/// Deletes what `find` returns, and gives the keys that other attachments need to the `heirs`. Returns the addresses
-/// that it redirected UDP to.
+/// Deletes what `find` returns, of the `owner` or of several. Returns the addresses that it redirected UDP to.
 fn delete_found(
     nft: &NftSocket,
+    owner: Option<AttachmentId<'_>>,
     find: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<FoundMappings>,
-    heirs: HeirFinder<'_>,
 ) -> netlink::NetlinkResult<BTreeSet<IpAddr>> {
     let mut servers = BTreeSet::new();
     let find = &mut |nft: &NftSocket, batch: &mut NftBatch| {
         let (elements, rules) = find(nft)?;
         let is_udp = |e: &&SetElement| host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp);
         let of_rules = rules.iter().filter_map(flows::udp_server_of_rule);
-        servers = elements.iter().filter(is_udp).filter_map(container_address).chain(of_rules).collect();
+        servers = collect_set(elements.iter().filter(is_udp).filter_map(container_address).chain(of_rules));
         batch.delete_rules(TABLE, &rules);
         Ok(elements)
     };
-    layout::LAYOUT.hand_on_elements(nft, KEPT, find, heirs)?;
+    ELEMENTS.delete_found(nft, owner, find)?;
     Ok(servers)
 }
 
@@ -344,7 +351,7 @@ pub(super) fn delete_mappings(
     };
     let mut servers = BTreeSet::new();
     if nft.has_object(TABLE)? {
-        servers = delete_found(nft, &find, &|deleted| find_heirs(KEPT, Some(owner), deleted, recorded_elements))?;
+        servers = delete_found(nft, Some(owner), &find)?;
     }
     servers.extend(reference::delete_rules(nft, owner.id)?);
     Ok(servers)
@@ -359,7 +366,7 @@ pub(super) fn remove_stale_mappings(
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
     let find = |nft: &NftSocket| find_by_comment(nft, &stale_matcher(network, valid));
-    Ok(delete_found(nft, &find, &|deleted| find_heirs(KEPT, None, deleted, recorded_elements))?)
+    Ok(delete_found(nft, None, &find)?)
 }
 
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference

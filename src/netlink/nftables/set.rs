@@ -13,6 +13,7 @@ use super::rule::{CT_STATUS_DNAT, NftRule, RegisterIndex, build_expression, comp
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::ElementKey;
+use crate::sort::sort_items;
 
 /// `NFT_SET_ELEM_INTERVAL_END`: the element is the first key after an interval.
 const INTERVAL_END: u32 = 1;
@@ -68,7 +69,7 @@ fn stored_intervals(set: NftSet<'_>, intervals: &[KeyInterval]) -> Vec<StoredInt
         stored.push(StoredInterval { key, last: None, is_end: false });
         stored.extend(next_key(last).map(|key| StoredInterval { key, last: None, is_end: true }));
     }
-    stored.sort();
+    sort_items(&mut stored);
     stored
 }
 
@@ -146,7 +147,7 @@ impl NftSocket {
             StoredInterval { key, last, is_end: flags & INTERVAL_END != 0 }
         };
         let mut found: Vec<_> = element_lists(&bodies).map(parse).collect();
-        found.sort();
+        sort_items(&mut found);
         Ok(found)
     }
 

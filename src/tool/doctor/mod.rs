@@ -13,7 +13,6 @@ mod nearby;
 mod path;
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -36,7 +35,7 @@ use crate::netfilter::difference::ReconcileMode;
 use crate::netfilter::reconcile::reconcile_all;
 use crate::options::{CommandOption, require_no_words};
 use crate::runtime::{NetworkList, Runtime};
-use crate::sort::sort_by_key;
+use crate::sort::{collect_set, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox doctor",
@@ -176,7 +175,7 @@ fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec
 /// Plugins of these networks that are missing or replaced by another executable.
 fn examine_plugins(networks: &[NetworkList], runtime: &Runtime, table: AppletTable) -> Vec<Finding> {
     let plugins = networks.iter().flat_map(|list| &list.plugins);
-    let mut names: BTreeSet<&str> = plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]).collect();
+    let mut names = collect_set(plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]));
     names.remove("");
     names.iter().filter_map(|name| examine_plugin(name, runtime, table)).collect()
 }

@@ -1,7 +1,7 @@
 //! The state of a directory of plugins: its entries, and the manifest of the installed files.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use super::{BINARY, STATE};
 use crate::cni::json::{Json, encode_pretty};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::atomic::{AtomicWriter, Durability};
+use crate::sort::collect_set;
 
 /// What a directory of plugins contains.
 pub(super) struct PluginDirectory {
@@ -46,7 +47,7 @@ impl PluginDirectory {
     pub(super) fn read_entries(path: &Path, names: &[&str]) -> Result<PluginDirectory> {
         let manifest = InstallManifest::load_from(path)?;
         let owned = manifest.files.iter().map(|owned| owned.name.as_str());
-        let names: BTreeSet<&str> = owned.chain(names.iter().copied()).chain([BINARY]).collect();
+        let names = collect_set(owned.chain(names.iter().copied()).chain([BINARY]));
         let (mut entries, mut contents) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
             if let Some(entry) = PluginDirectoryEntry::read_entry(&path.join(name), &mut contents)? {

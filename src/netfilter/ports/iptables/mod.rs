@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable, program_name};
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
+use crate::sort::collect_set;
 
 const NAT: &str = "nat";
 /// The top chain for sources of an old release of the reference.
@@ -201,7 +202,7 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
 
 /// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
 fn interface_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> Option<String> {
-    let addrs: BTreeSet<IpAddr> = table.rules_of_chain(chain).filter_map(dnat_address).collect();
+    let addrs = collect_set(table.rules_of_chain(chain).filter_map(dnat_address));
     let records = addrs.into_iter().flat_map(AttachmentRecord::find_by_address);
     let mut of_container = records.filter(|record| record.network == network && record.id == id);
     of_container.next().map(|record| record.ifname)
@@ -298,8 +299,8 @@ fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -
         id: id.to_owned(),
         ifname: interface_of_chain(table, chain, network, id),
         comment: format!("chain {chain}"),
-        ports: mappings.iter().filter_map(port).collect(),
-        targets: mappings.iter().copied().filter_map(dnat_address).collect(),
+        ports: collect_set(mappings.iter().filter_map(port)),
+        targets: collect_set(mappings.iter().copied().filter_map(dnat_address)),
         ..PortOwner::default()
     }
 }
@@ -327,8 +328,7 @@ pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Res
             found.is_same(owner) && found.targets.is_subset(&owner.targets)
         };
         let its = container_entries(table).filter(|(_, chain, network, id)| is_its(chain, network, id));
-        let its: BTreeSet<(String, String)> =
-            its.map(|(entry, chain, ..)| (chain.to_owned(), comment_of(entry).to_owned())).collect();
+        let its = collect_set(its.map(|(entry, chain, ..)| (chain.to_owned(), comment_of(entry).to_owned())));
         for (chain, comment) in its {
             servers.borrow_mut().extend(udp_servers(table, &chain));
             remove_chain(table, &chain, &comment);

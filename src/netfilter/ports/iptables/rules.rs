@@ -3,7 +3,6 @@
 //! maps at every address gets an additional entry, before all others: it takes precedence, whichever program created
 //! the other mapping. The reference's CHECK ignores the entry, and its DEL deletes it with the chain.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
@@ -14,7 +13,7 @@ use crate::cni::ip::host_net;
 use crate::netfilter::iptables::IptablesRule;
 use crate::netfilter::names::RULE_COMMENT;
 use crate::netfilter::{AttachmentId, IpFamily};
-use crate::sort::sort_by_key;
+use crate::sort::{collect_set, sort_by_key};
 
 /// The chain that jumps to the chains of containers.
 pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
@@ -127,7 +126,7 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
     if !wanted.condition_words().is_empty() {
         return Vec::new();
     }
-    let addrs: BTreeSet<IpAddr> = wanted.family_mappings().filter_map(MappedPort::single_address).collect();
+    let addrs = collect_set(wanted.family_mappings().filter_map(MappedPort::single_address));
     let of = |addr: IpAddr| {
         let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
         multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
@@ -137,7 +136,7 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
 
 /// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
 fn multiport_entries(owner: AttachmentId<'_>, addr: Option<IpAddr>, mappings: &[&MappedPort]) -> Vec<IptablesRule> {
-    let protocols: BTreeSet<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
+    let protocols = collect_set(mappings.iter().map(|m| m.proto.to_string()));
     let mut all = Vec::new();
     for proto in protocols {
         let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);

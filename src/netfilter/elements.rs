@@ -1,0 +1,152 @@
+//! The elements of attachments in sets and maps, as their records want them.
+//!
+//! Several attachments may want one key: two networks with one subnet, a fixed address of a neighbour. The element belongs
+//! to the first of them. ADD of another attachment leaves the element in place unless its owner is certainly gone. The
+//! deletion of the owner gives the key to another living attachment whose record wants it, in the same transaction
+//! (`docs/decisions/0022-shared-elements.md`).
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use serde::de::DeserializeOwned;
+
+use super::layout::{LayoutTransaction, TableLayout};
+use super::names::{has_same_owner, instance_in_comment};
+use crate::attachment::{AttachmentId, AttachmentRecord, RecordStore, StoredRecord};
+use crate::netlink::NetlinkResult;
+use crate::netlink::nftables::{
+    CommentSelector, ElementKey, NftBatch, NftSet, NftSocket, NftTable, NftValue, SetElement,
+};
+use crate::sort::collect_set;
+
+/// Returns the elements to delete; may add other deletions.
+pub type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
+
+/// What the records of a feature want in sets and maps.
+pub struct RecordedElements<R> {
+    /// The feature's records.
+    pub kept: RecordStore,
+    /// The table with the chains that elements jump to.
+    pub layout: TableLayout,
+    pub sets: &'static [NftSet<'static>],
+    /// The elements that a record wants.
+    pub of_record: fn(AttachmentId<'_>, &R) -> Vec<SetElement>,
+}
+
+impl<R: DeserializeOwned> RecordedElements<R> {
+    fn of_stored(&self, stored: &StoredRecord<R>) -> Vec<SetElement> {
+        (self.of_record)(stored.attachment_id(), &stored.content)
+    }
+
+    /// Whether the record of a living attachment wants an element in the table.
+    pub fn need_table(&self, table: NftTable<'_>) -> bool {
+        let living = self.kept.restorable_parts::<R>();
+        living.iter().flat_map(|stored| self.of_stored(stored)).any(|element| element.set.table == table)
+    }
+
+    /// Restores the elements of all records, if one of the sets was flushed.
+    pub fn restore(&self, change: &mut LayoutTransaction<'_>) {
+        if self.sets.iter().any(|set| change.is_flushed(*set)) {
+            for element in change.restorable_records::<R>(self.kept).iter().flat_map(|stored| self.of_stored(stored)) {
+                change.restore_element(&element);
+            }
+        }
+    }
+
+    /// Deletes the attachment's elements: those with the keys of `known`, or, if that is empty, all.
+    pub fn delete_of_owner(&self, nft: &NftSocket, owner: AttachmentId<'_>, known: &[SetElement]) -> NetlinkResult<()> {
+        let is_own = owner.comment_matcher();
+        self.delete_found(nft, Some(owner), &mut |nft, _| nft.find_elements_by_comment(self.sets, known, &is_own))
+    }
+
+    /// Deletes the elements with the comments that `which` selects.
+    pub fn delete_by_comment(&self, nft: &NftSocket, which: CommentSelector<'_>) -> NetlinkResult<()> {
+        self.delete_found(nft, None, &mut |nft, _| nft.find_elements_by_comment(self.sets, &[], which))
+    }
+
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
+    /// only these elements jump to. Keys that records of other attachments want are given to them. With the `owner` of the
+    /// elements only the attachments with the same addresses are considered.
+    pub fn delete_found(
+        &self,
+        nft: &NftSocket,
+        owner: Option<AttachmentId<'_>>,
+        find: FindElements<'_>,
+    ) -> NetlinkResult<()> {
+        let mut added = Vec::new();
+        nft.update_tables(&mut |nft| {
+            let mut batch = NftBatch::new();
+            let found = find(nft, &mut batch)?;
+            added = self.elements_of_next_owners(owner, &found);
+            self.layout.delete_elements(&mut batch, nft, &found, &added)?;
+            Ok(batch)
+        })?;
+        // A next owner may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the record
+        // first.
+        added.retain(|element| !is_recorded(self.kept, element));
+        if added.is_empty() {
+            return Ok(());
+        }
+        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+            let found = added.iter().zip(nft.read_elements(&added)?);
+            Ok(found.filter_map(|(e, found)| found.filter(|f| has_same_owner(f, e))).collect())
+        };
+        self.delete_found(nft, owner, find)
+    }
+
+    /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of the
+    /// `owner` of the attachments with the same addresses; for GC, after the removal of stale records, of all attachments.
+    pub fn elements_of_next_owners(&self, owner: Option<AttachmentId<'_>>, deleted: &[SetElement]) -> Vec<SetElement> {
+        let ip = |element: &SetElement| match element.key.0.as_slice() {
+            [NftValue::Ip(ip)] => Some(*ip),
+            _ => None,
+        };
+        let Some(owner) = owner else {
+            let living = if deleted.is_empty() { Vec::new() } else { self.kept.restorable_parts::<R>() };
+            return first_for_each_key(deleted, living.iter().flat_map(|stored| self.of_stored(stored)));
+        };
+        let ips = collect_set(deleted.iter().filter_map(ip));
+        let others = ips.into_iter().flat_map(|ip| other_attachments(self.kept, ip, owner));
+        first_for_each_key(
+            deleted,
+            others.flat_map(|(record, content)| (self.of_record)(record.attachment_id(), &content)),
+        )
+    }
+}
+
+/// Whether the owner of the element has a record. An element that belongs to a network (`<hash>, net: ..`) needs none.
+fn is_recorded(kept: RecordStore, element: &SetElement) -> bool {
+    let owner = instance_in_comment(element.comment.as_deref());
+    owner.is_some_and(|owner| !owner.contains('-') || kept.has_instance(owner))
+}
+
+/// Whether the element that was found for the key of `wanted` is correct, or another attachment's: that attachment may
+/// have another subnet.
+pub fn is_correct_or_foreign(found: Option<&SetElement>, wanted: &SetElement) -> bool {
+    found.is_some_and(|found| found.data == wanted.data || !has_same_owner(found, wanted))
+}
+
+/// The record of another attachment for which `is_wanted` returns true, and whose container is not certainly gone.
+pub fn find_other_record<T: DeserializeOwned>(
+    kept: RecordStore,
+    owner: AttachmentId<'_>,
+    is_wanted: impl Fn(&T) -> bool,
+) -> Option<StoredRecord<T>> {
+    kept.records_of_others(owner).find(|other| is_wanted(&other.content) && !other.record.is_gone())
+}
+
+/// The other living attachments with this address that have a record of the feature.
+pub fn other_attachments<T: DeserializeOwned>(
+    kept: RecordStore,
+    ip: IpAddr,
+    owner: AttachmentId<'_>,
+) -> Vec<(AttachmentRecord, T)> {
+    let others = AttachmentRecord::find_others_by_address(ip, owner).into_iter().filter(|record| !record.is_gone());
+    others.filter_map(|record| kept.read_content(record.attachment_id()).map(|content| (record, content))).collect()
+}
+
+/// The first of `elements` for each key.
+fn first_for_each_key(deleted: &[SetElement], elements: impl Iterator<Item = SetElement>) -> Vec<SetElement> {
+    let mut keys: HashSet<(NftSet<'_>, ElementKey)> = deleted.iter().map(|e| (e.set, e.key.clone())).collect();
+    elements.filter(|element| keys.remove(&(element.set, element.key.clone()))).collect()
+}
