@@ -137,12 +137,26 @@ impl RecordStore {
     /// The parts of the attachments whose rules are to be restored: attachments that exist, and attachments created on
     /// this host in this boot without a link on the host that would show their end.
     pub fn restorable_parts<T: DeserializeOwned>(self) -> Vec<StoredRecord<T>> {
-        let mut all: Vec<StoredRecord<T>> = self.iter_parts().collect();
+        self.find_restorable_parts(|_| true)
+    }
+
+    /// The [restorable parts](RecordStore::restorable_parts) that `is_wanted` selects. The kernel is asked about these
+    /// attachments only.
+    pub fn find_restorable_parts<T: DeserializeOwned>(
+        self,
+        is_wanted: impl Fn(&StoredRecord<T>) -> bool,
+    ) -> Vec<StoredRecord<T>> {
+        let mut all: Vec<StoredRecord<T>> = self.iter_parts().filter(is_wanted).collect();
         let records: Vec<&AttachmentRecord> = all.iter().map(|stored| &stored.record).collect();
         let mut lives = AttachmentRecord::liveness_of_all(&records).into_iter();
         let is_here = |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
         all.retain(|_| lives.next().is_some_and(is_here));
         all
+    }
+
+    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts).
+    pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: impl Fn(&StoredRecord<T>) -> bool) -> bool {
+        !self.find_restorable_parts(is_wanted).is_empty()
     }
 
     /// The part in the attachment's record.

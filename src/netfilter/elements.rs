@@ -40,8 +40,7 @@ impl<R: DeserializeOwned> RecordedElements<R> {
 
     /// Whether the record of a living attachment wants an element in the table.
     pub fn need_table(&self, table: NftTable<'_>) -> bool {
-        let living = self.kept.restorable_parts::<R>();
-        living.iter().flat_map(|stored| self.of_stored(stored)).any(|element| element.set.table == table)
+        self.kept.has_restorable_part(|stored| self.of_stored(stored).iter().any(|element| element.set.table == table))
     }
 
     /// Restores the elements of all records, if one of the sets was flushed.

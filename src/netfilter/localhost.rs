@@ -100,7 +100,7 @@ struct LocalnetRecord {
 }
 
 fn is_needed() -> bool {
-    MAPPINGS.restorable_parts::<LocalnetRecord>().iter().any(|kept| kept.content.localnet)
+    MAPPINGS.has_restorable_part::<LocalnetRecord>(|kept| kept.content.localnet)
 }
 
 /// Creates the rules unless they exist.
