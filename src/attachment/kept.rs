@@ -137,14 +137,14 @@ impl RecordStore {
     /// The parts of the attachments whose rules are to be restored: attachments that exist, and attachments created on
     /// this host in this boot without a link on the host that would show their end.
     pub fn restorable_parts<T: DeserializeOwned>(self) -> Vec<StoredRecord<T>> {
-        self.find_restorable_parts(|_| true)
+        self.find_restorable_parts(&|_| true)
     }
 
     /// The [restorable parts](RecordStore::restorable_parts) that `is_wanted` selects. The kernel is asked about these
     /// attachments only.
     pub fn find_restorable_parts<T: DeserializeOwned>(
         self,
-        is_wanted: impl Fn(&StoredRecord<T>) -> bool,
+        is_wanted: &dyn Fn(&StoredRecord<T>) -> bool,
     ) -> Vec<StoredRecord<T>> {
         let mut all: Vec<StoredRecord<T>> = self.iter_parts().filter(is_wanted).collect();
         let records: Vec<&AttachmentRecord> = all.iter().map(|stored| &stored.record).collect();
@@ -155,7 +155,7 @@ impl RecordStore {
     }
 
     /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts).
-    pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: impl Fn(&StoredRecord<T>) -> bool) -> bool {
+    pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: &dyn Fn(&StoredRecord<T>) -> bool) -> bool {
         !self.find_restorable_parts(is_wanted).is_empty()
     }
 

@@ -5,7 +5,7 @@ use super::call::{
     PluginService,
 };
 use super::context::{CallContext, is_removal, warn_absent_key};
-use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, Plugin};
+use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, GcRequest, Plugin};
 use super::reclaim;
 use super::rollback::Rollback;
 use crate::attachment::{AttachmentId, forget_attachment};
@@ -48,34 +48,30 @@ impl Applet {
 fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> {
     let (verb, cx) = &prepare_call(call, P::VERSIONS)?;
     let conf = decode_config::<P>(cx)?;
+    let leaves_record = || P::OUTLIVES_ITS_CONTAINER || cx.has_mac_lease(P::NAME);
     match verb {
-        CniVerb::Add => return run_add::<P>(cx, &conf).map(Some),
+        CniVerb::Add => {
+            let req = begin_add(cx, P::CONNECTS)?;
+            let result = P::add(cx, &conf, &req)?;
+            let roll_back = |req: &DelRequest| if P::UNDO_IF_UNREPRESENTABLE { P::del(cx, &conf, req) } else { Ok(()) };
+            return end_add(cx, P::NAME, req, result, &roll_back).map(Some);
+        }
         CniVerb::Check => P::check(cx, &conf, &check_request(cx)?)?,
         CniVerb::Del => {
-            let (req, trouble) = del_request(cx)?;
-            let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-            if P::CONNECTS && !call.has_turn(owner) {
-                call.turn.take_for_del(owner);
-            }
+            let (req, trouble) = begin_del(cx, P::CONNECTS)?;
             P::del(cx, &conf, &req)?;
-            if (P::OUTLIVES_ITS_CONTAINER || cx.has_mac_lease(P::NAME)) && !call.is_collected() {
-                forget_attachment(owner, P::NAME)?;
+            if leaves_record() && !call.is_collected() {
+                forget_attachment(AttachmentId::new(&cx.net.name, &req.id, &req.ifname), P::NAME)?;
             }
             trouble?;
         }
         CniVerb::Gc => {
-            if P::CONNECTS {
-                FileLock::remove_stale_locks();
+            let req = begin_gc(cx, P::NAME, P::CONNECTS)?;
+            match &req {
+                Some(req) => P::gc(cx, &conf, req)?,
+                None => P::gc_unlisted(cx, &conf)?,
             }
-            let valid = cx.net.valid_attachments()?;
-            let req = valid.map(|valid| cx.gc_request(P::NAME, valid)).transpose()?;
-            if let Some(req) = &req {
-                P::gc(cx, &conf, req)?;
-            } else {
-                log::warn(UNLISTED);
-                P::gc_unlisted(cx, &conf)?;
-            }
-            if P::OUTLIVES_ITS_CONTAINER || cx.has_mac_lease(P::NAME) {
+            if leaves_record() {
                 reclaim::collect_garbage(P::NAME, &cx.net.name, req.as_ref())?;
             }
         }
@@ -186,9 +182,10 @@ fn version_for_verb(verb: CniVerb, since: SpecVersion, text: &str, supported: &[
     supported_version(text, supported)
 }
 
-fn run_add<P: Plugin>(cx: &CallContext<'_>, conf: &P::Conf) -> Result<CniResult> {
+/// The request of an ADD. For a plugin that `connects`, what an earlier container of this name left is removed.
+fn begin_add(cx: &CallContext<'_>, connects: bool) -> Result<AddRequest> {
     let req = add_request(cx)?;
-    if P::CONNECTS {
+    if connects {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         if !cx.call.has_turn(owner) {
             cx.call.turn.take_for_add(owner)?;
@@ -196,22 +193,51 @@ fn run_add<P: Plugin>(cx: &CallContext<'_>, conf: &P::Conf) -> Result<CniResult>
         }
         restore_protection(cx);
     }
-    let result = P::add(cx, conf, &req)?;
+    Ok(req)
+}
+
+/// The result of a completed ADD in the version of the request; `roll_back` undoes the ADD if that version cannot
+/// represent it.
+fn end_add(
+    cx: &CallContext<'_>,
+    plugin: &str,
+    req: AddRequest,
+    result: CniResult,
+    roll_back: &dyn Fn(&DelRequest) -> Result<()>,
+) -> Result<CniResult> {
     let mut undo = Rollback::new();
-    cx.record_if_leased(P::NAME, &req, &result, &mut undo);
+    cx.record_if_leased(plugin, &req, &result, &mut undo);
     let converted = result.convert_to(cx.version).inspect_err(|_| {
-        if !P::UNDO_IF_UNREPRESENTABLE {
-            return;
-        }
-        // The ADD has succeeded, but this version cannot represent its result.
         let AddRequest { id, ifname, .. } = req;
         let netns = Netns::open(&cx.call.env.netns).ok();
-        if let Err(error) = P::del(cx, conf, &DelRequest { id, ifname, netns, prev: None }) {
+        if let Err(error) = roll_back(&DelRequest { id, ifname, netns, prev: None }) {
             log::warn(format_args!("roll back an ADD without a result: {error}"));
         }
     })?;
     undo.commit();
     Ok(converted)
+}
+
+/// The request of a DEL, and why the namespace cannot be opened. A plugin that `connects` takes the attachment's lock.
+fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result<()>)> {
+    let (req, trouble) = del_request(cx)?;
+    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
+    if connects && !cx.call.has_turn(owner) {
+        cx.call.turn.take_for_del(owner);
+    }
+    Ok((req, trouble))
+}
+
+/// The request of a GC; `None` without a list of valid attachments.
+fn begin_gc(cx: &CallContext<'_>, plugin: &'static str, connects: bool) -> Result<Option<GcRequest>> {
+    if connects {
+        FileLock::remove_stale_locks();
+    }
+    let valid = cx.net.valid_attachments()?;
+    if valid.is_none() {
+        log::warn(UNLISTED);
+    }
+    valid.map(|valid| cx.gc_request(plugin, valid)).transpose()
 }
 
 /// Restores protections of the host that a flush of rules may have removed, also if the plugin has no rules: containers

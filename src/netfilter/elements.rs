@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::layout::{LayoutTransaction, TableLayout};
 use super::names::{has_same_owner, instance_in_comment};
@@ -23,30 +24,40 @@ use crate::sort::collect_set;
 pub type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;
 
 /// What the records of a feature want in sets and maps.
-pub struct RecordedElements<R> {
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedElements {
     /// The feature's records.
     pub kept: RecordStore,
     /// The table with the chains that elements jump to.
     pub layout: TableLayout,
     pub sets: &'static [NftSet<'static>],
-    /// The elements that a record wants.
-    pub of_record: fn(AttachmentId<'_>, &R) -> Vec<SetElement>,
+    /// The elements that a record with this part wants, see [`elements_of_part`].
+    pub of_part: fn(AttachmentId<'_>, &Value) -> Vec<SetElement>,
 }
 
-impl<R: DeserializeOwned> RecordedElements<R> {
-    fn of_stored(&self, stored: &StoredRecord<R>) -> Vec<SetElement> {
-        (self.of_record)(stored.attachment_id(), &stored.content)
+/// The elements that `elements` returns for the feature's part of a record; none if the part cannot be read.
+pub fn elements_of_part<R: DeserializeOwned>(
+    owner: AttachmentId<'_>,
+    part: &Value,
+    elements: fn(AttachmentId<'_>, &R) -> Vec<SetElement>,
+) -> Vec<SetElement> {
+    R::deserialize(part).map(|content| elements(owner, &content)).unwrap_or_default()
+}
+
+impl RecordedElements {
+    fn of_stored(&self, stored: &StoredRecord<Value>) -> Vec<SetElement> {
+        (self.of_part)(stored.attachment_id(), &stored.content)
     }
 
     /// Whether the record of a living attachment wants an element in the table.
     pub fn need_table(&self, table: NftTable<'_>) -> bool {
-        self.kept.has_restorable_part(|stored| self.of_stored(stored).iter().any(|element| element.set.table == table))
+        self.kept.has_restorable_part(&|stored| self.of_stored(stored).iter().any(|element| element.set.table == table))
     }
 
     /// Restores the elements of all records, if one of the sets was flushed.
     pub fn restore(&self, change: &mut LayoutTransaction<'_>) {
         if self.sets.iter().any(|set| change.is_flushed(*set)) {
-            for element in change.restorable_records::<R>(self.kept).iter().flat_map(|stored| self.of_stored(stored)) {
+            for element in change.restorable_records(self.kept).iter().flat_map(|stored| self.of_stored(stored)) {
                 change.restore_element(&element);
             }
         }
@@ -101,15 +112,12 @@ impl<R: DeserializeOwned> RecordedElements<R> {
             _ => None,
         };
         let Some(owner) = owner else {
-            let living = if deleted.is_empty() { Vec::new() } else { self.kept.restorable_parts::<R>() };
+            let living = if deleted.is_empty() { Vec::new() } else { self.kept.restorable_parts() };
             return first_for_each_key(deleted, living.iter().flat_map(|stored| self.of_stored(stored)));
         };
         let ips = collect_set(deleted.iter().filter_map(ip));
         let others = ips.into_iter().flat_map(|ip| other_attachments(self.kept, ip, owner));
-        first_for_each_key(
-            deleted,
-            others.flat_map(|(record, content)| (self.of_record)(record.attachment_id(), &content)),
-        )
+        first_for_each_key(deleted, others.flat_map(|(record, part)| (self.of_part)(record.attachment_id(), &part)))
     }
 }
 

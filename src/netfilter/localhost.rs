@@ -100,7 +100,7 @@ struct LocalnetRecord {
 }
 
 fn is_needed() -> bool {
-    MAPPINGS.has_restorable_part::<LocalnetRecord>(|kept| kept.content.localnet)
+    MAPPINGS.has_restorable_part::<LocalnetRecord>(&|kept| kept.content.localnet)
 }
 
 /// Creates the rules unless they exist.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
 use super::difference::differences_of_records;
-use super::elements::RecordedElements;
+use super::elements::{RecordedElements, elements_of_part};
 use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{parse_label, stale_matcher};
 use super::{AttachmentId, PacketFilter, join_errors};
@@ -78,8 +78,12 @@ fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPor
     elements.map(|element| element.with_comment(owner.object_label())).into()
 }
 
-const ELEMENTS: RecordedElements<CheckedPort> =
-    RecordedElements { kept: KEPT, layout: LAYOUT, sets: &SETS, of_record: port_elements };
+const ELEMENTS: RecordedElements = RecordedElements {
+    kept: KEPT,
+    layout: LAYOUT,
+    sets: &SETS,
+    of_part: |owner, part| elements_of_part(owner, part, port_elements),
+};
 
 const LAYOUT: TableLayout = TableLayout {
     sets: &SETS,

@@ -384,7 +384,7 @@ fn all_sets() -> Vec<NftSet<'static>> {
 
 /// Whether the record of a living attachment needs the table.
 fn needs_table(layout: &TableLayout) -> bool {
-    KEPT.has_restorable_part::<RestrictedPort>(|part| part.content.is_bridged || layout.table != FRAMES)
+    KEPT.has_restorable_part::<RestrictedPort>(&|part| part.content.is_bridged || layout.table != FRAMES)
 }
 
 /// Verifies everything that [`add_port`] created.

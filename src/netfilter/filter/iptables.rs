@@ -184,7 +184,7 @@ fn other_policy_matcher(bridge: &str, policy: IngressPolicy) -> impl Fn(&Iptable
 
 /// Whether a living attachment of another network has a policy for the bridge.
 fn has_policy_of_other(bridge: &str, network: &str) -> bool {
-    KEPT.has_restorable_part::<AcceptedTraffic>(|kept| {
+    KEPT.has_restorable_part::<AcceptedTraffic>(&|kept| {
         let pod = &kept.content;
         let is_for = pod.bridge.as_deref() == Some(bridge) && pod.policy != IngressPolicy::Open;
         is_for && pod.backend == RuleBackend::Iptables && kept.attachment_id().network != network

@@ -45,7 +45,7 @@ use crate::attachment::StoredRecord;
 use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::difference::{Difference, differences_of_records};
-use crate::netfilter::elements::RecordedElements;
+use crate::netfilter::elements::{RecordedElements, elements_of_part};
 use crate::netfilter::layout::{LayoutTransaction, RuleComparison, TableLayout};
 use crate::netfilter::names::{AttachmentId, has_same_owner, network_hash, network_label, stale_matcher};
 use crate::netlink::NetlinkResult;
@@ -140,15 +140,18 @@ fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[T
     })
 }
 
-pub(super) const ELEMENTS: RecordedElements<AcceptedTraffic> = RecordedElements {
+pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     kept: KEPT,
     layout: PACKET_LAYOUT,
     sets: &SETS,
-    of_record: |owner, pod| {
-        let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
-        present.map(|(element, _)| element).collect()
-    },
+    of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
 };
+
+/// The elements of a record.
+fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
+    let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
+    present.map(|(element, _)| element).collect()
+}
 
 /// Restores the elements of all records, if one of the sets was flushed.
 pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
@@ -161,7 +164,7 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
         let bridge = kept.content.bridge.as_deref().map(|bridge| BRIDGES.element_with_key(bridge));
         let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&bridge));
         let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all);
-        let mut elements = (ELEMENTS.of_record)(kept.attachment_id(), &kept.content);
+        let mut elements = recorded_elements(kept.attachment_id(), &kept.content);
         elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
             change.restore_element(element);
@@ -276,7 +279,7 @@ pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &Acc
     if pod.isolates_ports() {
         FRAME_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
     }
-    for element in &(ELEMENTS.of_record)(owner, pod) {
+    for element in &recorded_elements(owner, pod) {
         if nft.read_element(element)?.is_none() {
             return Err(missing_error(owner, KEPT, &format!("element {element} of {}", element.set)));
         }

@@ -430,6 +430,6 @@ impl<R: DeserializeOwned> IptablesRecords<R> {
 
     /// The records with rules in the family's table.
     fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<R>> {
-        self.kept.find_restorable_parts(|kept| (self.is_of)(&kept.content, family))
+        self.kept.find_restorable_parts(&|kept| (self.is_of)(&kept.content, family))
     }
 }

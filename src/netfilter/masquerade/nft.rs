@@ -29,7 +29,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::elements::{RecordedElements, is_correct_or_foreign};
+use super::super::elements::{RecordedElements, elements_of_part, is_correct_or_foreign};
 use super::super::layout::{HandoverCount, RuleComparison, TableLayout};
 use super::super::names::has_same_owner;
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
@@ -77,16 +77,20 @@ fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement>
     addrs.iter().map(element).collect()
 }
 
-/// What records of this back end want.
-pub(super) const ELEMENTS: RecordedElements<MasqueradeRecord> = RecordedElements {
+pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     kept: KEPT,
     layout: LAYOUT,
     sets: &PODS,
-    of_record: |owner, record| match record.backend {
+    of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
+};
+
+/// The elements of a record.
+fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Vec<SetElement> {
+    match record.backend {
         RuleBackend::Nftables => address_elements(owner, &record.addrs),
         RuleBackend::Iptables => Vec::new(),
-    },
-};
+    }
+}
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
     sets: &PODS,
@@ -190,7 +194,7 @@ fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
         pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
     };
     let living = KEPT.restorable_parts::<MasqueradeRecord>();
-    let elements = living.iter().flat_map(|kept| (ELEMENTS.of_record)(kept.attachment_id(), &kept.content));
+    let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
     elements.filter(is_shared).collect()
 }
 

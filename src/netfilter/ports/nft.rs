@@ -13,7 +13,7 @@ use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
-use crate::netfilter::elements::RecordedElements;
+use crate::netfilter::elements::{RecordedElements, elements_of_part};
 use crate::netfilter::layout::{LayoutTransaction, REMEDY, RuleComparison};
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netlink;
@@ -78,20 +78,22 @@ fn mapping_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<Se
     all.into_iter().map(|element| element.with_comment(&label)).collect()
 }
 
-/// What records of this back end want.
-pub(super) const ELEMENTS: RecordedElements<PortForwarding> = RecordedElements {
+pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     kept: KEPT,
     layout: layout::LAYOUT,
     sets: layout::LAYOUT.sets,
-    of_record: |owner, forward| match forward.backend {
-        RuleBackend::Nftables => {
-            let mut all = mapping_elements(owner, forward);
-            all.push(count_element(owner, all.len(), &conditional_rules(owner, forward)));
-            all
-        }
-        RuleBackend::Iptables => Vec::new(),
-    },
+    of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
 };
+
+/// The elements of a record.
+fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
+    if forward.backend == RuleBackend::Iptables {
+        return Vec::new();
+    }
+    let mut all = mapping_elements(owner, forward);
+    all.push(count_element(owner, all.len(), &conditional_rules(owner, forward)));
+    all
+}
 
 /// The attachment's own element, with the number of its other elements. If the attachment also has rules, the number is
 /// larger than any number of elements, since rules are found only by reading their chain.
@@ -166,7 +168,7 @@ fn with_flushed_ports(
         for kept in
             change.restorable_records::<PortForwarding>(KEPT).iter().filter(|kept| kept.attachment_id() != owner)
         {
-            let ports = (ELEMENTS.of_record)(kept.attachment_id(), &kept.content).into_iter();
+            let ports = recorded_elements(kept.attachment_id(), &kept.content).into_iter();
             flushed.extend(ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
         }
     }
