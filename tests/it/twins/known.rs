@@ -1,0 +1,227 @@
+//! The differences that docs/parity.md explains.
+
+use super::Difference;
+use super::plan::{Attachment, By, Extra, HOST, Ipam, OUTSIDE, Op, Plan, Rules, Step};
+use super::side::Seen;
+use crate::support::conflist::Failed;
+
+/// A difference that docs/parity.md explains.
+pub(super) struct Known {
+    /// The subject of the row.
+    pub(super) row: &'static str,
+    pub(super) explains: fn(&Case<'_>) -> bool,
+    pub(super) then: Then,
+}
+
+/// What happens after a known difference.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    /// The nodes are the same.
+    Continue,
+    /// The attachment, which exists on one node only, is deleted on both.
+    Detach,
+    /// The nodes cannot be compared any more.
+    Stop,
+}
+
+/// A step after which the nodes differ.
+pub(super) struct Case<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) number: usize,
+    pub(super) difference: Difference,
+    pub(super) answers: &'a (Seen, Seen),
+}
+
+impl Case<'_> {
+    /// Whether the call failed with this text on the reference's node and succeeded on the other.
+    fn only_reference_fails(&self, text: &str) -> bool {
+        let (theirs, ours) = self.answers;
+        let is_known = |failed: &Failed| failed.msg.contains(text);
+        theirs.failed.as_ref().is_some_and(is_known) && ours.failed.is_none()
+    }
+
+    fn only_cnibox_fails(&self, text: &str) -> bool {
+        let (theirs, ours) = self.answers;
+        let is_known = |failed: &Failed| failed.msg.contains(text);
+        ours.failed.as_ref().is_some_and(is_known) && theirs.failed.is_none()
+    }
+
+    fn only_answers_differ(&self) -> bool {
+        self.all(|line| line.starts_with("answer:"))
+    }
+
+    fn all(&self, which: impl Fn(&str) -> bool) -> bool {
+        let Difference { reference, cnibox } = &self.difference;
+        reference.iter().chain(cnibox).all(|line| which(line))
+    }
+
+    fn op(&self) -> &Op {
+        &self.plan.steps[self.number].op
+    }
+
+    fn by(&self) -> By {
+        self.plan.steps[self.number].by
+    }
+
+    /// Whether two attachments with rules of `firewall` may have had one address.
+    fn shares_an_address(&self) -> bool {
+        let before = self.plan.steps[..=self.number].iter();
+        let is_with_rules = |op: &&Op| match op {
+            Op::Add { net, .. } => self.plan.networks[*net].has(Extra::Firewall),
+            _ => false,
+        };
+        before.flat_map(|step| step.op.parts()).filter(is_with_rules).count() > 1
+    }
+
+    /// Whether a line is the answer of a host port.
+    fn is_mapped(line: &str) -> bool {
+        line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
+    }
+
+    /// Whether a GC has left alone, on the node of cnibox, what the reference had attached.
+    fn is_gc_of_the_references(&self) -> bool {
+        let Op::Gc { stale: Some(stale), lost: true } = self.op() else { return false };
+        let mut before = self.plan.steps[..self.number].iter().rev();
+        let is_added = |step: &&Step| matches!(step.op, Op::Add { place, .. } if place == *stale);
+        before.find(is_added).is_some_and(|step| step.by == By::Reference)
+            && self.difference.reference.iter().all(|line| line.starts_with("traffic"))
+    }
+
+    /// Attachments without DEL whose state this ADD may reclaim: those of a container whose host port it takes, of its
+    /// own place, and those whose addresses it needs.
+    fn reclaimed(&self) -> Vec<Attachment<'_>> {
+        let (_, stale) = self.plan.attached(self.number);
+        let is_reclaimed = |dead: &Attachment<'_>| {
+            self.op().parts().iter().any(|op| match op {
+                Op::Add { place, net, ports, .. } => {
+                    let is_pool = matches!(self.plan.networks[*net].ipam, Ipam::UpTo(..) | Ipam::Static(..));
+                    let is_port = |port: &u16| {
+                        let of_container = stale.iter().filter(|other| other.place.pod == dead.place.pod);
+                        of_container.flat_map(|other| other.ports).any(|taken| taken == port)
+                    };
+                    dead.place == *place || is_pool && dead.net == *net || ports.iter().any(is_port)
+                }
+                _ => false,
+            })
+        };
+        let (_, all) = self.plan.attached(self.number);
+        all.into_iter().filter(is_reclaimed).collect()
+    }
+
+    /// Whether everything that differs belongs to attachments that ended without DEL, and that ADD of cnibox has
+    /// reclaimed: with the reference their leases, limits and host ports remain, and keep clients from the new owner.
+    fn concerns_stale_state(&self) -> bool {
+        let reclaimed = self.reclaimed();
+        let is_port = |line: &str| {
+            let mut ports = reclaimed.iter().flat_map(|dead| dead.ports);
+            line.starts_with("traffic ") && ports.any(|port| line.contains(&format!("-> {HOST}:{port}: ")))
+        };
+        let is_lease = |line: &str| {
+            let is_of = |Attachment { place, .. }: &Attachment<'_>| {
+                line.contains(&format!("twin-{}\\r\\n{}\"", place.pod, place.ifname))
+            };
+            line.starts_with("lease ") && reclaimed.iter().any(is_of)
+        };
+        let is_limit = |line: &str| {
+            let has_limit = |dead: &Attachment<'_>| self.plan.networks[dead.net].has(Extra::Bandwidth);
+            line.contains("link [ifb]") && reclaimed.iter().any(has_limit)
+        };
+        let remains = |line: &String| is_port(line) || is_lease(line) || is_limit(line);
+        let Difference { reference, cnibox } = &self.difference;
+        // Where nothing answers on the node of the reference.
+        let is_reached = |line: &String| {
+            let to = line.rsplit_once(": ").map_or(line.as_str(), |(to, _)| to);
+            is_port(line) && !reference.iter().any(|other| other.starts_with(to))
+        };
+        reference.iter().all(|line| remains(line) || self.is_of_former_owner(line))
+            && cnibox.iter().all(|line| self.is_of_former_owner(line) || is_reached(line))
+    }
+
+    /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule
+    /// of the former owner of its address, whose namespace ended without DEL.
+    fn is_of_former_owner(&self, line: &str) -> bool {
+        let before = &self.plan.steps[..self.number];
+        let has_vanished = before.iter().any(|step| matches!(step.op, Op::Vanish(_)));
+        let from = line.strip_prefix("traffic ").and_then(|line| line.split(' ').next());
+        has_vanished
+            && line.contains(&format!("-> {OUTSIDE}:"))
+            && from.is_some_and(|pod| !self.plan.masquerades(pod, self.number))
+    }
+}
+
+/// What may differ.
+pub(super) const KNOWN: &[Known] = &[
+    Known {
+        row: "host port in use by another container, on the same address or both on all addresses",
+        explains: |case| case.only_cnibox_fails("host port"),
+        then: Then::Detach,
+    },
+    Known {
+        row: "route of the host to an address of a `ptp` container, if another route to it exists",
+        explains: |case| {
+            let plugin = case.answers.1.failed.as_ref().map(|failed| failed.plugin.as_str());
+            plugin == Some("ptp") && case.only_cnibox_fails("route")
+        },
+        then: Then::Detach,
+    },
+    Known {
+        row: "ADD for a container whose own lease is of an earlier boot",
+        explains: |case| case.only_reference_fails("duplicate allocation is not allowed"),
+        then: Then::Stop,
+    },
+    Known {
+        row: "host port of a container that died without DEL",
+        explains: |case| case.concerns_stale_state(),
+        then: Then::Stop,
+    },
+    Known {
+        row: "host port in use by another container, on the same address or both on all addresses",
+        explains: |case| {
+            let is_add = matches!(case.op(), Op::Add { .. });
+            let is_other = case.plan.rules == Rules::Nftables && case.by() == By::Reference;
+            is_add && is_other && case.all(Case::is_mapped)
+        },
+        then: Then::Stop,
+    },
+    Known {
+        row: "host port of one container in several networks",
+        explains: |case| {
+            matches!(case.op(), Op::Del(_)) && case.difference.cnibox.is_empty() && case.all(Case::is_mapped)
+        },
+        then: Then::Stop,
+    },
+    Known {
+        row: "a second ADD",
+        explains: |case| case.only_reference_fails("adding link: file exists"),
+        then: Then::Stop,
+    },
+    Known {
+        row: "IPv4 client on the container's subnet, with nftables",
+        explains: |case| case.plan.rules == Rules::Nftables && case.all(Case::is_mapped),
+        then: Then::Continue,
+    },
+    Known {
+        row: "published ports of a container where the host drops forwarded packets by default (Docker, ufw)",
+        explains: |case| {
+            let is_mapped = |line: &str| line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"));
+            case.plan.drops && case.all(is_mapped)
+        },
+        then: Then::Continue,
+    },
+    Known {
+        row: "rules of an address that two attachments have",
+        explains: |case| {
+            let is_open = |line: &str| line.starts_with("traffic") || line.starts_with("answer:");
+            let lost_rule = case.only_reference_fails("expected rule");
+            let lost_traffic = case.plan.drops && case.difference.reference.is_empty();
+            case.all(is_open) && (lost_rule || lost_traffic) && case.shares_an_address()
+        },
+        then: Then::Stop,
+    },
+    Known { row: "GC of `bridge` and `ptp`", explains: |case| case.is_gc_of_the_references(), then: Then::Stop },
+    Known {
+        row: "DEL without namespace, interface and prevResult",
+        explains: |case| case.only_answers_differ() && case.only_reference_fails("CHAIN_DEL failed"),
+        then: Then::Continue,
+    },
+];
