@@ -43,18 +43,10 @@ struct Difference {
 }
 
 impl Difference {
-    /// Between two default routes of a container with two interfaces the kernel decides by the state of its neighbours.
     fn of(reference: &Seen, cnibox: &Seen) -> Difference {
         let only_in = |one: &Seen, other: &Seen| -> Vec<String> {
-            let is_undecided = |line: &&String| {
-                let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|l| l.split_once(" -> ")) else {
-                    return false;
-                };
-                let routed = format!("{pod}: route default");
-                (to.starts_with(HOST) || to.starts_with(OUTSIDE))
-                    && one.lines.iter().filter(|line| line.starts_with(&routed)).count() > 1
-            };
-            one.lines.difference(&other.lines).filter(|line| !is_undecided(line)).cloned().collect()
+            let lines = one.lines.difference(&other.lines);
+            lines.filter(|line| !is_undecided(one, line)).cloned().collect()
         };
         Difference { reference: only_in(reference, cnibox), cnibox: only_in(cnibox, reference) }
     }
@@ -62,6 +54,22 @@ impl Difference {
     fn is_empty(&self) -> bool {
         self.reference.is_empty() && self.cnibox.is_empty()
     }
+}
+
+/// Between two default routes of a container with two interfaces the kernel decides by the state of its neighbours, and
+/// which of two neighbours with one address, those of a network of `static`, answers is by chance.
+fn is_undecided(seen: &Seen, line: &str) -> bool {
+    let Some((pod, to)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> ")) else {
+        return false;
+    };
+    let routed = format!("{pod}: route default");
+    let has_two_routes = seen.lines.iter().filter(|line| line.starts_with(&routed)).count() > 1;
+    let is_shared = |(place, net, addr): &(Place, usize, String)| {
+        let is_other = |other: &(Place, usize, String)| (&other.1, &other.2) == (net, addr) && other.0 != *place;
+        let is_meant = pod == place.pod || to.starts_with(addr) || to.contains(&format!(": {} sees", place.pod));
+        is_meant && seen.assigned.iter().any(is_other)
+    };
+    (to.starts_with(HOST) || to.starts_with(OUTSIDE)) && has_two_routes || seen.assigned.iter().any(is_shared)
 }
 
 /// A defect that cnibox does not have, to see whether a sequence shows it: the plugin does nothing at the verb. At

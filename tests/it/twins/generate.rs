@@ -105,7 +105,8 @@ impl Plan {
             Ipam::None => None,
         };
         if one != other {
-            return subnet(one) != subnet(other);
+            // A bridge has the gateway of the first network only.
+            return subnet(one) != subnet(other) && self.networks[one].kind != self.networks[other].kind;
         }
         let is_routed = self.steps.iter().any(|step| matches!(step.op, Op::NodeRoute(_)));
         let sharing = (0..self.networks.len()).filter(|net| subnet(*net) == subnet(one));
@@ -153,7 +154,7 @@ struct Model<'p> {
 
 impl Model<'_> {
     fn step(&mut self) {
-        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 32 }) {
+        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 33 }) {
             _ if self.is_flushed => self.after_flush(),
             0..9 | 23 => self.add(),
             9..13 => self.del(),
@@ -172,6 +173,7 @@ impl Model<'_> {
             28 => self.collect_dead(),
             29 => self.cut(),
             30 => self.at_once(),
+            31 => Op::Doctor,
             _ => self.flush(),
         };
         let by = self.by(&op);
@@ -200,7 +202,7 @@ impl Model<'_> {
     fn add(&mut self) -> Op {
         let place = Place { pod: self.random.any(&PODS), ifname: self.random.any(&["eth0", "eth0", "eth1"]) };
         if self.attached.iter().any(|(taken, _)| *taken == place) {
-            return Op::Again { place, moved: self.random.one_in(2) };
+            return self.again_at(place);
         }
         // Twice in one network, the attachments of a container share chains and ifb devices of the reference.
         let parts = || self.plan.steps.iter().flat_map(|step| step.op.parts());
@@ -284,13 +286,27 @@ impl Model<'_> {
 
     fn again(&mut self) -> Op {
         let (place, _) = self.some();
-        Op::Again { place, moved: self.random.one_in(2) }
+        self.again_at(place)
+    }
+
+    /// With `static`, a second ADD in another namespace succeeds. The reference then has one chain of the spoof check for
+    /// both MAC addresses, and fails in `bandwidth`.
+    fn again_at(&mut self, place: Place) -> Op {
+        let is_lost = |(other, net): &(Place, usize)| {
+            let network = &self.plan.networks[*net];
+            let is_limited = network.has(Extra::Bandwidth) && matches!(network.ipam, Ipam::Static(..));
+            *other == place && (network.has(Extra::SpoofCheck) || is_limited)
+        };
+        let moves = !self.attached.iter().any(is_lost);
+        Op::Again { place, moved: moves && self.random.one_in(2) }
     }
 
     fn damage(&mut self) -> Damage {
         let (_, net) = self.some();
         match self.plan.networks[net].kind {
             Kind::Bridge(name) if self.random.one_in(2) => Damage::Bridge(name),
+            // With nftables, one table of iptables has the rules of one side only.
+            _ if self.plan.rules == Rules::Nftables => Damage::Ruleset,
             _ => self.random.any(&[Damage::Ruleset, Damage::Nat]),
         }
     }
@@ -317,10 +333,11 @@ impl Model<'_> {
     }
 
     fn after_flush(&mut self) -> Op {
-        match self.random.below(4) {
-            0 if !self.attached.is_empty() => self.vanish(),
+        match self.random.below(5) {
+            0 => Op::Doctor,
+            4 if !self.attached.is_empty() => self.vanish(),
             1 if !self.ended.is_empty() => self.late_del(),
-            _ if self.attached.is_empty() => self.late_del(),
+            _ if self.attached.is_empty() => Op::Doctor,
             2 => Op::Check(self.some().0),
             _ => self.del(),
         }

@@ -1,8 +1,8 @@
 //! The differences that docs/parity.md explains.
 
 use super::Difference;
-use super::plan::{Attachment, By, Extra, HOST, Ipam, OUTSIDE, Op, Plan, Rules, Step};
-use super::side::Seen;
+use super::plan::{Attachment, By, HOST, Ipam, OUTSIDE, Op, Place, Plan, Rules, Step};
+use super::side::{Seen, is_of_flushed};
 use crate::support::conflist::Failed;
 
 /// A difference that docs/parity.md explains.
@@ -63,14 +63,43 @@ impl Case<'_> {
         self.plan.steps[self.number].by
     }
 
-    /// Whether two attachments with rules of `firewall` may have had one address.
-    fn shares_an_address(&self) -> bool {
-        let before = self.plan.steps[..=self.number].iter();
-        let is_with_rules = |op: &&Op| match op {
-            Op::Add { net, .. } => self.plan.networks[*net].has(Extra::Firewall),
-            _ => false,
-        };
-        before.flat_map(|step| step.op.parts()).filter(is_with_rules).count() > 1
+    /// Whether rules were flushed and not restored.
+    fn is_after_flush(&self) -> bool {
+        self.plan.steps[..self.number].iter().any(|step| matches!(step.op, Op::Flush(_)))
+    }
+
+    /// Whether this ADD takes a host port that another attachment has.
+    fn takes_a_port(&self) -> bool {
+        let (alive, stale) = self.plan.attached(self.number);
+        let is_taken = |port: &u16| alive.iter().chain(&stale).any(|other| other.ports.contains(port));
+        self.op().parts().iter().any(|op| matches!(op, Op::Add { ports, .. } if ports.iter().any(is_taken)))
+    }
+
+    /// Whether this ADD is that of a container that has ended without DEL.
+    fn is_restart(&self) -> bool {
+        let (_, stale) = self.plan.attached(self.number);
+        let is_stale = |place: &Place| stale.iter().any(|other| other.place == *place);
+        self.op().parts().iter().any(|op| matches!(op, Op::Add { place, .. } if is_stale(place)))
+    }
+
+    /// Whether the packets to host ports of containers arrive on both nodes, but not from the same address.
+    fn only_sources_differ(&self) -> bool {
+        let Difference { reference, cnibox } = &self.difference;
+        let arrival = |line: &String| line.split_once(" sees ").map(|(way, _)| way.to_owned());
+        let ways = |lines: &Vec<String>| lines.iter().map(arrival).collect::<Option<Vec<_>>>();
+        let of_container = |line: &str| !line.starts_with("traffic host ") && !line.starts_with("traffic outside ");
+        self.all(|line| Case::is_mapped(line) && of_container(line))
+            && ways(reference).is_some_and(|theirs| Some(theirs) == ways(cnibox))
+    }
+
+    /// Whether the container that this DEL detaches keeps the host port in another network.
+    fn keeps_its_ports(&self) -> bool {
+        let Op::Del(place) = self.op() else { return false };
+        let (alive, _) = self.plan.attached(self.number);
+        let others = alive.iter().filter(|other| other.place.pod == place.pod && other.place != *place);
+        let ports: Vec<u16> = others.flat_map(|other| other.ports.to_vec()).collect();
+        let is_kept = |line: &str| ports.iter().any(|port| line.contains(&format!("-> {HOST}:{port}: ")));
+        self.difference.cnibox.is_empty() && self.all(is_kept)
     }
 
     /// Whether a line is the answer of a host port.
@@ -85,6 +114,21 @@ impl Case<'_> {
         let is_added = |step: &&Step| matches!(step.op, Op::Add { place, .. } if place == *stale);
         before.find(is_added).is_some_and(|step| step.by == By::Reference)
             && self.difference.reference.iter().all(|line| line.starts_with("traffic"))
+            && self.difference.cnibox.iter().all(|line| self.is_about(*stale, line))
+    }
+
+    /// On the node of cnibox.
+    fn addresses(&self, place: Place) -> Vec<String> {
+        let own = self.answers.1.assigned.iter().filter(|(other, ..)| *other == place);
+        own.map(|(.., addr)| addr.clone()).collect()
+    }
+
+    /// Whether a line names the container or an address of this attachment.
+    fn is_about(&self, place: Place, line: &str) -> bool {
+        let mut names = self.addresses(place).into_iter().chain([place.to_string()]);
+        let pod = place.pod;
+        let marks = [format!("{pod}: "), format!("traffic {pod} "), format!("twin-{pod}"), format!(": {pod} sees")];
+        names.any(|name| line.contains(&name)) || marks.iter().any(|mark| line.contains(mark))
     }
 
     /// Attachments without DEL whose state this ADD may reclaim: those of a container whose host port it takes, of its
@@ -99,7 +143,9 @@ impl Case<'_> {
                         let of_container = stale.iter().filter(|other| other.place.pod == dead.place.pod);
                         of_container.flat_map(|other| other.ports).any(|taken| taken == port)
                     };
-                    dead.place == *place || is_pool && dead.net == *net || ports.iter().any(is_port)
+                    let own = self.addresses(*place);
+                    let has_address = self.addresses(dead.place).iter().any(|addr| own.contains(addr));
+                    dead.place == *place || has_address || is_pool && dead.net == *net || ports.iter().any(is_port)
                 }
                 _ => false,
             })
@@ -109,7 +155,7 @@ impl Case<'_> {
     }
 
     /// Whether everything that differs belongs to attachments that ended without DEL, and that ADD of cnibox has
-    /// reclaimed: with the reference their leases, limits and host ports remain, and keep clients from the new owner.
+    /// reclaimed: with the reference their leases and host ports remain, and keep clients from the new owner.
     fn concerns_stale_state(&self) -> bool {
         let reclaimed = self.reclaimed();
         let is_port = |line: &str| {
@@ -122,11 +168,7 @@ impl Case<'_> {
             };
             line.starts_with("lease ") && reclaimed.iter().any(is_of)
         };
-        let is_limit = |line: &str| {
-            let has_limit = |dead: &Attachment<'_>| self.plan.networks[dead.net].has(Extra::Bandwidth);
-            line.contains("link [ifb]") && reclaimed.iter().any(has_limit)
-        };
-        let remains = |line: &String| is_port(line) || is_lease(line) || is_limit(line);
+        let remains = |line: &String| is_port(line) || is_lease(line);
         let Difference { reference, cnibox } = &self.difference;
         // Where nothing answers on the node of the reference.
         let is_reached = |line: &String| {
@@ -153,7 +195,7 @@ impl Case<'_> {
 pub(super) const KNOWN: &[Known] = &[
     Known {
         row: "host port in use by another container, on the same address or both on all addresses",
-        explains: |case| case.only_cnibox_fails("host port"),
+        explains: |case| case.takes_a_port() && case.only_cnibox_fails("host port"),
         then: Then::Detach,
     },
     Known {
@@ -166,7 +208,7 @@ pub(super) const KNOWN: &[Known] = &[
     },
     Known {
         row: "ADD for a container whose own lease is of an earlier boot",
-        explains: |case| case.only_reference_fails("duplicate allocation is not allowed"),
+        explains: |case| case.is_restart() && case.only_reference_fails("duplicate allocation is not allowed"),
         then: Then::Stop,
     },
     Known {
@@ -177,46 +219,42 @@ pub(super) const KNOWN: &[Known] = &[
     Known {
         row: "host port in use by another container, on the same address or both on all addresses",
         explains: |case| {
-            let is_add = matches!(case.op(), Op::Add { .. });
             let is_other = case.plan.rules == Rules::Nftables && case.by() == By::Reference;
-            is_add && is_other && case.all(Case::is_mapped)
+            case.takes_a_port() && is_other && case.all(Case::is_mapped)
         },
         then: Then::Stop,
     },
     Known {
         row: "host port of one container in several networks",
-        explains: |case| {
-            matches!(case.op(), Op::Del(_)) && case.difference.cnibox.is_empty() && case.all(Case::is_mapped)
-        },
+        explains: |case| case.keeps_its_ports(),
         then: Then::Stop,
     },
     Known {
         row: "a second ADD",
-        explains: |case| case.only_reference_fails("adding link: file exists"),
+        explains: |case| case.is_restart() && case.only_reference_fails("adding link: file exists"),
         then: Then::Stop,
     },
     Known {
         row: "IPv4 client on the container's subnet, with nftables",
-        explains: |case| case.plan.rules == Rules::Nftables && case.all(Case::is_mapped),
+        explains: |case| case.plan.rules == Rules::Nftables && case.only_sources_differ(),
         then: Then::Continue,
     },
     Known {
         row: "published ports of a container where the host drops forwarded packets by default (Docker, ufw)",
-        explains: |case| {
-            let is_mapped = |line: &str| line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"));
-            case.plan.drops && case.all(is_mapped)
-        },
+        explains: |case| case.plan.drops && case.difference.reference.is_empty() && case.all(Case::is_mapped),
         then: Then::Continue,
     },
     Known {
-        row: "rules of an address that two attachments have",
+        row: "flushed rules",
         explains: |case| {
-            let is_open = |line: &str| line.starts_with("traffic") || line.starts_with("answer:");
-            let lost_rule = case.only_reference_fails("expected rule");
-            let lost_traffic = case.plan.drops && case.difference.reference.is_empty();
-            case.all(is_open) && (lost_rule || lost_traffic) && case.shares_an_address()
+            let is_expected = match case.op() {
+                Op::Del(_) => case.answers.0.failed.as_ref().is_some_and(is_of_flushed),
+                Op::Check(_) => case.answers.1.failed.is_some(),
+                _ => false,
+            };
+            case.is_after_flush() && case.only_answers_differ() && is_expected
         },
-        then: Then::Stop,
+        then: Then::Continue,
     },
     Known { row: "GC of `bridge` and `ptp`", explains: |case| case.is_gc_of_the_references(), then: Then::Stop },
     Known {

@@ -44,7 +44,7 @@ pub(super) enum Ipam {
 }
 
 /// What a network has beside its interface plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Extra {
     Masquerade,
     SpoofCheck,
@@ -168,6 +168,8 @@ pub(super) enum Op {
     Repair(Damage),
     /// `cnibox gc`. On the node of the reference, which has no such tool, DEL of the dead.
     CollectDead,
+    /// `cnibox doctor`, which changes nothing, and finds nothing on a node where nothing was damaged.
+    Doctor,
     /// ADD or DEL of different containers: at the same time on the node of cnibox, one by one on the other.
     AtOnce(Vec<Op>),
 }
@@ -233,6 +235,7 @@ impl fmt::Display for Op {
             Op::CutBridge(name) => write!(f, "{name} is deleted")?,
             Op::Repair(damage) => write!(f, "with cnibox {damage:?} is lost, cnibox repair")?,
             Op::CollectDead => write!(f, "cnibox gc")?,
+            Op::Doctor => write!(f, "cnibox doctor")?,
             Op::AtOnce(ops) => {
                 write!(f, "at the same time:")?;
                 ops.iter().try_for_each(|op| write!(f, " [{op}]"))?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regex_lite::{Captures, Regex};
 
-use super::plan::Rules;
+use super::plan::{Extra, Network, Rules};
 use crate::support::node::Node;
 
 /// A rule, and whose it is as far as it says.
@@ -21,7 +21,8 @@ enum Owner {
         pod: String,
         net: Option<String>,
     },
-    Address(String),
+    /// All attachments that have the address and, in their network, this.
+    Address(String, Extra),
     /// A chain to which nothing leads.
     Nobody,
 }
@@ -32,15 +33,24 @@ impl Rule {
         Rule { text: format!("rule: {protocol} {port} is published for {pod} at {addr}:{target}"), owner }
     }
 
-    fn of_address(addr: &str, what: &str) -> Rule {
-        Rule { text: format!("rule: {addr} is {what}"), owner: Owner::Address(addr.to_owned()) }
+    fn masquerades(addr: &str) -> Rule {
+        let owner = Owner::Address(addr.to_owned(), Extra::Masquerade);
+        Rule { text: format!("rule: {addr} is masqueraded"), owner }
     }
 
-    /// Whether this attachment may have it.
-    pub(super) fn is_of(&self, pod: &str, net: &str, addresses: &[String]) -> bool {
+    fn accepts(addr: &str) -> Rule {
+        Rule { text: format!("rule: {addr} is accepted"), owner: Owner::Address(addr.to_owned(), Extra::Firewall) }
+    }
+
+    /// Whether this attachment may have it. A chain may have rules of a former address of the container.
+    pub(super) fn is_of(&self, pod: &str, net: &Network, addresses: &[String]) -> bool {
         match &self.owner {
-            Owner::Attachment { pod: owner, net: of } => owner == pod && of.as_ref().is_none_or(|of| of == net),
-            Owner::Address(addr) => addresses.contains(addr),
+            Owner::Attachment { pod: owner, net: of } => {
+                let mut mentioned = captures(r"10\.\d\.0\.[1-9]\d*", &self.text).into_iter();
+                let is_its_own = |addr: Captures<'_>| addresses.iter().any(|own| own == &addr[0]);
+                owner == pod && of.as_ref().is_none_or(|of| of == net.name) && mentioned.all(is_its_own)
+            }
+            Owner::Address(addr, extra) => net.has(*extra) && addresses.contains(addr),
             Owner::Nobody => false,
         }
     }
@@ -79,7 +89,7 @@ fn words(saved: &str) -> Vec<Rule> {
         match forwarded.first() {
             // A row of docs/parity.md: "published ports of a container where the host drops ...".
             Some(_) if line.contains("cnibox: published ports") => None,
-            Some(addr) => Some(Owner::Address(addr[1].to_owned())),
+            Some(addr) => Some(Owner::Address(addr[1].to_owned(), Extra::Firewall)),
             None if is_own => Some(chains.get(chain).cloned().unwrap_or(Owner::Nobody)),
             None => None,
         }
@@ -99,10 +109,10 @@ fn said_by_iptables(rule: &Rule) -> Option<Rule> {
         return Some(Rule::published(pod, net.as_deref(), [1, 2, 3, 4].map(|n| &dnat[n])));
     }
     if let Some(masquerade) = first("POSTROUTING -s ([0-9.]+)/32 ") {
-        return Some(Rule::of_address(&masquerade[1], "masqueraded"));
+        return Some(Rule::masquerades(&masquerade[1]));
     }
     let accept = first("CNI-FORWARD -s ([0-9.]+)/32 -j ACCEPT")?;
-    Some(Rule::of_address(&accept[1], "accepted"))
+    Some(Rule::accepts(&accept[1]))
 }
 
 /// What the rules of nftables say, in the layouts of cnibox and of the reference.
@@ -119,12 +129,12 @@ fn said_by_nftables(ruleset: &str) -> Vec<Rule> {
     let element = r#"([0-9.]+) comment "[^"]*id: twin-\w+" : goto subnet-"#;
     let rule = r#"ip saddr ([0-9.]+) ip daddr != \S+ masquerade comment "[^"]*id: twin-\w+""#;
     for said in captures(element, ruleset).into_iter().chain(captures(rule, ruleset)) {
-        rules.push(Rule::of_address(&said[1], "masqueraded"));
+        rules.push(Rule::masquerades(&said[1]));
     }
     let accepted = ruleset.split_once("table inet cnibox_firewall {").map_or("", |(_, rest)| rest);
     let accepted = accepted.split_once("set pods6 {").map_or("", |(pods, _)| pods);
     for said in captures(r#"([0-9.]+) comment "[^"]*id: twin-"#, accepted) {
-        rules.push(Rule::of_address(&said[1], "accepted"));
+        rules.push(Rule::accepts(&said[1]));
     }
     rules
 }

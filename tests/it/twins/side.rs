@@ -1,5 +1,9 @@
 //! One of the two nodes, on a thread of its own: executes steps, and tells what a user sees after each.
 
+mod cache;
+mod mend;
+mod tools;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
@@ -43,6 +47,8 @@ pub(super) struct Seen {
     pub(super) lines: BTreeSet<String>,
     /// Whether the call succeeded, and what it said, which may differ.
     pub(super) failed: Option<Failed>,
+    /// Who has which address, by network.
+    pub(super) assigned: Vec<(Place, usize, String)>,
 }
 
 /// The handle of a side's thread.
@@ -112,6 +118,9 @@ struct Known {
     is_dead: bool,
 }
 
+/// An attachment with its addresses.
+type Held<'k> = (Place, &'k Known, Vec<String>);
+
 /// ADD or DEL of all plugins of a network, ready to run.
 struct Prepared<'n> {
     place: Place,
@@ -146,7 +155,7 @@ impl Prepared<'_> {
     }
 }
 
-struct Machine<'n> {
+pub(super) struct Machine<'n> {
     node: &'n Node,
     plan: &'n Plan,
     plugins: Plugins,
@@ -162,8 +171,12 @@ struct Machine<'n> {
     owners: BTreeMap<String, String>,
     /// The number of containers so far.
     count: usize,
-    /// Whether the reference has deleted something on a node of cnibox, whose records then remain until GC.
+    /// Whether the reference has been called on the node of cnibox.
     mixed: bool,
+    /// What the reference has deleted on the node of cnibox, whose records then remain until GC: names and addresses.
+    handed: Vec<String>,
+    /// Whether nothing has happened that `cnibox doctor` may report.
+    healthy: bool,
 }
 
 /// Answers arrive within a fraction of it on an idle machine; differences are looked at again.
@@ -202,9 +215,23 @@ END"
             node.sh("iptables -P FORWARD DROP");
         }
         let echoes = vec![Echo::of("host", node), Echo::of("outside", &outside)];
-        let (pods, known, owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (replaced, count, mixed) = (Vec::new(), 0, false);
-        Machine { node, plan, plugins, reference, mutant, outside, echoes, pods, known, replaced, owners, count, mixed }
+        Machine {
+            node,
+            plan,
+            plugins,
+            reference,
+            mutant,
+            outside,
+            echoes,
+            pods: BTreeMap::new(),
+            known: BTreeMap::new(),
+            replaced: Vec::new(),
+            owners: BTreeMap::new(),
+            count: 0,
+            mixed: false,
+            handed: Vec::new(),
+            healthy: true,
+        }
     }
 
     fn perform(&mut self, task: &Task) -> Seen {
@@ -242,6 +269,8 @@ END"
     /// Executes a step; the addresses of a result.
     fn step(&mut self, step: &Step) -> Result<Vec<String>, Failed> {
         self.mixed |= step.by == By::Reference;
+        let keeps_healthy = matches!(step.op, Op::Add { .. } | Op::Del(_) | Op::Check(_) | Op::Doctor | Op::Gc { .. });
+        self.healthy &= keeps_healthy && step.by == By::Cnibox;
         match &step.op {
             Op::Add { .. } | Op::Del(_) | Op::AtOnce(_) => return self.calls(step.op.parts(), step.by),
             Op::Check(place) => {
@@ -269,6 +298,7 @@ END"
             Op::CutPair(place) => self.cut_pair(*place),
             Op::CutBridge(name) => self.damage(Damage::Bridge(name)),
             Op::Repair(damage) => self.repair(*damage),
+            Op::Doctor => self.doctor()?,
             Op::CollectDead => self.collect_dead()?,
         }
         Ok(Vec::new())
@@ -356,11 +386,16 @@ END"
         let Prepared { place, net, by, at, .. } = call;
         let (result, answer) = match ended {
             Ended::Deleted(Ok(())) => {
-                self.known.get_mut(&place).unwrap().result = None;
+                self.deleted(place, by);
                 self.uncache(&call.list, place);
                 return Ok(Vec::new());
             }
-            Ended::Deleted(Err(failed)) => return Err(failed),
+            Ended::Deleted(Err(failed)) => {
+                if is_of_flushed(&failed) {
+                    self.deleted(place, by);
+                }
+                return Err(failed);
+            }
             Ended::Refused(failed, Ok(())) => return Err(failed),
             Ended::Refused(failed, Err(_)) => (None, Err(failed)),
             Ended::Added(result) => {
@@ -380,28 +415,11 @@ END"
     fn note_host_ends(&mut self, place: Place, result: &Value) {
         for interface in result["interfaces"].as_array().into_iter().flatten() {
             let name = interface["name"].as_str().unwrap_or_default();
-            if interface["sandbox"].as_str().unwrap_or_default().is_empty() && name.starts_with("veth") {
+            let is_pair_or_limit = name.starts_with("veth") || name.starts_with("bwp");
+            if interface["sandbox"].as_str().unwrap_or_default().is_empty() && is_pair_or_limit {
                 self.owners.insert(name.to_owned(), place.to_string());
             }
         }
-    }
-
-    /// The runtime's cache, as libcni writes it, for the tools of cnibox.
-    fn cache(&self, list: &Conflist<'_>, at: &Attached, result: &Value) {
-        if self.plugins == Plugins::Reference {
-            return;
-        }
-        let file = json!({"kind": "cniCacheV1", "containerId": at.id, "ifName": at.ifname,
-            "config": base64(list.conf.to_string().as_bytes()), "networkName": list.conf["name"], "netns": at.netns,
-            "capabilityArgs": at.runtime, "result": result});
-        fs::create_dir_all(CACHE).unwrap();
-        let name = list.conf["name"].as_str().unwrap();
-        fs::write(format!("{CACHE}/{name}-{}-{}", at.id, at.ifname), file.to_string()).unwrap();
-    }
-
-    fn uncache(&self, list: &Conflist<'_>, place: Place) {
-        let name = list.conf["name"].as_str().unwrap();
-        fs::remove_file(format!("{CACHE}/{name}-twin-{}-{}", place.pod, place.ifname)).unwrap_or_default();
     }
 
     fn del(&mut self, place: Place, by: By) -> Result<(), Failed> {
@@ -438,65 +456,15 @@ END"
         names.any(|name| name.starts_with("veth") && !self.owners.contains_key(&name))
     }
 
-    fn damage(&self, damage: Damage) {
-        match damage {
-            Damage::Ruleset => drop(self.node.sh("nft flush ruleset")),
-            Damage::Nat => drop(self.node.sh("iptables -t nat -F")),
-            Damage::Bridge(name) => drop(self.node.sh(&format!("ip link del {name} 2>/dev/null || true"))),
-        }
-        if self.plan.drops {
-            self.node.sh("iptables -P FORWARD DROP");
-        }
-    }
-
-    fn cut_pair(&mut self, place: Place) {
-        let is_its_own = |(_, owner): &(&String, &String)| **owner == place.to_string();
-        for (name, _) in self.owners.iter().filter(is_its_own) {
-            self.node.sh(&format!("ip link del {name} 2>/dev/null || true"));
-        }
-        if let Some(known) = self.known.get_mut(&place) {
-            known.is_dead = true;
-        }
-    }
-
-    fn repair(&self, damage: Damage) {
-        if self.plugins == Plugins::Cnibox {
-            self.damage(damage);
-            self.node.cnibox(&["repair", "--plugin-path", &self.node.bin().display().to_string()]).printed();
-        }
-    }
-
-    /// Without a pair, or attached by the reference, nothing proves that an attachment has ended: DEL on both.
-    fn collect_dead(&mut self) -> Result<(), Failed> {
-        let is_ours = self.plugins == Plugins::Cnibox;
-        if is_ours {
-            let [bin, leases, lists] =
-                ["bin", "leases", "net.d"].map(|name| self.node.path(name).display().to_string());
-            let options = ["--plugin-path", &bin, "--data-dir", &leases, "--conf-dir", &lists];
-            self.node.cnibox(&[&["gc"], &options[..]].concat()).printed();
-        }
-        let places: Vec<Place> =
-            self.known.iter().filter(|(_, known)| known.is_dead).map(|(place, _)| *place).collect();
-        for place in places {
-            let known = &self.known[&place];
-            let is_proved = known.by == By::Cnibox && !matches!(self.plan.networks[known.net].kind, Kind::Macvlan(_));
-            if is_ours && is_proved {
-                self.known.get_mut(&place).unwrap().result = None;
-            } else {
-                self.del(place, By::Cnibox)?;
-            }
-        }
-        Ok(())
-    }
-
     fn gc(&mut self, stale: Option<Place>, lost: bool) -> Result<(), Failed> {
         let is_reference = self.plugins == Plugins::Reference;
         if let Some(place) = stale {
             // What GC alone should achieve, DEL does on the reference's node.
             if !lost || is_reference {
                 self.del(place, By::Cnibox)?;
-            } else if let Some(known) = self.known.get_mut(&place) {
-                known.result = None;
+            } else if let Some(net) = self.known.get(&place).map(|known| known.net) {
+                self.uncache(&self.list(net, By::Cnibox), place);
+                self.forget(place);
             }
         }
         if is_reference {
@@ -522,7 +490,7 @@ END"
         while Instant::now() < deadline {
             let links = if_nameindex().unwrap();
             let mut names = links.iter().map(|link| link.name().to_string_lossy().into_owned());
-            if !names.any(|name| self.owners.get(&name).is_some_and(is_of)) {
+            if !names.any(|name| !name.starts_with("bwp") && self.owners.get(&name).is_some_and(is_of)) {
                 return;
             }
             thread::sleep(Duration::from_millis(2));
@@ -549,19 +517,29 @@ END"
         lines.extend(self.leases());
         lines.extend(self.rules());
         lines.extend(self.traffic(patience));
-        Seen { lines: numbered(self.plan.with_owners(lines, &self.assigned())), failed: None }
+        // The next ADD of cnibox deletes the limits of the dead.
+        let (_, dead) = self.held();
+        let is_of = |line: &str, (place, ..): &Held<'_>| line.contains(&format!("[limit of {place}]"));
+        lines.retain(|line| !dead.iter().any(|one| is_of(line, one)));
+        let assigned = self.assigned();
+        Seen { lines: numbered(self.plan.with_owners(lines, &assigned)), failed: None, assigned }
+    }
+
+    /// The attachments without DEL: those that are alive, and the dead.
+    fn held(&self) -> (Vec<Held<'_>>, Vec<Held<'_>>) {
+        let replaced = self.replaced.iter().map(|(place, known)| (place, known));
+        let all = self.known.iter().chain(replaced).filter(|(_, known)| known.result.is_some());
+        let all = all.map(|(place, known)| (*place, known, addresses(known.result.as_ref().unwrap())));
+        let (dead, alive) = all.partition(|(_, known, _)| known.is_dead);
+        (alive, dead)
     }
 
     /// The rules of all but the dead, which a call of cnibox may reclaim.
     fn rules(&self) -> Vec<String> {
-        let replaced = self.replaced.iter().map(|(place, known)| (place, known));
-        let all = self.known.iter().chain(replaced).filter(|(_, known)| known.result.is_some());
-        let all = all.map(|(place, known)| (place, known, addresses(known.result.as_ref().unwrap())));
-        let (dead, alive): (Vec<_>, Vec<_>) = all.partition(|(_, known, _)| known.is_dead);
+        let (alive, dead) = self.held();
         let rules = rules(self.node, self.plan.rules).into_iter().filter(|rule| {
-            let is_of = |(place, known, addresses): &(&Place, &Known, Vec<String>)| {
-                rule.is_of(place.pod, self.plan.networks[known.net].name, addresses)
-            };
+            let is_of =
+                |(place, known, addresses): &Held<'_>| rule.is_of(place.pod, &self.plan.networks[known.net], addresses);
             alive.iter().any(is_of) || !dead.iter().any(is_of)
         });
         let mut texts: Vec<String> = rules.map(|rule| rule.text).collect();
@@ -614,17 +592,23 @@ END"
         matrix(&echoes, &senders, &targets, patience)
     }
 
-    /// What mentions an attachment after all were deleted. Records of what the reference has deleted stay until GC.
+    /// What mentions an attachment after all were deleted. DEL leaves nothing by itself; records of what the reference
+    /// has deleted stay until GC.
     fn leftovers(&mut self) -> Seen {
         let mut lines = self.left();
         if self.mixed && self.plugins == Plugins::Cnibox {
-            lines.retain(|line| !line.starts_with("file left: /run/cni/cnibox/"));
+            let text = |line: &String| match line.strip_prefix("file left: ") {
+                Some(file) => fs::read_to_string(file).unwrap_or_default(),
+                None => line.clone(),
+            };
+            lines.retain(|line| !self.handed.iter().any(|name| text(line).contains(name)));
             for net in 0..self.plan.networks.len() {
                 drop(self.list(net, By::Cnibox).gc(&[]));
             }
-            lines.extend(self.left());
+            let after = self.left().into_iter().map(|line| format!("{line} (after GC)"));
+            lines.extend(after);
         }
-        Seen { lines: numbered(lines), failed: None }
+        Seen { lines: numbered(lines), ..Seen::default() }
     }
 
     fn left(&self) -> Vec<String> {
@@ -646,29 +630,17 @@ END"
     }
 }
 
-/// The results of the runtime's cache.
-const CACHE: &str = "/var/lib/cni/results";
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, n| bits << 8 | usize::from(chunk.get(n).copied().unwrap_or_default()));
-        for digit in 0..4 {
-            let is_padding = digit > chunk.len();
-            let value = bits >> (18 - 6 * digit) & 63;
-            text.push(if is_padding { '=' } else { char::from(DIGITS[value]) });
-        }
-    }
-    text
-}
-
 /// A row of docs/parity.md. A runtime would end here, but what the reference's next plugins find would be hidden.
 pub(super) const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container without IPv6";
 
 /// Whether a CHECK has failed for the reason of [`PORTMAP_CHECK`].
 fn is_known(failed: &Failed) -> bool {
     failed.plugin == "portmap" && failed.msg.contains("could not check ipv6 dnat")
+}
+
+/// Whether a DEL of the reference has failed, in its last step, because its rules were flushed.
+pub(super) fn is_of_flushed(failed: &Failed) -> bool {
+    failed.msg.contains("-t nat -D POSTROUTING") && failed.msg.contains("does not exist")
 }
 
 /// The addresses of a result, without their prefix lengths.
