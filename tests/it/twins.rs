@@ -34,7 +34,7 @@ use crate::support::compare::peer;
 const LENGTH: usize = 7;
 
 /// The sequences of one test; four tests run in `make test`.
-const SEQUENCES: u64 = 50;
+const SEQUENCES: u64 = 25;
 
 /// The lines of one side only.
 struct Difference {
@@ -243,10 +243,10 @@ macro_rules! seeds {
 }
 
 seeds! {
-    fifty_sequences: 0,
-    fifty_more: 50,
-    fifty_others: 100,
-    the_last_fifty: 150,
+    seeds_from_0: 0,
+    seeds_from_25: 25,
+    seeds_from_50: 50,
+    seeds_from_75: 75,
 }
 
 #[test]

@@ -215,6 +215,11 @@ impl Model<'_> {
         let earlier = self.undeleted.iter().find(|(other, _)| *other == place);
         let net = earlier.map_or_else(|| self.random.any(&free), |(_, net)| *net);
         let network = &self.plan.networks[net];
+        if earlier.is_some() && network.has(Extra::SpoofCheck) {
+            // The chain of the reference would have both MAC addresses.
+            self.undeleted.retain(|(other, _)| *other != place);
+            return Op::Del(place);
+        }
         let mut ports = Vec::new();
         if network.has(Extra::Portmap) && self.random.one_in(2) {
             let used = |port| {
@@ -311,10 +316,11 @@ impl Model<'_> {
         }
     }
 
-    /// cnibox does not restore what the reference has attached.
+    /// cnibox does not restore what the reference has attached, but everything else.
     fn repair(&mut self) -> Op {
         let damage = self.damage();
-        if self.foreign.is_empty() { Op::Repair(damage) } else { Op::Check(self.some().0) }
+        let is_cut = self.plan.steps.iter().any(|step| matches!(step.op, Op::CutBridge(_)));
+        if self.foreign.is_empty() && !is_cut { Op::Repair(damage) } else { Op::Check(self.some().0) }
     }
 
     fn collect_dead(&mut self) -> Op {

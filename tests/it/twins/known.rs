@@ -1,7 +1,7 @@
 //! The differences that docs/parity.md explains.
 
 use super::Difference;
-use super::plan::{Attachment, By, HOST, Ipam, OUTSIDE, Op, Place, Plan, Rules, Step};
+use super::plan::{Attachment, By, Extra, HOST, Ipam, Op, Place, Plan, Rules, Step};
 use super::side::{Seen, is_of_flushed};
 use crate::support::conflist::Failed;
 
@@ -180,14 +180,17 @@ impl Case<'_> {
     }
 
     /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule
-    /// of the former owner of its address, whose namespace ended without DEL.
+    /// of the former owner of its address, which ended without DEL.
     fn is_of_former_owner(&self, line: &str) -> bool {
-        let before = &self.plan.steps[..self.number];
-        let has_vanished = before.iter().any(|step| matches!(step.op, Op::Vanish(_)));
-        let from = line.strip_prefix("traffic ").and_then(|line| line.split(' ').next());
-        has_vanished
-            && line.contains(&format!("-> {OUTSIDE}:"))
-            && from.is_some_and(|pod| !self.plan.masquerades(pod, self.number))
+        let Some((pod, _)) = line.strip_prefix("traffic ").and_then(|line| line.split_once(" -> ")) else {
+            return false;
+        };
+        let (alive, stale) = self.plan.attached(self.number + 1);
+        let is_masqueraded = |one: &&Attachment<'_>| self.plan.networks[one.net].has(Extra::Masquerade);
+        let former: Vec<String> =
+            stale.iter().filter(is_masqueraded).flat_map(|dead| self.addresses(dead.place)).collect();
+        let own = alive.iter().filter(|one| one.place.pod == pod).flat_map(|one| self.addresses(one.place));
+        !self.plan.masquerades(pod, self.number) && own.into_iter().any(|addr| former.contains(&addr))
     }
 }
 

@@ -176,7 +176,9 @@ pub(super) struct Machine<'n> {
     /// What the reference has deleted on the node of cnibox, whose records then remain until GC: names and addresses.
     handed: Vec<String>,
     /// Whether nothing has happened that `cnibox doctor` may report.
-    healthy: bool,
+    is_healthy: bool,
+    /// Whether rules were flushed and not restored.
+    is_flushed: bool,
 }
 
 /// Answers arrive within a fraction of it on an idle machine; differences are looked at again.
@@ -230,7 +232,8 @@ END"
             count: 0,
             mixed: false,
             handed: Vec::new(),
-            healthy: true,
+            is_healthy: true,
+            is_flushed: false,
         }
     }
 
@@ -269,8 +272,18 @@ END"
     /// Executes a step; the addresses of a result.
     fn step(&mut self, step: &Step) -> Result<Vec<String>, Failed> {
         self.mixed |= step.by == By::Reference;
-        let keeps_healthy = matches!(step.op, Op::Add { .. } | Op::Del(_) | Op::Check(_) | Op::Doctor | Op::Gc { .. });
-        self.healthy &= keeps_healthy && step.by == By::Cnibox;
+        let is_damage = matches!(
+            step.op,
+            Op::Vanish(_)
+                | Op::NodeRoute(_)
+                | Op::TenantMac(_)
+                | Op::RenamedTuning(_)
+                | Op::Flush(_)
+                | Op::CutPair(_)
+                | Op::CutBridge(_)
+        );
+        self.is_healthy &= !is_damage && step.by == By::Cnibox;
+        self.is_flushed |= matches!(step.op, Op::Flush(_));
         match &step.op {
             Op::Add { .. } | Op::Del(_) | Op::AtOnce(_) => return self.calls(step.op.parts(), step.by),
             Op::Check(place) => {
@@ -297,7 +310,7 @@ END"
             Op::Flush(damage) => self.damage(*damage),
             Op::CutPair(place) => self.cut_pair(*place),
             Op::CutBridge(name) => self.damage(Damage::Bridge(name)),
-            Op::Repair(damage) => self.repair(*damage),
+            Op::Repair(damage) => self.repair(*damage)?,
             Op::Doctor => self.doctor()?,
             Op::CollectDead => self.collect_dead()?,
         }

@@ -2,8 +2,10 @@
 
 use std::fs;
 
-use super::super::plan::{By, Damage, Kind, Place};
-use super::{Machine, Plugins};
+use serde_json::Value;
+
+use super::super::plan::{By, Damage, Extra, Kind, Place};
+use super::{Held, Machine, Plugins};
 use crate::support::conflist::Failed;
 use crate::support::node::Call;
 
@@ -29,32 +31,46 @@ impl Machine<'_> {
         }
     }
 
-    pub(super) fn repair(&self, damage: Damage) {
-        if self.plugins == Plugins::Cnibox {
-            self.damage(damage);
-            let outcome = self.node.cnibox(&["repair", "--plugin-path", &self.bin()]).run();
-            // Where a link is gone whose container lives, it says so, and goes on.
-            let is_cut = self.known.values().any(|known| known.is_dead);
-            assert!(outcome.status == Some(0) || is_cut && outcome.status == Some(1), "{outcome:?}");
+    /// Damage, after which all is as before. What `repair` cannot restore, a link that is gone, it names, and goes on.
+    pub(super) fn repair(&self, damage: Damage) -> Result<(), Failed> {
+        if self.plugins == Plugins::Reference {
+            return Ok(());
         }
+        self.damage(damage);
+        let outcome = self.node.cnibox(&["repair", "--plugin-path", &self.bin()]).run();
+        let is_expected = outcome.status == Some(0) || !self.is_healthy && outcome.status == Some(1);
+        is_expected.then_some(()).ok_or_else(|| failed("repair", format!("{outcome:?}")))
     }
 
     pub(super) fn doctor(&self) -> Result<(), Failed> {
         if self.plugins == Plugins::Reference {
             return Ok(());
         }
-        let outcome = self.tool("doctor").run();
-        if outcome.status == Some(0) || !self.healthy && outcome.status == Some(1) {
-            return Ok(());
+        let outcome = self.tool(&["doctor", "--json"]).run();
+        let findings: Vec<Value> =
+            serde_json::from_str(&outcome.stdout).map_err(|e| failed("doctor", format!("{e}: {outcome:?}")))?;
+        // The runtime's directory of networks is empty.
+        let is_defect = |finding: &Value| finding["severity"] != "note" && finding["object"] != self.lists();
+        let has_found = findings.iter().any(is_defect);
+        let (alive, _) = self.held();
+        let is_masqueraded =
+            |(_, known, _): &Held<'_>| known.by == By::Cnibox && self.plan.networks[known.net].has(Extra::Masquerade);
+        let is_lost = self.is_flushed && alive.iter().any(is_masqueraded);
+        if self.is_healthy && has_found || is_lost && !has_found {
+            return Err(failed("doctor", format!("{outcome:?}")));
         }
-        Err(Failed { plugin: "doctor".to_owned(), code: None, msg: format!("{outcome:?}") })
+        Ok(())
     }
 
-    fn tool(&self, name: &str) -> Call {
-        let [leases, lists] = ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
+    fn lists(&self) -> String {
+        self.node.path("net.d").display().to_string()
+    }
+
+    fn tool(&self, words: &[&str]) -> Call {
+        let (leases, lists) = (self.node.path("leases").display().to_string(), self.lists());
         fs::create_dir_all(&lists).unwrap();
         let options = ["--plugin-path", &self.bin(), "--data-dir", &leases, "--conf-dir", &lists];
-        self.node.cnibox(&[&[name], &options[..]].concat())
+        self.node.cnibox(&[words, &options].concat())
     }
 
     fn bin(&self) -> String {
@@ -65,7 +81,7 @@ impl Machine<'_> {
     pub(super) fn collect_dead(&mut self) -> Result<(), Failed> {
         let is_ours = self.plugins == Plugins::Cnibox;
         if is_ours {
-            self.tool("gc").printed();
+            self.tool(&["gc"]).printed();
         }
         let places: Vec<Place> =
             self.known.iter().filter(|(_, known)| known.is_dead).map(|(place, _)| *place).collect();
@@ -81,4 +97,8 @@ impl Machine<'_> {
         }
         Ok(())
     }
+}
+
+fn failed(tool: &str, msg: String) -> Failed {
+    Failed { plugin: tool.to_owned(), code: None, msg }
 }
