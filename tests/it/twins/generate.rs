@@ -294,15 +294,13 @@ impl Model<'_> {
         self.again_at(place)
     }
 
-    /// With `static`, a second ADD in another namespace succeeds. The reference then has one chain of the spoof check for
-    /// both MAC addresses, and fails in `bandwidth`.
+    /// With `static`, a second ADD in another namespace succeeds, and takes the place of the first one: it has the host's
+    /// route and the record, which are over with that namespace.
     fn again_at(&mut self, place: Place) -> Op {
-        let is_lost = |(other, net): &(Place, usize)| {
-            let network = &self.plan.networks[*net];
-            let is_limited = network.has(Extra::Bandwidth) && matches!(network.ipam, Ipam::Static(..));
-            *other == place && (network.has(Extra::SpoofCheck) || is_limited)
+        let is_replaced = |(other, net): &(Place, usize)| {
+            *other == place && matches!(self.plan.networks[*net].ipam, Ipam::Static(..))
         };
-        let moves = !self.attached.iter().any(is_lost);
+        let moves = !self.attached.iter().any(is_replaced);
         Op::Again { place, moved: moves && self.random.one_in(2) }
     }
 

@@ -125,8 +125,10 @@ impl Case<'_> {
 
     /// Whether a line names the container or an address of this attachment.
     fn is_about(&self, place: Place, line: &str) -> bool {
-        let mut names = self.addresses(place).into_iter().chain([place.to_string()]);
         let pod = place.pod;
+        let seen = self.difference.cnibox.iter().filter_map(|line| line.strip_prefix(&format!("{pod}: address ")));
+        let own = seen.filter_map(|line| line.split('/').next()).map(str::to_owned);
+        let mut names = own.chain([place.to_string()]);
         let marks = [format!("{pod}: "), format!("traffic {pod} "), format!("twin-{pod}"), format!(": {pod} sees")];
         names.any(|name| line.contains(&name)) || marks.iter().any(|mark| line.contains(mark))
     }
@@ -168,7 +170,12 @@ impl Case<'_> {
             };
             line.starts_with("lease ") && reclaimed.iter().any(is_of)
         };
-        let remains = |line: &String| is_port(line) || is_lease(line);
+        let is_rule = |line: &str| {
+            let mut ports = reclaimed.iter().flat_map(|dead| dead.ports);
+            let names = |port: &u16| line.contains(&format!("udp {port} ")) || line.contains(&format!("dport {port} "));
+            line.starts_with("rule: ") && ports.any(names)
+        };
+        let remains = |line: &String| is_port(line) || is_lease(line) || is_rule(line);
         let Difference { reference, cnibox } = &self.difference;
         // Where nothing answers on the node of the reference.
         let is_reached = |line: &String| {

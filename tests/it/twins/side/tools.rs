@@ -56,7 +56,10 @@ impl Machine<'_> {
         let is_masqueraded =
             |(_, known, _): &Held<'_>| known.by == By::Cnibox && self.plan.networks[known.net].has(Extra::Masquerade);
         let is_lost = self.is_flushed && alive.iter().any(is_masqueraded);
-        if self.is_healthy && has_found || is_lost && !has_found {
+        let assigned: Vec<String> = self.assigned().into_iter().map(|(.., addr)| addr).collect();
+        let is_shared = (1..assigned.len()).any(|n| assigned[..n].contains(&assigned[n]));
+        let is_healthy = self.is_healthy && !is_shared;
+        if is_healthy && has_found || is_lost && !has_found {
             return Err(failed("doctor", format!("{outcome:?}")));
         }
         Ok(())
