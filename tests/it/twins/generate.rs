@@ -295,10 +295,11 @@ impl Model<'_> {
     }
 
     /// With `static`, a second ADD in another namespace succeeds, and takes the place of the first one: it has the host's
-    /// route and the record, which are over with that namespace.
+    /// route and the record, which are over with that namespace. One that fails takes the reference's spoof check along.
     fn again_at(&mut self, place: Place) -> Op {
         let is_replaced = |(other, net): &(Place, usize)| {
-            *other == place && matches!(self.plan.networks[*net].ipam, Ipam::Static(..))
+            let network = &self.plan.networks[*net];
+            *other == place && (network.has(Extra::SpoofCheck) || matches!(network.ipam, Ipam::Static(..)))
         };
         let moves = !self.attached.iter().any(is_replaced);
         Op::Again { place, moved: moves && self.random.one_in(2) }

@@ -127,16 +127,20 @@ impl Case<'_> {
     fn is_about(&self, place: Place, line: &str) -> bool {
         let pod = place.pod;
         let seen = self.difference.cnibox.iter().filter_map(|line| line.strip_prefix(&format!("{pod}: address ")));
-        let own = seen.filter_map(|line| line.split('/').next()).map(str::to_owned);
-        let mut names = own.chain([place.to_string()]);
+        let own: Vec<String> = seen.filter_map(|line| line.split('/').next()).map(str::to_owned).collect();
+        let others = self.answers.1.assigned.iter().filter(|(.., addr)| own.contains(addr));
+        let mut sharing = others.map(|(other, ..)| format!("traffic {} ", other.pod));
+        let mut names = own.iter().cloned().chain([place.to_string()]);
         let marks = [format!("{pod}: "), format!("traffic {pod} "), format!("twin-{pod}"), format!(": {pod} sees")];
-        names.any(|name| line.contains(&name)) || marks.iter().any(|mark| line.contains(mark))
+        names.any(|name| line.contains(&name))
+            || marks.iter().any(|mark| line.contains(mark))
+            || sharing.any(|mark| line.starts_with(&mark))
     }
 
     /// Attachments without DEL whose state this ADD may reclaim: those of a container whose host port it takes, of its
     /// own place, and those whose addresses it needs.
     fn reclaimed(&self) -> Vec<Attachment<'_>> {
-        let (_, stale) = self.plan.attached(self.number);
+        let (alive, stale) = self.plan.attached(self.number);
         let is_reclaimed = |dead: &Attachment<'_>| {
             self.op().parts().iter().any(|op| match op {
                 Op::Add { place, net, ports, .. } => {
@@ -149,6 +153,8 @@ impl Case<'_> {
                     let has_address = self.addresses(dead.place).iter().any(|addr| own.contains(addr));
                     dead.place == *place || has_address || is_pool && dead.net == *net || ports.iter().any(is_port)
                 }
+                // What is refused has looked for an address.
+                Op::Again { place, .. } => alive.iter().any(|one| one.place == *place && one.net == dead.net),
                 _ => false,
             })
         };
