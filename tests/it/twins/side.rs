@@ -1,7 +1,7 @@
 //! One of the two nodes, on a thread of its own: executes steps, and tells what a user sees after each.
 
 mod cache;
-mod mend;
+pub(super) mod mend;
 mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};

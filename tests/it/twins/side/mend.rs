@@ -1,8 +1,12 @@
 //! What the reference does wrong at DEL, by rows of docs/parity.md, is put right, so that the nodes can be compared
-//! further: "DEL without namespace, interface and prevResult", and "rules of an address that two attachments have".
+//! further: see [`MENDED`].
 
 use super::super::plan::{By, Extra, Place};
 use super::{Known, Machine, Plugins, addresses};
+
+/// The rows.
+pub(in super::super) const MENDED: [&str; 2] =
+    ["DEL without namespace, interface and prevResult", "rules of an address that two attachments have"];
 
 impl Machine<'_> {
     /// The attachment is over, for the runtime; its addresses.
