@@ -251,6 +251,15 @@ pub(super) const KNOWN: &[Known] = &[
         then: Then::Stop,
     },
     Known {
+        row: "MAC address of a new bridge",
+        explains: |case| {
+            // The first ADD after its end has failed before the bridge had a port.
+            let is_cut = case.plan.steps[..case.number].iter().any(|step| matches!(step.op, Op::CutBridge(_)));
+            is_cut && case.only_reference_fails("could not set bridge's mac")
+        },
+        then: Then::Stop,
+    },
+    Known {
         row: "IPv4 client on the container's subnet, with nftables",
         explains: |case| case.plan.rules == Rules::Nftables && case.only_sources_differ(),
         then: Then::Continue,
