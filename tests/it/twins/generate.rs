@@ -157,15 +157,14 @@ impl Model<'_> {
         let op = match self.random.below(if self.attached.is_empty() { 4 } else { 33 }) {
             _ if self.is_flushed => self.after_flush(),
             0..9 | 23 => self.add(),
-            9..13 => self.del(),
+            20 if !self.plan.steps.iter().any(|step| matches!(step.op, Op::AtOnce(_))) => {
+                Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"]))
+            }
+            9..13 | 20 => self.del(),
             13 if !self.ended.is_empty() => self.late_del(),
             13..16 => Op::Check(self.some().0),
             16..18 => self.gc(),
             18..20 => self.vanish(),
-            20 if !self.plan.steps.iter().any(|step| matches!(step.op, Op::AtOnce(_))) => {
-                Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"]))
-            }
-            20 => self.del(),
             21 => Op::TenantMac(self.some().0),
             22 => self.renamed(),
             24..27 => self.again(),
@@ -205,8 +204,8 @@ impl Model<'_> {
             return self.again_at(place);
         }
         // Twice in one network, the attachments of a container share chains and ifb devices of the reference.
-        let parts = || self.plan.steps.iter().flat_map(|step| step.op.parts());
-        let is_used = |net| parts().any(|op| op.attaches(place, net));
+        let calls = || self.plan.steps.iter().flat_map(|step| step.op.parts());
+        let is_used = |net| calls().any(|op| op.attaches(place, net));
         let free: Vec<usize> = (0..self.plan.networks.len()).filter(|net| !is_used(*net)).collect();
         if free.is_empty() {
             return Op::Gc { stale: None, lost: false };

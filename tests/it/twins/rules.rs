@@ -73,9 +73,9 @@ fn captures<'t>(pattern: &str, text: &'t str) -> Vec<Captures<'t>> {
 
 /// The rules of `iptables-save` that name a container, or an address of one, or are in a chain of one.
 fn words(saved: &str) -> Vec<Rule> {
-    let named = r#"name: \\"(\w+)\\" id: \\"twin-(\w+)\\""#;
+    let comment = r#"name: \\"(\w+)\\" id: \\"twin-(\w+)\\""#;
     let owner_named = |line: &str| {
-        let names = captures(named, line);
+        let names = captures(comment, line);
         let names = names.first()?;
         Some(Owner::Attachment { pod: names[2].to_owned(), net: Some(names[1].to_owned()) })
     };

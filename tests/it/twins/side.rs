@@ -16,6 +16,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::net::if_::if_nameindex;
 use serde_json::{Value, json};
 
+use self::cache::uncache;
 use super::plan::{By, Damage, ECHO, HOST, Kind, OUTSIDE, Op, PORTS, Place, Plan, Rules, Step};
 use super::probe::{Echo, Sender, matrix};
 use super::rules::rules;
@@ -400,7 +401,7 @@ END"
         let (result, answer) = match ended {
             Ended::Deleted(Ok(())) => {
                 self.deleted(place, by);
-                self.uncache(&call.list, place);
+                uncache(&call.list, place);
                 return Ok(Vec::new());
             }
             Ended::Deleted(Err(failed)) => {
@@ -476,7 +477,7 @@ END"
             if !lost || is_reference {
                 self.del(place, By::Cnibox)?;
             } else if let Some(net) = self.known.get(&place).map(|known| known.net) {
-                self.uncache(&self.list(net, By::Cnibox), place);
+                uncache(&self.list(net, By::Cnibox), place);
                 self.forget(place);
             }
         }

@@ -37,9 +37,9 @@ impl Machine<'_> {
         let name = list.conf["name"].as_str().unwrap();
         fs::write(format!("{CACHE}/{name}-{}-{}", at.id, at.ifname), file.to_string()).unwrap();
     }
+}
 
-    pub(super) fn uncache(&self, list: &Conflist<'_>, place: Place) {
-        let name = list.conf["name"].as_str().unwrap();
-        fs::remove_file(format!("{CACHE}/{name}-twin-{}-{}", place.pod, place.ifname)).unwrap_or_default();
-    }
+pub(super) fn uncache(list: &Conflist<'_>, place: Place) {
+    let name = list.conf["name"].as_str().unwrap();
+    fs::remove_file(format!("{CACHE}/{name}-twin-{}-{}", place.pod, place.ifname)).unwrap_or_default();
 }

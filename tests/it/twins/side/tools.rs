@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::super::plan::{By, Damage, Extra, Kind, Place};
+use super::cache::uncache;
 use super::{Held, Machine, Plugins};
 use crate::support::conflist::Failed;
 use crate::support::node::Call;
@@ -92,7 +93,7 @@ impl Machine<'_> {
             let known = &self.known[&place];
             let is_proved = known.by == By::Cnibox && !matches!(self.plan.networks[known.net].kind, Kind::Macvlan(_));
             if is_ours && is_proved {
-                self.uncache(&self.list(known.net, By::Cnibox), place);
+                uncache(&self.list(known.net, By::Cnibox), place);
                 self.forget(place);
             } else {
                 self.del(place, By::Cnibox)?;
