@@ -1,6 +1,6 @@
 //! Random networks, and random steps.
 
-use super::plan::{By, Extra, Ipam, Kind, Network, Op, PORTS, Place, Plan, Rules, Step};
+use super::plan::{By, Damage, Extra, Ipam, Kind, Network, Op, PORTS, Place, Plan, Rules, Step};
 
 const PODS: [&str; 3] = ["A", "B", "C"];
 const MAC: &str = "02:00:00:00:00:77";
@@ -86,8 +86,8 @@ impl Plan {
         // What nftables accepts may still be dropped by the policy.
         let drops = rules == Rules::Iptables && random.one_in(4);
         let mut plan = Plan { rules, drops, networks, steps: Vec::new() };
-        let (attached, ended, undeleted) = (Vec::new(), Vec::new(), Vec::new());
-        let mut model = Model { plan: &mut plan, random, attached, ended, undeleted };
+        let (attached, ended, undeleted, foreign) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut model = Model { plan: &mut plan, random, attached, ended, undeleted, foreign, is_flushed: false };
         for _ in 0..length {
             model.step();
         }
@@ -95,7 +95,41 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Whether calls for these networks can be exchanged: their addresses are distinct, or of one large pool that no
+    /// other network has and no route of the node takes from.
+    fn is_independent(&self, one: usize, other: usize) -> bool {
+        let subnet = |net: usize| match self.networks[net].ipam {
+            Ipam::Subnet(subnet) | Ipam::UpTo(subnet, _) => Some(&subnet[..5]),
+            Ipam::Static(address, _) => Some(&address[..5]),
+            Ipam::None => None,
+        };
+        if one != other {
+            // A bridge has the gateway of the first network only.
+            return subnet(one) != subnet(other) && self.networks[one].kind != self.networks[other].kind;
+        }
+        let is_routed = self.steps.iter().any(|step| matches!(step.op, Op::NodeRoute(_)));
+        let sharing = (0..self.networks.len()).filter(|net| subnet(*net) == subnet(one));
+        matches!(self.networks[one].ipam, Ipam::Subnet(_)) && sharing.count() == 1 && !is_routed
+    }
+}
+
 impl Op {
+    fn place(&self) -> Option<Place> {
+        match self {
+            Op::Add { place, .. } | Op::Del(place) => Some(*place),
+            _ => None,
+        }
+    }
+
+    fn network(&self) -> Option<usize> {
+        if let Op::Add { net, .. } = self { Some(*net) } else { None }
+    }
+
+    fn ports(&self) -> &[u16] {
+        if let Op::Add { ports, .. } = self { ports } else { &[] }
+    }
+
     /// Whether this attaches another interface of the container to the network.
     fn attaches(&self, to: Place, network: usize) -> bool {
         let Op::Add { place, net, .. } = self else { return false };
@@ -112,26 +146,41 @@ struct Model<'p> {
     ended: Vec<Place>,
     /// Those without DEL, and their networks.
     undeleted: Vec<(Place, usize)>,
+    /// What the reference has attached on both nodes.
+    foreign: Vec<Place>,
+    /// The next ADD of cnibox would restore the rules, that of the reference would not.
+    is_flushed: bool,
 }
 
 impl Model<'_> {
     fn step(&mut self) {
-        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 24 }) {
+        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 33 }) {
+            _ if self.is_flushed => self.after_flush(),
             0..9 | 23 => self.add(),
-            9..13 => self.del(),
-            13 if !self.ended.is_empty() => {
-                let place = self.random.any(&self.ended);
-                self.undeleted.retain(|(other, _)| *other != place);
-                Op::Del(place)
+            20 if !self.plan.steps.iter().any(|step| matches!(step.op, Op::AtOnce(_))) => {
+                Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"]))
             }
+            9..13 | 20 => self.del(),
+            13 if !self.ended.is_empty() => self.late_del(),
             13..16 => Op::Check(self.some().0),
             16..18 => self.gc(),
             18..20 => self.vanish(),
-            20 => Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"])),
             21 => Op::TenantMac(self.some().0),
-            _ => self.renamed(),
+            22 => self.renamed(),
+            24..27 => self.again(),
+            27 => self.repair(),
+            28 => self.collect_dead(),
+            29 => self.cut(),
+            30 => self.at_once(),
+            31 => Op::Doctor,
+            _ => self.flush(),
         };
         let by = self.by(&op);
+        if let Op::Add { place, .. } = op
+            && by == By::Reference
+        {
+            self.foreign.push(place);
+        }
         self.plan.steps.push(Step { op, by });
     }
 
@@ -152,10 +201,11 @@ impl Model<'_> {
     fn add(&mut self) -> Op {
         let place = Place { pod: self.random.any(&PODS), ifname: self.random.any(&["eth0", "eth0", "eth1"]) };
         if self.attached.iter().any(|(taken, _)| *taken == place) {
-            return Op::Check(place);
+            return self.again_at(place);
         }
         // Twice in one network, the attachments of a container share chains and ifb devices of the reference.
-        let is_used = |net| self.plan.steps.iter().any(|step| step.op.attaches(place, net));
+        let calls = || self.plan.steps.iter().flat_map(|step| step.op.parts());
+        let is_used = |net| calls().any(|op| op.attaches(place, net));
         let free: Vec<usize> = (0..self.plan.networks.len()).filter(|net| !is_used(*net)).collect();
         if free.is_empty() {
             return Op::Gc { stale: None, lost: false };
@@ -164,11 +214,16 @@ impl Model<'_> {
         let earlier = self.undeleted.iter().find(|(other, _)| *other == place);
         let net = earlier.map_or_else(|| self.random.any(&free), |(_, net)| *net);
         let network = &self.plan.networks[net];
+        if earlier.is_some() && network.has(Extra::SpoofCheck) {
+            // The chain of the reference would have both MAC addresses.
+            self.undeleted.retain(|(other, _)| *other != place);
+            return Op::Del(place);
+        }
         let mut ports = Vec::new();
         if network.has(Extra::Portmap) && self.random.one_in(2) {
             let used = |port| {
-                let is_used = |step: &Step| matches!(&step.op, Op::Add { ports, .. } if ports.contains(&port));
-                self.plan.steps.iter().any(is_used)
+                let is_used = |op: &Op| matches!(op, Op::Add { ports, .. } if ports.contains(&port));
+                self.plan.steps.iter().flat_map(|step| step.op.parts()).any(is_used)
             };
             let free: Vec<u16> = PORTS.into_iter().filter(|port| !used(*port)).collect();
             // cnibox waits for two seconds until a port is free.
@@ -180,12 +235,17 @@ impl Model<'_> {
         let mac = (is_macvlan && !self.random.one_in(3)).then_some(MAC);
         self.ended.retain(|ended| *ended != place);
         self.undeleted.retain(|(other, _)| *other != place);
+        self.foreign.retain(|other| *other != place);
         self.attached.push((place, net));
         Op::Add { place, net, ports, mac }
     }
 
     fn del(&mut self) -> Op {
         let (place, _) = self.some();
+        self.del_of(place)
+    }
+
+    fn del_of(&mut self, place: Place) -> Op {
         self.end(place);
         Op::Del(place)
     }
@@ -220,5 +280,99 @@ impl Model<'_> {
     fn renamed(&mut self) -> Op {
         let (place, net) = self.some();
         if self.plan.networks[net].has(Extra::Tuning) { Op::RenamedTuning(place) } else { self.del() }
+    }
+
+    fn late_del(&mut self) -> Op {
+        let place = self.random.any(&self.ended);
+        self.undeleted.retain(|(other, _)| *other != place);
+        Op::Del(place)
+    }
+
+    fn again(&mut self) -> Op {
+        let (place, _) = self.some();
+        self.again_at(place)
+    }
+
+    /// With `static`, a second ADD in another namespace succeeds, and takes the place of the first one: it has the host's
+    /// route and the record, which are over with that namespace. One that fails takes the reference's spoof check along.
+    fn again_at(&mut self, place: Place) -> Op {
+        let is_replaced = |(other, net): &(Place, usize)| {
+            let network = &self.plan.networks[*net];
+            *other == place && (network.has(Extra::SpoofCheck) || matches!(network.ipam, Ipam::Static(..)))
+        };
+        let moves = !self.attached.iter().any(is_replaced);
+        Op::Again { place, moved: moves && self.random.one_in(2) }
+    }
+
+    fn damage(&mut self) -> Damage {
+        let (_, net) = self.some();
+        match self.plan.networks[net].kind {
+            Kind::Bridge(name) if self.random.one_in(2) => Damage::Bridge(name),
+            // With nftables, one table of iptables has the rules of one side only.
+            _ if self.plan.rules == Rules::Nftables => Damage::Ruleset,
+            _ => self.random.any(&[Damage::Ruleset, Damage::Nat]),
+        }
+    }
+
+    /// cnibox does not restore what the reference has attached, but everything else.
+    fn repair(&mut self) -> Op {
+        let damage = self.damage();
+        let is_cut = self.plan.steps.iter().any(|step| matches!(step.op, Op::CutBridge(_)));
+        if self.foreign.is_empty() && !is_cut { Op::Repair(damage) } else { Op::Check(self.some().0) }
+    }
+
+    fn collect_dead(&mut self) -> Op {
+        self.undeleted.clear();
+        Op::CollectDead
+    }
+
+    fn flush(&mut self) -> Op {
+        match self.damage() {
+            Damage::Bridge(name) => Op::CutBridge(name),
+            damage => {
+                self.is_flushed = true;
+                Op::Flush(damage)
+            }
+        }
+    }
+
+    fn after_flush(&mut self) -> Op {
+        match self.random.below(5) {
+            0 => Op::Doctor,
+            4 if !self.attached.is_empty() => self.vanish(),
+            1 if !self.ended.is_empty() => self.late_del(),
+            _ if self.attached.is_empty() => Op::Doctor,
+            2 => Op::Check(self.some().0),
+            _ => self.del(),
+        }
+    }
+
+    /// The attachment is over; the container lives.
+    fn cut(&mut self) -> Op {
+        let (place, net) = self.some();
+        if matches!(self.plan.networks[net].kind, Kind::Macvlan(_)) {
+            return Op::Check(place);
+        }
+        self.end(place);
+        self.undeleted.push((place, net));
+        Op::CutPair(place)
+    }
+
+    /// Two calls whose outcome does not depend on their order, up to who gets which address.
+    fn at_once(&mut self) -> Op {
+        let (place, net) = self.some();
+        let is_del = self.random.one_in(2);
+        let first = if is_del { self.del_of(place) } else { self.add() };
+        let second = self.add();
+        let first_net = if is_del { Some(net) } else { first.network() };
+        if let (Some(one), Some(other)) = (first_net, second.network())
+            && first.place().zip(second.place()).is_some_and(|(one, other)| one.pod != other.pod)
+            && self.plan.is_independent(one, other)
+            && first.ports().iter().all(|port| !second.ports().contains(port))
+        {
+            return Op::AtOnce(vec![first, second]);
+        }
+        self.plan.steps.push(Step { op: first, by: By::Cnibox });
+        second
     }
 }

@@ -44,7 +44,7 @@ pub(super) enum Ipam {
 }
 
 /// What a network has beside its interface plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Extra {
     Masquerade,
     SpoofCheck,
@@ -153,6 +153,43 @@ pub(super) enum Op {
     TenantMac(Place),
     /// DEL of `tuning` only, for a network that has been renamed.
     RenamedTuning(Place),
+    /// A second ADD of what is attached, in the same namespace or in another one, which then ends.
+    Again {
+        place: Place,
+        moved: bool,
+    },
+    /// The rules are gone, on both nodes.
+    Flush(Damage),
+    /// The host's end of a pair is deleted, on both nodes.
+    CutPair(Place),
+    /// A bridge is deleted, on both nodes.
+    CutBridge(&'static str),
+    /// Damage on the node of cnibox only, and `cnibox repair`: then it must be as the other node.
+    Repair(Damage),
+    /// `cnibox gc`. On the node of the reference, which has no such tool, DEL of the dead.
+    CollectDead,
+    /// `cnibox doctor`, which changes nothing, and finds nothing on a node where nothing was damaged.
+    Doctor,
+    /// ADD or DEL of different containers: at the same time on the node of cnibox, one by one on the other.
+    AtOnce(Vec<Op>),
+}
+
+impl Op {
+    /// The calls of which this consists.
+    pub(super) fn parts(&self) -> &[Op] {
+        if let Op::AtOnce(ops) = self { ops } else { std::slice::from_ref(self) }
+    }
+}
+
+/// What an administrator loses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// `nft flush ruleset`
+    Ruleset,
+    /// `iptables -t nat -F`
+    Nat,
+    /// This bridge.
+    Bridge(&'static str),
 }
 
 /// Who executes a call on the node of cnibox.
@@ -170,7 +207,14 @@ pub(super) struct Step {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.op {
+        self.op.fmt(f)?;
+        if self.by == By::Reference { write!(f, " (by the reference on both)") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Op::Add { place, net, ports, mac } => {
                 write!(f, "ADD {place} to network {net}, host ports {ports:?}")?;
                 mac.map_or(Ok(()), |mac| write!(f, ", MAC {mac}"))?;
@@ -184,15 +228,27 @@ impl fmt::Display for Step {
             Op::NodeRoute(addr) => write!(f, "the node gets a route to {addr}")?,
             Op::TenantMac(place) => write!(f, "{place} changes its MAC address")?,
             Op::RenamedTuning(place) => write!(f, "DEL of tuning of {place}, network renamed")?,
+            Op::Again { place, moved: false } => write!(f, "second ADD {place}")?,
+            Op::Again { place, .. } => write!(f, "second ADD {place}, in another namespace")?,
+            Op::Flush(damage) => write!(f, "{damage:?} is lost")?,
+            Op::CutPair(place) => write!(f, "the host's end of {place} is deleted")?,
+            Op::CutBridge(name) => write!(f, "{name} is deleted")?,
+            Op::Repair(damage) => write!(f, "with cnibox {damage:?} is lost, cnibox repair")?,
+            Op::CollectDead => write!(f, "cnibox gc")?,
+            Op::Doctor => write!(f, "cnibox doctor")?,
+            Op::AtOnce(ops) => {
+                write!(f, "at the same time:")?;
+                ops.iter().try_for_each(|op| write!(f, " [{op}]"))?;
+            }
         }
-        if self.by == By::Reference { write!(f, " (by the reference on both)") } else { Ok(()) }
+        Ok(())
     }
 }
 
 /// An attachment by its ADD.
 pub(super) struct Attachment<'p> {
     pub(super) place: Place,
-    net: usize,
+    pub(super) net: usize,
     pub(super) ports: &'p [u16],
 }
 
@@ -230,8 +286,8 @@ impl Plan {
     /// The attachments before this step that are alive, and those whose namespace has ended without DEL.
     pub(super) fn attached(&self, before: usize) -> (Vec<Attachment<'_>>, Vec<Attachment<'_>>) {
         let (mut alive, mut stale) = (Vec::new(), Vec::new());
-        for step in &self.steps[..before] {
-            match &step.op {
+        for op in self.steps[..before].iter().flat_map(|step| step.op.parts()) {
+            match op {
                 Op::Add { place, net, ports, .. } => {
                     stale.retain(|other: &Attachment<'_>| other.place != *place);
                     alive.push(Attachment { place: *place, net: *net, ports });
@@ -244,10 +300,29 @@ impl Plan {
                     let is_gone = |other: &Attachment<'_>| other.place.pod == *pod;
                     stale.extend(alive.extract_if(.., |other| is_gone(other)));
                 }
+                Op::CutPair(place) => stale.extend(alive.extract_if(.., |other| other.place == *place)),
                 _ => {}
             }
         }
         (alive, stale)
+    }
+
+    /// Who has which address is by chance where two ADDs at the same time took them from one pool: lines that name the
+    /// owners instead.
+    pub(super) fn with_owners(&self, lines: Vec<String>, assigned: &[(Place, usize, String)]) -> Vec<String> {
+        let at_once = self.steps.iter().map(|step| step.op.parts()).filter(|parts| parts.len() > 1);
+        let nets = |parts: &[Op]| -> Vec<usize> {
+            parts.iter().filter_map(|op| if let Op::Add { net, .. } = op { Some(*net) } else { None }).collect()
+        };
+        let is_shared = |nets: &Vec<usize>| nets.len() > 1 && nets.iter().all(|net| *net == nets[0]);
+        let shared: Vec<usize> = at_once.map(nets).filter(is_shared).flatten().collect();
+        let rename = |line: String| {
+            let of_shared = assigned.iter().filter(|(_, net, _)| shared.contains(net));
+            let owned =
+                |line: String, (place, _, addr): &(Place, usize, String)| line.replace(addr, &format!("<{place}>"));
+            of_shared.fold(line, owned)
+        };
+        lines.into_iter().map(rename).collect()
     }
 
     /// Whether a network of the container is masqueraded after this step.
@@ -259,11 +334,11 @@ impl Plan {
 
     pub(super) fn with_the_end(mut self) -> Plan {
         let mut places: Vec<Place> = Vec::new();
-        for step in &self.steps {
-            if let Op::Add { place, .. } = step.op
-                && !places.contains(&place)
+        for op in self.steps.iter().flat_map(|step| step.op.parts()) {
+            if let Op::Add { place, .. } = op
+                && !places.contains(place)
             {
-                places.push(place);
+                places.push(*place);
             }
         }
         self.steps.extend(places.into_iter().map(|place| Step { op: Op::Del(place), by: By::Cnibox }));

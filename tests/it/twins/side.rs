@@ -1,5 +1,9 @@
 //! One of the two nodes, on a thread of its own: executes steps, and tells what a user sees after each.
 
+mod cache;
+pub(super) mod mend;
+mod tools;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
@@ -12,11 +16,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::net::if_::if_nameindex;
 use serde_json::{Value, json};
 
-use super::plan::{By, ECHO, HOST, Kind, OUTSIDE, Op, PORTS, Place, Plan, Step};
+use self::cache::uncache;
+use super::plan::{By, Damage, ECHO, HOST, Kind, OUTSIDE, Op, PORTS, Place, Plan, Rules, Step};
 use super::probe::{Echo, Sender, matrix};
-use super::view;
+use super::rules::rules;
+use super::{Mutant, view};
 use crate::support::conflist::{Attached, Conflist, Failed};
-use crate::support::node::{Container, Node};
+use crate::support::node::{Container, Node, eventually};
+use crate::support::parallel::at_once;
 
 /// Whose plugins a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +48,8 @@ pub(super) struct Seen {
     pub(super) lines: BTreeSet<String>,
     /// Whether the call succeeded, and what it said, which may differ.
     pub(super) failed: Option<Failed>,
+    /// Who has which address, by network.
+    pub(super) assigned: Vec<(Place, usize, String)>,
 }
 
 /// The handle of a side's thread.
@@ -51,13 +60,13 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub(super) fn start(plan: &Plan, plugins: Plugins, reference: PathBuf) -> Side {
+    pub(super) fn start(plan: &Plan, plugins: Plugins, reference: PathBuf, mutant: Option<Mutant>) -> Side {
         let (tasks, inbox) = channel();
         let (outbox, seen) = channel();
         let plan = plan.clone();
         let thread = thread::spawn(move || {
             let node = Node::new();
-            let mut machine = Machine::new(&node, &plan, plugins, reference);
+            let mut machine = Machine::new(&node, &plan, plugins, reference, mutant);
             for task in inbox {
                 if outbox.send(machine.perform(&task)).is_err() {
                     break;
@@ -103,32 +112,87 @@ impl Drop for Pod {
 struct Known {
     net: usize,
     at: Attached,
+    by: By,
     /// The result of ADD, until a DEL succeeds.
     result: Option<Value>,
+    /// Whether its namespace or its link is gone.
+    is_dead: bool,
 }
 
-struct Machine<'n> {
+/// An attachment with its addresses.
+type Held<'k> = (Place, &'k Known, Vec<String>);
+
+/// ADD or DEL of all plugins of a network, ready to run.
+struct Prepared<'n> {
+    place: Place,
+    net: usize,
+    by: By,
+    list: Conflist<'n>,
+    at: Attached,
+    verb: Verb,
+}
+
+enum Verb {
+    Add,
+    Del(Option<Value>),
+}
+
+/// The result of an ADD that succeeded; how the DEL ended that follows one that failed.
+enum Ended {
+    Added(Value),
+    Refused(Failed, Result<(), Failed>),
+    Deleted(Result<(), Failed>),
+}
+
+impl Prepared<'_> {
+    fn run(&self) -> Ended {
+        match &self.verb {
+            Verb::Del(result) => Ended::Deleted(self.list.del(&self.at, result.as_ref())),
+            Verb::Add => match self.list.add(&self.at) {
+                Ok(result) => Ended::Added(result),
+                Err(failed) => Ended::Refused(failed, self.list.del(&self.at, None)),
+            },
+        }
+    }
+}
+
+pub(super) struct Machine<'n> {
     node: &'n Node,
     plan: &'n Plan,
     plugins: Plugins,
     reference: PathBuf,
+    mutant: Option<Mutant>,
     outside: Container,
     echoes: Vec<Echo>,
     pods: BTreeMap<&'static str, Pod>,
     known: BTreeMap<Place, Known>,
+    /// Attachments without DEL, whose containers were started again.
+    replaced: Vec<(Place, Known)>,
     /// The owners of the host ends of all pairs.
     owners: BTreeMap<String, String>,
     /// The number of containers so far.
     count: usize,
-    /// Whether the reference has deleted something on a node of cnibox, whose records then remain until GC.
+    /// Whether the reference has been called on the node of cnibox.
     mixed: bool,
+    /// What the reference has deleted on the node of cnibox, whose records then remain until GC: names and addresses.
+    handed: Vec<String>,
+    /// Whether nothing has happened that `cnibox doctor` may report.
+    is_healthy: bool,
+    /// Whether rules were flushed and not restored.
+    is_flushed: bool,
 }
 
 /// Answers arrive within a fraction of it on an idle machine; differences are looked at again.
 const PATIENCE: Duration = Duration::from_millis(12);
 
 impl<'n> Machine<'n> {
-    fn new(node: &'n Node, plan: &'n Plan, plugins: Plugins, reference: PathBuf) -> Machine<'n> {
+    fn new(
+        node: &'n Node,
+        plan: &'n Plan,
+        plugins: Plugins,
+        reference: PathBuf,
+        mutant: Option<Mutant>,
+    ) -> Machine<'n> {
         let outside = Container::new();
         let path = outside.path();
         node.sh(&format!(
@@ -154,8 +218,24 @@ END"
             node.sh("iptables -P FORWARD DROP");
         }
         let echoes = vec![Echo::of("host", node), Echo::of("outside", &outside)];
-        let (pods, known, owners) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Machine { node, plan, plugins, reference, outside, echoes, pods, known, owners, count: 0, mixed: false }
+        Machine {
+            node,
+            plan,
+            plugins,
+            reference,
+            mutant,
+            outside,
+            echoes,
+            pods: BTreeMap::new(),
+            known: BTreeMap::new(),
+            replaced: Vec::new(),
+            owners: BTreeMap::new(),
+            count: 0,
+            mixed: false,
+            handed: Vec::new(),
+            is_healthy: true,
+            is_flushed: false,
+        }
     }
 
     fn perform(&mut self, task: &Task) -> Seen {
@@ -163,11 +243,19 @@ END"
             Task::Do(step) => {
                 let answer = self.step(step);
                 let mut seen = self.look(PATIENCE);
-                match &answer {
-                    Ok(said) => seen.lines.insert(format!("answer: success {said:?}")),
-                    Err(_) => seen.lines.insert("answer: failure".to_owned()),
+                let failed = match answer {
+                    Ok(said) => {
+                        let mut said = self.plan.with_owners(said, &self.assigned());
+                        said.sort();
+                        seen.lines.insert(format!("answer: success {said:?}"));
+                        None
+                    }
+                    Err(failed) => {
+                        seen.lines.insert("answer: failure".to_owned());
+                        Some(failed)
+                    }
                 };
-                Seen { failed: answer.err(), ..seen }
+                Seen { failed, ..seen }
             }
             Task::Detach(place) => {
                 let answer = self.del(*place, By::Cnibox);
@@ -184,18 +272,23 @@ END"
 
     /// Executes a step; the addresses of a result.
     fn step(&mut self, step: &Step) -> Result<Vec<String>, Failed> {
+        self.mixed |= step.by == By::Reference;
+        let is_damage = matches!(
+            step.op,
+            Op::Vanish(_)
+                | Op::NodeRoute(_)
+                | Op::TenantMac(_)
+                | Op::RenamedTuning(_)
+                | Op::Flush(_)
+                | Op::CutPair(_)
+                | Op::CutBridge(_)
+        );
+        self.is_healthy &= !is_damage && step.by == By::Cnibox;
+        self.is_flushed |= matches!(step.op, Op::Flush(_));
         match &step.op {
-            Op::Add { place, net, ports, mac } => {
-                self.mixed |= step.by == By::Reference;
-                let at = self.attachment(*place, ports, *mac);
-                return self.add(*place, *net, at, step.by);
-            }
-            Op::Del(place) => {
-                self.mixed |= step.by == By::Reference;
-                self.del(*place, step.by)?;
-            }
+            Op::Add { .. } | Op::Del(_) | Op::AtOnce(_) => return self.calls(step.op.parts(), step.by),
             Op::Check(place) => {
-                if let Some(Known { net, at, result: Some(result) }) = self.known.get(place)
+                if let Some(Known { net, at, result: Some(result), .. }) = self.known.get(place)
                     && self.pods.contains_key(place.pod)
                 {
                     let list = self.list(*net, step.by);
@@ -214,16 +307,35 @@ END"
                 }
             }
             Op::RenamedTuning(place) => self.renamed_tuning(*place)?,
+            Op::Again { place, moved } => return self.add_again(*place, *moved),
+            Op::Flush(damage) => self.damage(*damage),
+            Op::CutPair(place) => self.cut_pair(*place),
+            Op::CutBridge(name) => self.damage(Damage::Bridge(name)),
+            Op::Repair(damage) => self.repair(*damage)?,
+            Op::Doctor => self.doctor()?,
+            Op::CollectDead => self.collect_dead()?,
         }
         Ok(Vec::new())
     }
 
     /// The list of a network, for the implementation that executes the call.
     fn list(&self, net: usize, by: By) -> Conflist<'n> {
-        let is_ours = (self.plugins, by) == (Plugins::Cnibox, By::Cnibox);
-        let directory = if is_ours { self.node.bin() } else { self.reference.clone() };
+        let directory = if self.is_ours(by) { self.node.bin() } else { self.reference.clone() };
         let conf = self.plan.networks[net].conf(self.node, self.plan.rules);
         Conflist { directory, ..Conflist::new(self.node, conf) }
+    }
+
+    fn is_ours(&self, by: By) -> bool {
+        (self.plugins, by) == (Plugins::Cnibox, By::Cnibox)
+    }
+
+    /// The list for a verb, without the plugin that does nothing.
+    fn mutated(&self, net: usize, by: By, verb: &str) -> Conflist<'n> {
+        let mut list = self.list(net, by);
+        if let Some(mutant) = self.mutant.filter(|mutant| self.is_ours(by) && mutant.verb == verb) {
+            list.conf["plugins"].as_array_mut().unwrap().retain(|plugin| plugin["type"] != mutant.plugin);
+        }
+        list
     }
 
     fn attachment(&mut self, place: Place, ports: &[u16], mac: Option<&str>) -> Attached {
@@ -255,28 +367,107 @@ END"
         Attached { ifname: place.ifname.to_owned(), runtime, ..at }
     }
 
-    fn add(&mut self, place: Place, net: usize, at: Attached, by: By) -> Result<Vec<String>, Failed> {
-        let list = self.list(net, by);
-        let added = list.add(&at);
-        let ended = added.is_err().then(|| list.del(&at, None));
-        let result = added.as_ref().ok().cloned();
-        for interface in result.iter().flat_map(|result| result["interfaces"].as_array().into_iter().flatten()) {
+    fn prepare(&mut self, op: &Op, by: By) -> Option<Prepared<'n>> {
+        match op {
+            Op::Add { place, net, ports, mac } => {
+                let at = self.attachment(*place, ports, *mac);
+                let list = self.mutated(*net, by, "ADD");
+                Some(Prepared { place: *place, net: *net, by, list, at, verb: Verb::Add })
+            }
+            Op::Del(place) => {
+                let Known { net, at, result, .. } = self.known.get(place)?;
+                let list = self.mutated(*net, by, "DEL");
+                let (net, at, verb) = (*net, at.clone(), Verb::Del(result.clone()));
+                Some(Prepared { place: *place, net, by, list, at, verb })
+            }
+            _ => None,
+        }
+    }
+
+    /// The addresses of all results, or the first failure.
+    fn calls(&mut self, ops: &[Op], by: By) -> Result<Vec<String>, Failed> {
+        let calls: Vec<_> = ops.iter().filter_map(|op| self.prepare(op, by)).collect();
+        let ended = match self.plugins {
+            Plugins::Cnibox if calls.len() > 1 => at_once(calls.len(), |n| calls[n].run()),
+            _ => calls.iter().map(Prepared::run).collect(),
+        };
+        let answers: Vec<_> = calls.into_iter().zip(ended).map(|(call, ended)| self.note(call, ended)).collect();
+        Ok(answers.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
+    /// What the runtime knows after a call.
+    fn note(&mut self, call: Prepared<'n>, ended: Ended) -> Result<Vec<String>, Failed> {
+        let Prepared { place, net, by, at, .. } = call;
+        let (result, answer) = match ended {
+            Ended::Deleted(Ok(())) => {
+                self.deleted(place, by);
+                uncache(&call.list, place);
+                return Ok(Vec::new());
+            }
+            Ended::Deleted(Err(failed)) => {
+                if is_of_flushed(&failed) {
+                    self.deleted(place, by);
+                }
+                return Err(failed);
+            }
+            Ended::Refused(failed, Ok(())) => return Err(failed),
+            Ended::Refused(failed, Err(_)) => (None, Err(failed)),
+            Ended::Added(result) => {
+                self.note_host_ends(place, &result);
+                self.cache(&call.list, &at, &result);
+                let addresses = addresses(&result);
+                (Some(result), Ok(addresses))
+            }
+        };
+        let known = Known { net, at, by, result, is_dead: false };
+        if let Some(former) = self.known.insert(place, known).filter(|former| former.is_dead) {
+            self.replaced.push((place, former));
+        }
+        answer
+    }
+
+    fn note_host_ends(&mut self, place: Place, result: &Value) {
+        for interface in result["interfaces"].as_array().into_iter().flatten() {
             let name = interface["name"].as_str().unwrap_or_default();
-            if interface["sandbox"].as_str().unwrap_or_default().is_empty() && name.starts_with("veth") {
+            let is_pair_or_limit = name.starts_with("veth") || name.starts_with("bwp");
+            if interface["sandbox"].as_str().unwrap_or_default().is_empty() && is_pair_or_limit {
                 self.owners.insert(name.to_owned(), place.to_string());
             }
         }
-        if !matches!(ended, Some(Ok(()))) {
-            self.known.insert(place, Known { net, at, result });
+    }
+
+    fn del(&mut self, place: Place, by: By) -> Result<(), Failed> {
+        self.calls(&[Op::Del(place)], by).map(drop)
+    }
+
+    /// The runtime does not call DEL after it: the attachment is alive.
+    fn add_again(&mut self, place: Place, moved: bool) -> Result<Vec<String>, Failed> {
+        let Some(Known { net, at, result: Some(_), is_dead: false, .. }) = self.known.get(&place) else {
+            return Ok(Vec::new());
+        };
+        let list = self.list(*net, By::Cnibox);
+        let elsewhere = moved.then(Container::new);
+        let netns = elsewhere.as_ref().map_or_else(|| at.netns.clone(), Container::path);
+        let at = Attached { netns, ..at.clone() };
+        let added = list.add(&at);
+        if let Some(mutant) = self.mutant.filter(|mutant| self.is_ours(By::Cnibox) && mutant.verb == "ROLLBACK")
+            && added.is_err()
+        {
+            let nth = list.types().iter().position(|plugin| *plugin == mutant.plugin).unwrap_or_default();
+            drop(list.call("DEL", &at, nth, None).program(list.directory.join(mutant.plugin)).run());
+        }
+        if elsewhere.is_some() {
+            drop(elsewhere);
+            eventually("the kernel deletes the namespace", || !self.has_unknown_pair());
         }
         Ok(addresses(&added?))
     }
 
-    fn del(&mut self, place: Place, by: By) -> Result<(), Failed> {
-        let Some(Known { net, at, result }) = self.known.get(&place) else { return Ok(()) };
-        self.list(*net, by).del(at, result.as_ref())?;
-        self.known.get_mut(&place).unwrap().result = None;
-        Ok(())
+    /// Whether there is a pair of no container.
+    fn has_unknown_pair(&self) -> bool {
+        let links = if_nameindex().unwrap();
+        let mut names = links.iter().map(|link| link.name().to_string_lossy().into_owned());
+        names.any(|name| name.starts_with("veth") && !self.owners.contains_key(&name))
     }
 
     fn gc(&mut self, stale: Option<Place>, lost: bool) -> Result<(), Failed> {
@@ -285,8 +476,9 @@ END"
             // What GC alone should achieve, DEL does on the reference's node.
             if !lost || is_reference {
                 self.del(place, By::Cnibox)?;
-            } else if let Some(known) = self.known.get_mut(&place) {
-                known.result = None;
+            } else if let Some(net) = self.known.get(&place).map(|known| known.net) {
+                uncache(&self.list(net, By::Cnibox), place);
+                self.forget(place);
             }
         }
         if is_reference {
@@ -295,7 +487,7 @@ END"
         (0..self.plan.networks.len()).try_for_each(|net| {
             let valid = self.known.values().filter(|known| known.net == net && known.result.is_some());
             let valid: Vec<Attached> = valid.map(|known| known.at.clone()).collect();
-            self.list(net, By::Cnibox).gc(&valid)
+            self.mutated(net, By::Cnibox, "GC").gc(&valid)
         })
     }
 
@@ -304,12 +496,15 @@ END"
         if self.pods.remove(pod).is_none() {
             return;
         }
+        for (_, known) in self.known.iter_mut().filter(|(place, _)| place.pod == pod) {
+            known.is_dead = true;
+        }
         let is_of = |owner: &String| owner == pod || owner.starts_with(&format!("{pod}/"));
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline {
             let links = if_nameindex().unwrap();
             let mut names = links.iter().map(|link| link.name().to_string_lossy().into_owned());
-            if !names.any(|name| self.owners.get(&name).is_some_and(is_of)) {
+            if !names.any(|name| !name.starts_with("bwp") && self.owners.get(&name).is_some_and(is_of)) {
                 return;
             }
             thread::sleep(Duration::from_millis(2));
@@ -317,7 +512,7 @@ END"
     }
 
     fn renamed_tuning(&self, place: Place) -> Result<(), Failed> {
-        let Some(Known { net, at, result: Some(result) }) = self.known.get(&place) else {
+        let Some(Known { net, at, result: Some(result), .. }) = self.known.get(&place) else {
             return Ok(());
         };
         let mut list = self.list(*net, By::Cnibox);
@@ -334,8 +529,48 @@ END"
             lines.push(format!("{name}: somaxconn {}", pod.container.sysctl("net/core/somaxconn")));
         }
         lines.extend(self.leases());
+        lines.extend(self.rules());
         lines.extend(self.traffic(patience));
-        Seen { lines: numbered(lines), failed: None }
+        // The next ADD of cnibox deletes the limits of the dead.
+        let (_, dead) = self.held();
+        let is_of = |line: &str, (place, ..): &Held<'_>| line.contains(&format!("[limit of {place}]"));
+        lines.retain(|line| !dead.iter().any(|one| is_of(line, one)));
+        let assigned = self.assigned();
+        Seen { lines: numbered(self.plan.with_owners(lines, &assigned)), failed: None, assigned }
+    }
+
+    /// The attachments without DEL: those that are alive, and the dead.
+    fn held(&self) -> (Vec<Held<'_>>, Vec<Held<'_>>) {
+        let replaced = self.replaced.iter().map(|(place, known)| (place, known));
+        let all = self.known.iter().chain(replaced).filter(|(_, known)| known.result.is_some());
+        let all = all.map(|(place, known)| (*place, known, addresses(known.result.as_ref().unwrap())));
+        let (dead, alive) = all.partition(|(_, known, _)| known.is_dead);
+        (alive, dead)
+    }
+
+    /// The rules of all but the dead, which a call of cnibox may reclaim.
+    fn rules(&self) -> Vec<String> {
+        let (alive, dead) = self.held();
+        let rules = rules(self.node, self.plan.rules).into_iter().filter(|rule| {
+            let is_of =
+                |(place, known, addresses): &Held<'_>| rule.is_of(place.pod, &self.plan.networks[known.net], addresses);
+            alive.iter().any(is_of) || !dead.iter().any(is_of)
+        });
+        let mut texts: Vec<String> = rules.map(|rule| rule.text).collect();
+        if self.plan.rules == Rules::Nftables {
+            texts.dedup();
+        }
+        texts
+    }
+
+    /// The places that have addresses, with their networks.
+    fn assigned(&self) -> Vec<(Place, usize, String)> {
+        let of = |(place, known): (&Place, &Known)| {
+            let (place, net) = (*place, known.net);
+            let addresses = known.result.as_ref().map(addresses).unwrap_or_default();
+            addresses.into_iter().map(move |addr| (place, net, addr))
+        };
+        self.known.iter().flat_map(of).collect()
     }
 
     fn leases(&self) -> Vec<String> {
@@ -371,13 +606,26 @@ END"
         matrix(&echoes, &senders, &targets, patience)
     }
 
-    /// What mentions an attachment after all were deleted.
+    /// What mentions an attachment after all were deleted. DEL leaves nothing by itself; records of what the reference
+    /// has deleted stay until GC.
     fn leftovers(&mut self) -> Seen {
+        let mut lines = self.left();
         if self.mixed && self.plugins == Plugins::Cnibox {
+            let text = |line: &String| match line.strip_prefix("file left: ") {
+                Some(file) => fs::read_to_string(file).unwrap_or_default(),
+                None => line.clone(),
+            };
+            lines.retain(|line| !self.handed.iter().any(|name| text(line).contains(name)));
             for net in 0..self.plan.networks.len() {
                 drop(self.list(net, By::Cnibox).gc(&[]));
             }
+            let after = self.left().into_iter().map(|line| format!("{line} (after GC)"));
+            lines.extend(after);
         }
+        Seen { lines: numbered(lines), ..Seen::default() }
+    }
+
+    fn left(&self) -> Vec<String> {
         let rules = self.node.sh("nft -s list ruleset");
         let ports = PORTS.map(|port| port.to_string());
         let is_ours = |line: &&str| {
@@ -392,7 +640,7 @@ END"
         lines.extend(self.leases());
         let present = view::lines(self.node, "host", &self.owners);
         lines.extend(present.into_iter().filter(|line| line.contains("link [")));
-        Seen { lines: numbered(lines), failed: None }
+        lines
     }
 }
 
@@ -402,6 +650,11 @@ pub(super) const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container witho
 /// Whether a CHECK has failed for the reason of [`PORTMAP_CHECK`].
 fn is_known(failed: &Failed) -> bool {
     failed.plugin == "portmap" && failed.msg.contains("could not check ipv6 dnat")
+}
+
+/// Whether a DEL of the reference has failed, in its last step, because its rules were flushed.
+pub(super) fn is_of_flushed(failed: &Failed) -> bool {
+    failed.msg.contains("-t nat -D POSTROUTING") && failed.msg.contains("does not exist")
 }
 
 /// The addresses of a result, without their prefix lengths.

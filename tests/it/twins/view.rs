@@ -13,12 +13,13 @@ fn is_foreign(name: &str) -> bool {
     ["lo", "out0", "m0", "m1", "m0far", "m1far"].contains(&name) || name.starts_with("mark")
 }
 
-/// The lines of a place. `names` says whose host end a link is.
+/// The lines of a place. `names` says whose a link is.
 pub(super) fn lines(place: &impl Place, title: &str, names: &BTreeMap<String, String>) -> Vec<String> {
     let name = |name: &str| match names.get(name) {
+        Some(owner) if name.starts_with("bwp") => format!("[limit of {owner}]"),
         Some(owner) => format!("[host end of {owner}]"),
         None if name.starts_with("veth") => "[unknown veth]".to_owned(),
-        None if name.starts_with("bwp") || name.starts_with("ifb") => "[ifb]".to_owned(),
+        None if name.starts_with("bwp") => "[unknown limit]".to_owned(),
         None => name.to_owned(),
     };
     let [all, routes] = listed(place);
