@@ -3,6 +3,7 @@
 #
 # containerd 2 asks STATUS every five seconds and at every pod, and sets the node NotReady after a failure. Older ones do
 # not ask, and do not take lists of version 1.1.0: cnitool asks with such a list of the same network.
+# shellcheck disable=SC2317 # functions are called by check
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
 SECONDS_OF_CHURN=${SECONDS_OF_CHURN:-20}
@@ -59,7 +60,6 @@ start_churn() {
 }
 
 # Succeeds if STATUS was asked often enough beside enough pods, and never failed.
-# shellcheck disable=SC2317 # called by check
 never_refused() {
     if [ -e "$WORK/refused" ]; then
         sort "$WORK/refused" | uniq -c | sort -rn | head -n 3
@@ -92,7 +92,7 @@ check "STATUS beside pods that come and go" never_refused
 
 start_churn
 for _ in 1 2 3 4 5; do
-    check "a rule of a pod is deleted" delete_rules_of "$web4[:/]"
+    check "a rule of a pod is deleted" delete_rules_of "${web4}[:/]"
     check "the host port is there again" again page_outside 10.89.0.2:18080
 done
 stop_churn
