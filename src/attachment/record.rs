@@ -58,8 +58,8 @@ pub(super) fn host_netns_id() -> Option<u64> {
     thread_local! {
         static HOST: Cell<Option<u64>> = const { Cell::new(None) };
     }
-    // The thread of a unit test moves to a namespace of its own.
-    if HOST.get().is_none() || cfg!(test) {
+    // The thread of a test moves to other namespaces.
+    if HOST.get().is_none() || cfg!(any(test, feature = "testing")) {
         HOST.set(netns::current_id());
     }
     HOST.get()
