@@ -1,20 +1,19 @@
 //! The boot in which an attachment was created: all kernel objects of an attachment on the host end with the boot.
 
-use std::io::Read;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::fcntl::OFlag;
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::open::open_file;
+use crate::files;
 use crate::sysctl::{self, REPLACED};
 
 /// The file with the machine id, see machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";
-/// The bytes that are read of [`MACHINE_ID`], more than there are.
+/// Limit of the size of [`MACHINE_ID`] in bytes.
 const MAX_ID_BYTES: usize = 64;
 
 /// A boot of a machine.
@@ -108,13 +107,11 @@ fn machine_id() -> Option<String> {
 }
 
 fn read_machine_id(path: &str) -> Option<String> {
-    let mut file = open_file(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY).ok()?;
-    if fstatfs(&file).ok()?.filesystem_type() == TMPFS_MAGIC {
+    if statfs(path).ok()?.filesystem_type() == TMPFS_MAGIC {
         return None;
     }
-    let mut text = [0; MAX_ID_BYTES];
-    let length = file.read(&mut text).ok()?;
-    let id = str::from_utf8(text.get(..length)?).ok()?.trim();
+    let text = String::from_utf8(files::read_regular_file(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
+    let id = text.trim();
     // An image may have the text "uninitialized" in the file.
     let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
     is_id.then(|| id.to_owned())

@@ -39,6 +39,10 @@ impl<T> StoredRecord<T> {
     }
 }
 
+fn is_restorable(life: Liveness) -> bool {
+    matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd))
+}
+
 impl RecordStore {
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn add_part<T: Serialize>(self, owner: AttachmentId<'_>, content: T) {
@@ -149,14 +153,13 @@ impl RecordStore {
         let mut all: Vec<StoredRecord<T>> = self.iter_parts().filter(is_wanted).collect();
         let records: Vec<&AttachmentRecord> = all.iter().map(|stored| &stored.record).collect();
         let mut lives = AttachmentRecord::liveness_of_all(&records).into_iter();
-        let is_here = |life| matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
-        all.retain(|_| lives.next().is_some_and(is_here));
+        all.retain(|_| lives.next().is_some_and(is_restorable));
         all
     }
 
-    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts).
+    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the first.
     pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: &dyn Fn(&StoredRecord<T>) -> bool) -> bool {
-        !self.find_restorable_parts(is_wanted).is_empty()
+        self.iter_parts().filter(is_wanted).any(|stored| is_restorable(stored.record.liveness()))
     }
 
     /// The part in the attachment's record.

@@ -114,8 +114,6 @@ impl DhcpIpamConfig {
         if !self.lease_families()?.contains(&DhcpFamily::V4) {
             self.require_no_options()?;
         }
-        // Lenient: every pair with a `=`, whatever its key.
-        let args = || args.split(';').rev().filter_map(|pair| pair.split_once('='));
         let mut options = Dhcp4Options::new();
         for ProvidedOption { option, value, from_arg } in &self.provide {
             let code = option_code(option)?;
@@ -123,7 +121,9 @@ impl DhcpIpamConfig {
                 let msg = format!("option \"{option}\" cannot be provided");
                 return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
             }
-            let (value, origin) = match args().find(|(key, _)| *key == from_arg) {
+            // Lenient: every pair with a `=`, whatever its key.
+            let mut pairs = args.split(';').rev().filter_map(|pair| pair.split_once('='));
+            let (value, origin) = match pairs.find(|(key, _)| *key == from_arg) {
                 Some((_, value)) => (value, format!(" from CNI_ARGS \"{from_arg}\"")),
                 None if value.is_empty() => continue,
                 None => (value.as_str(), String::new()),

@@ -31,7 +31,8 @@ pub fn read_regular_file(path: &Path, most: usize) -> io::Result<Vec<u8>> {
         _ => error,
     })?;
     let limit = most as u64;
-    let mut content = Vec::new();
+    // Room for all of it and the end, so that two reads are enough. The kernel's files have no length.
+    let mut content = Vec::with_capacity(usize::try_from(meta.len().min(limit)).unwrap_or(most) + 1);
     if meta.len() <= limit {
         file.take(limit + 1).read_to_end(&mut content)?;
     }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::net::IpAddr;
 
-use crate::sort::sort_items;
 use ipnet::IpNet;
+
+use crate::sort::sort_items;
 
 /// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports
 /// has all numbers of its ports.

@@ -253,8 +253,10 @@ pub struct PortOwner {
 impl PortOwner {
     /// Whether both are one owner, whose rules may have changed.
     pub fn is_same(&self, other: &PortOwner) -> bool {
-        let key = |owner: &PortOwner| (owner.instance.clone(), owner.id.clone(), owner.network.clone());
-        key(self) == key(other) && self.ifname == other.ifname
+        fn key(owner: &PortOwner) -> [Option<&str>; 4] {
+            [Some(&owner.instance), Some(&owner.id), Some(&owner.network), owner.ifname.as_deref()]
+        }
+        key(self) == key(other)
     }
 
     /// The command that removes the owner, which a person knows to have ended; `None` if its names are not known.
@@ -267,7 +269,7 @@ impl PortOwner {
     /// The ports in messages.
     pub fn describe_ports(&self) -> String {
         let ports: Vec<&str> = self.ports.iter().map(String::as_str).collect();
-        format!("host port{} {}", if ports.len() == 1 { "" } else { "s" }, ports.join(", "))
+        format!("{PORTS}{} {}", if ports.len() == 1 { "" } else { "s" }, ports.join(", "))
     }
 
     /// Whether the network's name was cut: the instance is the hash of the whole names.
