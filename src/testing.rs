@@ -32,9 +32,8 @@ pub mod netns {
 }
 
 pub mod netfilter {
-    pub use crate::netfilter::difference::ReconcileMode;
     pub use crate::netfilter::handover::hand_over_to_reference;
-    pub use crate::netfilter::reconcile::reconcile_all;
+    pub use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
     pub use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend};
 
     pub mod filter {

@@ -65,12 +65,12 @@ impl RecordStore {
         file::link_record(&self.link_path(&instance), &instance)
     }
 
-    /// How an operator restores the attachment's rules; `trouble` describes the missing rules, if known.
-    pub fn restore_remedy(self, owner: AttachmentId<'_>, trouble: Option<&str>) -> String {
-        let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
+    /// How an operator restores the attachment's rules.
+    pub fn restore_remedy(self, owner: AttachmentId<'_>) -> String {
         let is_kept = self.has_instance(&owner.instance_id());
         let repair = "\"cnibox repair\" restores all rules of this host";
-        format!("{trouble}; {}", if is_kept { repair } else { "attach the container again" })
+        let remedy = if is_kept { repair } else { "attach the container again" };
+        format!("the rules are gone from the packet filter; {remedy}")
     }
 
     /// Removes the part from the attachment's record.

@@ -7,14 +7,16 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::difference::Difference;
+use super::elements::RecordedElements;
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
+use super::rules::RecordedRules;
 use super::{AttachmentId, join_errors};
-use crate::attachment::RecordStore;
+use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
 use crate::error::{Error, ErrorContext, Result};
 use crate::files;
@@ -121,14 +123,23 @@ fn probe_iptables() -> Result<()> {
     Err(output.failure_error().with_details(LACKING_MODULE))
 }
 
-/// A feature of the packet filter: how its rules and elements are restored, removed and handed over.
+/// A feature of the packet filter: what the records of attachments want of it. Whether it is so is decided in
+/// [`reconcile`](super::reconcile).
 #[derive(Debug)]
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
     pub state: RestorableState,
-    /// What is not as the records of living attachments want it, in any back end.
-    pub differences: fn(&PacketFilter) -> Result<Vec<Difference>>,
-    /// Restores what is not in [`RestorableState::layouts`], such as rules of iptables and firewalld, from the records.
+    /// The elements of attachments in these tables.
+    pub elements: Option<RecordedElements>,
+    /// The rules of attachments in iptables.
+    pub rules: Option<RecordedRules>,
+    /// Fails unless the other objects of an attachment are as its part of the record wants them.
+    pub check: fn(&PacketFilter, AttachmentId<'_>, &Value) -> Result<()>,
+    /// Whether the reference has created what the part wants in `nf_tables`.
+    pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Value) -> netlink::NetlinkResult<bool>,
+    /// The part of a record, without what one of the other records decides.
+    pub decided_part: DecidedPart,
+    /// Restores other objects from the records.
     pub restore: fn(&PacketFilter) -> Result<()>,
     /// Deletes all rules and elements of an attachment in any back end. Some addresses of the attachment may be missing
     /// in the list.
@@ -136,6 +147,26 @@ pub struct FilterFeature {
     /// The layouts that are handed over to the reference plugins, by a description of their objects.
     pub hand_over: &'static [(&'static str, HandOverStep)],
 }
+
+impl FilterFeature {
+    /// A feature without objects, which does nothing.
+    pub const fn new(state: RestorableState) -> FilterFeature {
+        FilterFeature {
+            state,
+            elements: None,
+            rules: None,
+            check: |_, _, _| Ok(()),
+            is_of_reference: |_, _, _| Ok(false),
+            decided_part: |_, stored, _| Ok(stored.content.clone()),
+            restore: |_| Ok(()),
+            remove: |_, _, _| Ok(()),
+            hand_over: &[],
+        }
+    }
+}
+
+/// See [`FilterFeature::decided_part`].
+type DecidedPart = fn(&PacketFilter, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Result<Value>;
 
 /// Rewrites our layout into the reference's.
 pub type HandOverStep = fn(&PacketFilter) -> Result<HandoverCount>;

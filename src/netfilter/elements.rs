@@ -33,6 +33,15 @@ pub struct RecordedElements {
     pub sets: &'static [NftSet<'static>],
     /// The elements that a record with this part wants, see [`elements_of_part`].
     pub of_part: fn(AttachmentId<'_>, &Value) -> Vec<SetElement>,
+    /// What is wrong with the element that was found for the key of a wanted one, usually [`differing_data`].
+    pub find_conflict: fn(AttachmentId<'_>, &SetElement, &SetElement) -> Option<String>,
+}
+
+/// The attachment's element has other data. The element of another attachment is in its place: that attachment may have
+/// another subnet.
+pub fn differing_data(_: AttachmentId<'_>, wanted: &SetElement, found: &SetElement) -> Option<String> {
+    let is_wrong = has_same_owner(found, wanted) && found.data != wanted.data;
+    is_wrong.then(|| format!("element {wanted} of {} has another value", wanted.set))
 }
 
 /// The elements that `elements` returns for the feature's part of a record; none if the part cannot be read.
@@ -61,6 +70,20 @@ impl RecordedElements {
                 change.restore_element(&element);
             }
         }
+    }
+
+    /// The first of the `wanted` elements that is missing or wrong, for messages.
+    pub fn find_difference(
+        &self,
+        nft: &NftSocket,
+        owner: AttachmentId<'_>,
+        wanted: &[SetElement],
+    ) -> NetlinkResult<Option<String>> {
+        let found = nft.read_elements(wanted)?;
+        Ok(wanted.iter().zip(found).find_map(|(element, found)| match found {
+            Some(found) => (self.find_conflict)(owner, element, &found),
+            None => Some(format!("{element} is missing in {}", element.set)),
+        }))
     }
 
     /// Deletes the attachment's elements: those with the keys of `known`, or, if that is empty, all.
@@ -125,12 +148,6 @@ impl RecordedElements {
 fn is_recorded(kept: RecordStore, element: &SetElement) -> bool {
     let owner = instance_in_comment(element.comment.as_deref());
     owner.is_some_and(|owner| !owner.contains('-') || kept.has_instance(owner))
-}
-
-/// Whether the element that was found for the key of `wanted` is correct, or another attachment's: that attachment may
-/// have another subnet.
-pub fn is_correct_or_foreign(found: Option<&SetElement>, wanted: &SetElement) -> bool {
-    found.is_some_and(|found| found.data == wanted.data || !has_same_owner(found, wanted))
 }
 
 /// The record of another attachment for which `is_wanted` returns true, and whose container is not certainly gone.

@@ -26,10 +26,9 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
-use super::difference::differences_of_records;
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 
@@ -69,7 +68,13 @@ fn iptables_rules() -> [iptables::IptablesRule; 2] {
 
 /// The feature. The rules are required while there are mappings on 127.0.0.1, and stay after the last mapping.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
+    check: |filter, _, part| {
+        let is_open = LocalnetRecord::deserialize(part).is_ok_and(|record| record.localnet);
+        if is_open { require_closed(filter) } else { Ok(()) }
+    },
+    restore: restore_iptables_rules,
+    hand_over: &[("loopback addresses", hand_over)],
+    ..FilterFeature::new(RestorableState {
         kept: MAPPINGS,
         layouts: &[LAYOUT],
         needs_table: |_| is_needed(),
@@ -78,16 +83,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
                 change.batch.ensure_object(TABLE);
             }
         },
-    },
-    differences: |filter| {
-        let check = |kept: &StoredRecord<LocalnetRecord>, _: &[_]| {
-            if kept.content.localnet { require_closed(filter) } else { Ok(()) }
-        };
-        Ok(differences_of_records(MAPPINGS, check))
-    },
-    restore: restore_iptables_rules,
-    remove: |_, _, _| Ok(()),
-    hand_over: &[("loopback addresses", hand_over)],
+    })
 };
 
 /// The records of port mappings.

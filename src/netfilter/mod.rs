@@ -3,9 +3,9 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
-//! | `difference.rs` | what is not as the records of attachments want it |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `elements.rs` | the elements of attachments, as their records want them |
+//! | `rules.rs` | the rules of attachments in iptables, as their records want them |
 //! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables, over netlink or with iptables-save and iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
@@ -19,7 +19,6 @@
 //! | `watch.rs` | waits for a change of rules |
 
 pub mod backend;
-pub mod difference;
 pub mod egress;
 mod elements;
 pub mod filter;
@@ -31,6 +30,7 @@ pub mod masquerade;
 pub mod names;
 pub mod ports;
 pub mod reconcile;
+mod rules;
 pub mod spoof;
 mod watch;
 

@@ -1,52 +1,105 @@
 //! Compares the packet filter with the records of attachments, which are the desired state, and makes it so.
 //!
-//! Every question whether rules are as they should be is asked here: by STATUS of what the next ADD needs, by `cnibox
-//! doctor` and `cnibox repair` of all rules of this host.
+//! Every question whether rules are as they should be is asked here: by CHECK of one attachment, by STATUS of what the
+//! next ADD needs, by `cnibox doctor` and `cnibox repair` of all attachments of this host.
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use serde::Serialize;
+use serde_json::Value;
 
 use super::backend::{FilterFeature, PacketFilter, RuleBackend};
-use super::difference::{Difference, ReconcileMode, unique_objects};
+use super::elements::RecordedElements;
+use super::iptables::{ChainScope, IptablesTable, program_name};
 use super::layout::{RuleComparison, TableLayout};
-use crate::attachment::AttachmentRecord;
+use super::rules::RecordedRules;
+use super::{AttachmentId, IpFamily};
+use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::error::{Error, ErrorContext, Result};
 use crate::log;
 use crate::netlink::NetlinkResult;
+use crate::netlink::nftables::NftTable;
 
 /// The attachments whose locks are held at once: each is an open file.
 const LOCKED: usize = 64;
 
+/// What is done about differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReconcileMode {
+    /// The packet filter is changed.
+    Apply,
+    /// Nothing is changed.
+    Report,
+}
+
 /// What [`reconcile_all`] has found, and restored.
 #[derive(Debug, Default)]
 pub struct ReconcileOutcome {
-    /// What was not as the records want it, for messages.
+    /// What was not as the records want it, for messages, without what could not be restored.
     pub differences: Vec<String>,
-    /// Why some of it could not be restored.
+    /// What could not be restored.
     pub failures: Vec<Error>,
+}
+
+/// Something of an attachment that is not as its record wants it.
+#[derive(Debug)]
+struct Difference {
+    /// The [instance](AttachmentId::instance_id) of the attachment.
+    instance: String,
+    /// What is missing or was changed, for messages.
+    object: String,
+}
+
+/// For CHECK: fails unless everything is as this part of the attachment's record wants it. Without a record, the rules of
+/// the reference are enough.
+pub fn check_attachment(
+    filter: &PacketFilter,
+    feature: &FilterFeature,
+    owner: AttachmentId<'_>,
+    part: &impl Serialize,
+) -> Result<()> {
+    let content = serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
+    let stored = StoredRecord { record: AttachmentRecord::new(owner, "", ""), content };
+    FilterComparison::new(filter).find_differences(feature, &stored, &[])?.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Compares the rules of all attachments of this host with their records.
 pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<ReconcileOutcome> {
-    let differences = unique_objects(find_differences(filter)?);
-    let is_applied = mode == ReconcileMode::Apply && !differences.is_empty();
-    let failures = if is_applied { restore_all(filter) } else { Vec::new() };
+    let mut differences = find_differences(filter)?;
+    if mode == ReconcileMode::Report || differences.is_empty() {
+        return Ok(ReconcileOutcome { differences, failures: Vec::new() });
+    }
+    let mut failures = restore_all(filter);
+    let left = find_differences(filter)?;
+    differences.retain(|object| !left.contains(object));
+    if failures.is_empty() {
+        failures.extend(left.into_iter().map(|object| Error::internal(format!("not restored: {object}"))));
+    }
     Ok(ReconcileOutcome { differences, failures })
 }
 
 /// Restores the missing rules of all attachments of this host. Returns what failed.
 pub fn restore_all(filter: &PacketFilter) -> Vec<Error> {
     let tables = filter.query_nft(&|_| filter.own_tables()?.repair_tables());
-    let others = filter.features.iter().map(|feature| (feature.restore)(filter));
+    let others = filter.features.iter().map(|feature| restore_other_objects(filter, feature));
     [tables].into_iter().chain(others).filter_map(Result::err).collect()
 }
 
-/// The differences of all features, without those of attachments that another process is changing: ADD, DEL and whoever
-/// reclaims an attachment hold its lock from the change of the record to that of the rules. What seems to differ is
-/// compared again while its lock is held here.
-fn find_differences(filter: &PacketFilter) -> Result<Vec<Difference>> {
+/// Restores what is not in the feature's tables.
+fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Result<()> {
+    let of_rules = feature.rules.map_or(Ok(()), |rules| rules.restore(filter));
+    of_rules.and((feature.restore)(filter))
+}
+
+/// The differences of all features, each text once, without those of attachments that another process is changing: ADD,
+/// DEL and whoever reclaims an attachment hold its lock from the change of the record to that of the rules. What seems to
+/// differ is compared again while its lock is held here.
+fn find_differences(filter: &PacketFilter) -> Result<Vec<String>> {
     let seen: HashSet<String> = differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
     let seen: Vec<String> = seen.into_iter().collect();
-    let mut certain = Vec::new();
+    let mut certain: Vec<String> = Vec::new();
     for instances in seen.chunks(LOCKED) {
         let mut locked = Vec::new();
         for instance in instances {
@@ -54,19 +107,135 @@ fn find_differences(filter: &PacketFilter) -> Result<Vec<Difference>> {
                 locked.push((instance, lock));
             }
         }
-        let mut again = differences_of_features(filter)?;
-        again.retain(|found| locked.iter().any(|(instance, _)| **instance == found.instance));
-        certain.extend(again);
+        for Difference { instance, object } in differences_of_features(filter)? {
+            if locked.iter().any(|(locked, _)| **locked == instance) && !certain.contains(&object) {
+                certain.push(object);
+            }
+        }
     }
     Ok(certain)
 }
 
+/// The differences of all living attachments.
 fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
-    let mut all = Vec::new();
+    let comparison = FilterComparison::new(filter);
+    let mut found = Vec::new();
     for feature in filter.features {
-        all.extend((feature.differences)(filter)?);
+        let all = feature.state.kept.restorable_parts::<Value>();
+        for stored in &all {
+            let content = (feature.decided_part)(filter, stored, &all)?;
+            let decided = StoredRecord { record: stored.record.clone(), content };
+            let errors = comparison.find_differences(feature, &decided, &all).unwrap_or_else(|error| vec![error]);
+            let instance = stored.attachment_id().instance_id();
+            let differs = |error: &Error| Difference { instance: instance.clone(), object: error.message().to_owned() };
+            found.extend(errors.iter().map(differs));
+        }
     }
-    Ok(all)
+    Ok(found)
+}
+
+/// Compares attachments with the packet filter, and reads once what several attachments have in common.
+struct FilterComparison<'f> {
+    filter: &'f PacketFilter,
+    /// The first difference of each table from its layout.
+    layouts: RefCell<HashMap<NftTable<'static>, Option<String>>>,
+    /// The tables of the node's default iptables.
+    tables: RefCell<HashMap<(IpFamily, &'static str), Rc<IptablesTable>>>,
+}
+
+impl<'f> FilterComparison<'f> {
+    fn new(filter: &'f PacketFilter) -> FilterComparison<'f> {
+        FilterComparison { filter, layouts: RefCell::default(), tables: RefCell::default() }
+    }
+
+    /// What is not as the attachment's part wants it: each damaged table, or else the first element, and the first rule of
+    /// each family.
+    fn find_differences(
+        &self,
+        feature: &FilterFeature,
+        stored: &StoredRecord<Value>,
+        all: &[StoredRecord<Value>],
+    ) -> Result<Vec<Error>> {
+        let (owner, part) = (stored.attachment_id(), &stored.content);
+        let families: Vec<IpFamily> = feature.rules.iter().flat_map(|rules| rules.families(part)).collect();
+        let mut texts = Vec::new();
+        // The reference has no elements beside rules of iptables.
+        if let Some(elements) = &feature.elements
+            && (families.is_empty() || feature.state.kept.has_instance(&owner.instance_id()))
+        {
+            texts = self.find_wrong_elements(feature, elements, owner, part)?;
+        }
+        if !texts.is_empty() && (feature.is_of_reference)(self.filter.nft_socket()?, owner, part)? {
+            return Ok(Vec::new());
+        }
+        for (rules, family) in feature.rules.iter().flat_map(|rules| families.iter().map(move |f| (rules, *f))) {
+            texts.extend(self.find_missing_rule(rules, family, stored, all)?);
+        }
+        let remedy = || feature.state.kept.restore_remedy(owner);
+        let mut errors: Vec<Error> =
+            texts.into_iter().map(|text| Error::internal(text).with_details(remedy())).collect();
+        errors.extend((feature.check)(self.filter, owner, part).err());
+        Ok(errors)
+    }
+
+    fn find_wrong_elements(
+        &self,
+        feature: &FilterFeature,
+        elements: &RecordedElements,
+        owner: AttachmentId<'_>,
+        part: &Value,
+    ) -> Result<Vec<String>> {
+        let (mut wrong, wanted) = (Vec::new(), (elements.of_part)(owner, part));
+        for layout in feature.state.layouts {
+            if wanted.iter().any(|element| element.set.table == layout.table) {
+                wrong.extend(self.find_table_difference(*layout)?);
+            }
+        }
+        if wrong.is_empty() && !wanted.is_empty() {
+            wrong.extend(elements.find_difference(self.filter.nft_socket()?, owner, &wanted)?);
+        }
+        Ok(wrong)
+    }
+
+    fn find_table_difference(&self, layout: TableLayout) -> NetlinkResult<Option<String>> {
+        if let Some(known) = self.layouts.borrow().get(&layout.table) {
+            return Ok(known.clone());
+        }
+        let damage = layout.find_difference(self.filter.nft_socket()?, RuleComparison::ByComment)?;
+        let text = damage.map(|damage| damage.text);
+        self.layouts.borrow_mut().insert(layout.table, text.clone());
+        Ok(text)
+    }
+
+    /// The first rule of the attachment that no flavour of iptables has.
+    fn find_missing_rule(
+        &self,
+        rules: &RecordedRules,
+        family: IpFamily,
+        stored: &StoredRecord<Value>,
+        all: &[StoredRecord<Value>],
+    ) -> Result<Option<String>> {
+        let present = self.default_table(family, rules.table)?;
+        let mut planned = IptablesTable::clone(&present);
+        let obstacle = (rules.plan)(&mut planned, family, stored, all);
+        let Some(line) = planned.first_difference(&present) else { return Ok(obstacle) };
+        for tables in self.filter.iptables_with_chains(family, rules.table, &[])? {
+            let mut planned = tables.read_table(rules.table, ChainScope::All)?;
+            if (rules.plan)(&mut planned, family, stored, all).is_none() && planned.first_change().is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(format!("\"{line}\" is missing in {} table {}", program_name(family), rules.table)))
+    }
+
+    fn default_table(&self, family: IpFamily, name: &'static str) -> Result<Rc<IptablesTable>> {
+        if let Some(known) = self.tables.borrow().get(&(family, name)) {
+            return Ok(Rc::clone(known));
+        }
+        let table = Rc::new(self.filter.default_iptables(family)?.read_table(name, ChainScope::All)?);
+        self.tables.borrow_mut().insert((family, name), Rc::clone(&table));
+        Ok(table)
+    }
 }
 
 /// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50, only where that ADD
@@ -84,7 +253,7 @@ pub fn require_serviceable(
             Err(error) if backend != Some(RuleBackend::Nftables) => log::warn(unrestored(&error)),
             outcome => outcome.or_unavailable()?,
         }
-        (feature.restore)(filter).unwrap_or_else(|error| log::warn(unrestored(&error)));
+        restore_other_objects(filter, feature).unwrap_or_else(|error| log::warn(unrestored(&error)));
     }
     Ok(())
 }

@@ -17,12 +17,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::difference::differences_of_records;
-use super::elements::{RecordedElements, elements_of_part};
-use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, RuleComparison, TableLayout};
+use super::elements::{RecordedElements, differing_data, elements_of_part};
+use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, TableLayout};
 use super::names::{parse_label, stale_matcher};
+use super::reconcile::check_attachment;
 use super::{AttachmentId, PacketFilter, join_errors};
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{
     NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
@@ -45,22 +45,16 @@ pub const KEPT: RecordStore = RecordStore("spoof");
 
 /// The feature, which has no rules in iptables.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
+    elements: Some(ELEMENTS),
+    is_of_reference: |nft, owner, _| Ok(!reference_rules(nft, owner)?.is_empty()),
+    remove: |filter, owner, _| delete_ports(filter, owner, &[]),
+    hand_over: &[("source-MAC checks", hand_over)],
+    ..FilterFeature::new(RestorableState {
         kept: KEPT,
         layouts: &[LAYOUT],
         needs_table: |layout| ELEMENTS.need_table(layout.table),
         restore: |change| ELEMENTS.restore(change),
-    },
-    differences: |filter| {
-        let check = |kept: &StoredRecord<CheckedPort>, _: &[_]| {
-            LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)?;
-            check_port(filter, kept.attachment_id(), &kept.content)
-        };
-        Ok(differences_of_records(KEPT, check))
-    },
-    restore: |_| Ok(()),
-    remove: |filter, owner, _| delete_ports(filter, owner, &[]),
-    hand_over: &[("source-MAC checks", hand_over)],
+    })
 };
 
 /// A bridge port, and the only source address of its frames.
@@ -83,6 +77,7 @@ const ELEMENTS: RecordedElements = RecordedElements {
     layout: LAYOUT,
     sets: &SETS,
     of_part: |owner, part| elements_of_part(owner, part, port_elements),
+    find_conflict: differing_data,
 };
 
 const LAYOUT: TableLayout = TableLayout {
@@ -124,15 +119,7 @@ pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPo
 
 /// Verifies that the port is checked, and that the container's address is allowed.
 pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
-    let nft = filter.nft_socket()?;
-    let damage = LAYOUT.find_difference(nft, RuleComparison::ByComment)?.map(|damage| damage.text);
-    let elements = port_elements(owner, port);
-    let is_complete = damage.is_none() && nft.find_elements(&[], &elements)? == elements;
-    if is_complete || !reference_rules(nft, owner)?.is_empty() {
-        return Ok(());
-    }
-    Err(Error::internal(format!("the source MAC of port \"{}\" is not checked", port.name))
-        .with_details(KEPT.restore_remedy(owner, damage.as_deref())))
+    check_attachment(filter, &FEATURE, owner, port)
 }
 
 /// The checked ports that may send with this source address: those that [`add_port`] has registered.

@@ -26,6 +26,7 @@ use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
 use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
 use crate::netfilter::iptables::table;
+use crate::netfilter::reconcile::check_attachment;
 
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
     nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
@@ -148,7 +149,7 @@ impl Plugin for Firewall {
         let admin = zone.is_none().then(|| conf.admin_chain());
         RuleBackend::check_rules(Some(backend), filter, KEPT, owner, &|backend| {
             let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
-            filter::check_rules(filter, owner, &traffic)
+            check_attachment(filter, &filter::FEATURE, owner, &traffic)
         })
     }
 

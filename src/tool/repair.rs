@@ -21,8 +21,8 @@ use crate::cni::json::encode_pretty;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{AppletTable, AttachmentTurn};
 use crate::log;
-use crate::netfilter::difference::ReconcileMode;
-use crate::netfilter::reconcile::reconcile_all;
+
+use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::netfilter::{PacketFilter, PacketFilterWatch};
 use crate::netlink::LossEvents;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};

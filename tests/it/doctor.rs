@@ -215,7 +215,10 @@ fn flushed_rules_are_reported_and_restored() {
         ("nft delete table bridge cnibox_firewall", "missing: table bridge cnibox_firewall is gone"),
         ("nft delete table inet cnibox_localhost", "missing: table inet cnibox_localhost is gone"),
         ("nft flush map inet cnibox_portmap any4", "missing: map inet cnibox_portmap any4 was flushed"),
-        ("nft delete element inet cnibox_masquerade pods4 '{ 10.88.0.2 }'", "missing: 10.88.0.2/16 is not masqueraded"),
+        (
+            "nft delete element inet cnibox_masquerade pods4 '{ 10.88.0.2 }'",
+            "missing: 10.88.0.2 is missing in map inet cnibox_masquerade pods4",
+        ),
     ]);
 }
 

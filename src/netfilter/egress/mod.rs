@@ -33,11 +33,10 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::difference::differences_of_records;
 use super::join_errors;
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::log;
@@ -51,15 +50,13 @@ pub const KEPT: RecordStore = RecordStore("egress");
 /// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
 /// vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports },
-    differences: |filter| {
-        let check =
-            |kept: &StoredRecord<RestrictedPort>, _: &[_]| check_port(filter, kept.attachment_id(), &kept.content);
-        Ok(differences_of_records(KEPT, check))
+    check: |filter, owner, part| match RestrictedPort::deserialize(part) {
+        Ok(port) => check_port(filter, owner, &port),
+        Err(_) => Ok(()),
     },
     restore: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
-    hand_over: &[],
+    ..FilterFeature::new(RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports })
 };
 
 const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
@@ -395,7 +392,7 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {
         Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))
-            .with_details(KEPT.restore_remedy(owner, None)))
+            .with_details(KEPT.restore_remedy(owner)))
     };
     for policy in &objects {
         if !policy.exist(nft, RuleComparison::Whole)? {

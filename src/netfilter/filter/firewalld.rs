@@ -8,19 +8,17 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
-use std::slice;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::dbus::DbusConnection;
-use super::missing_error;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
-use crate::netfilter::difference::{Difference, differences_of_records};
 use crate::netfilter::elements::find_other_record;
 use crate::netfilter::layout::RestorableState;
 use crate::sort::sort_items;
@@ -35,8 +33,7 @@ const KEPT: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} },
-    differences: |_| Ok(find_missing_sources()),
+    check: |_, _, part| check_recorded_sources(part),
     restore: |_| {
         restore_missing_sources();
         Ok(())
@@ -46,7 +43,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
         zone.map_or(Ok(()), |mut zone| zone.delete_sources(owner, &[]))
     },
-    hand_over: &[],
+    ..FilterFeature::new(RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} })
 };
 
 /// The sources of an attachment.
@@ -117,7 +114,7 @@ impl<'a> FirewalldZone<'a> {
             self.remove_unshared_sources(owner, &zone, former);
         }
         if let Some(other) = find_other_record(KEPT, owner, |_: &ZoneSources| true)
-            && self.first_missing_source(&[other]).is_some()
+            && self.first_missing_source(&[&other.content]).is_some()
         {
             self.restore_sources(KEPT.restorable_parts());
         }
@@ -146,17 +143,16 @@ impl<'a> FirewalldZone<'a> {
                 Error::internal(msg).with_details(io_text(&error))
             })?;
             if !reply.is_true() {
-                let what = format!("address {source} in {} zone", self.name);
-                return Err(missing_error(owner, KEPT, &what));
+                let msg = format!("expected address {source} in {} zone not found", self.name);
+                return Err(Error::internal(msg).with_details(KEPT.restore_remedy(owner)));
             }
         }
         Ok(())
     }
 
-    fn first_missing_source(&mut self, all: &[StoredRecord<ZoneSources>]) -> Option<String> {
+    fn first_missing_source(&mut self, all: &[&ZoneSources]) -> Option<String> {
         let mut zones = HashMap::new();
-        all.iter().find_map(|kept| {
-            let ZoneSources { zone, ips } = &kept.content;
+        all.iter().find_map(|ZoneSources { zone, ips }| {
             let ask = || self.list_sources(zone).inspect_err(|e| log::debug(io_text(e))).ok();
             let sources = zones.entry(zone).or_insert_with(ask).as_ref()?;
             let mut wanted = ips.iter().map(|ip| host_net(*ip).to_string());
@@ -233,21 +229,18 @@ impl<'a> FirewalldZone<'a> {
     }
 }
 
-/// The missing sources of running containers, while firewalld runs.
-fn find_missing_sources() -> Vec<Difference> {
-    let zone = if KEPT.is_used() { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
-    let Some(mut zone) = zone else { return Vec::new() };
-    differences_of_records(KEPT, |kept, _| {
-        let missing = zone.first_missing_source(slice::from_ref(kept));
-        missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
-    })
+/// Fails if a source of the record is missing, while firewalld runs.
+fn check_recorded_sources(part: &Value) -> Result<()> {
+    let Ok(sources) = ZoneSources::deserialize(part) else { return Ok(()) };
+    let missing = FirewalldZone::find_running(DEFAULT_ZONE).and_then(|mut zone| zone.first_missing_source(&[&sources]));
+    missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
 }
 
 fn restore_missing_sources() {
     let living = KEPT.restorable_parts::<ZoneSources>();
     let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(mut zone) = zone
-        && zone.first_missing_source(&living).is_some()
+        && zone.first_missing_source(&living.iter().map(|kept| &kept.content).collect::<Vec<_>>()).is_some()
     {
         zone.restore_sources(living);
     }

@@ -13,41 +13,54 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use nix::errno::Errno;
+use serde::Deserialize;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
     CHAINS, CNI_FORWARD, FORWARD, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules, cni_forward_jump,
     is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules, translated_rule,
 };
-use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, nft, unused_policy_links};
+use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::error::Result;
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::other_attachments;
-use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable};
+use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable};
 use crate::netfilter::names::AttachmentId;
+use crate::netfilter::rules::RecordedRules;
 
 const FILTER: &str = "filter";
 
-/// For [`crate::netfilter::reconcile`].
-pub(in crate::netfilter) const RECORDS: IptablesRecords<AcceptedTraffic> = IptablesRecords {
+pub(super) const RULES: RecordedRules = RecordedRules {
     kept: KEPT,
     table: FILTER,
-    is_of: has_rules_in_family,
-    restore: |table, family, kept, all| {
-        create_address_rules(table, &kept.content, family);
-        if decides_policy(kept, all) {
-            restore_policy(table, kept.attachment_id().network, &kept.content);
+    is_of: |part, family| {
+        let pod = AcceptedTraffic::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
+        pod.is_some_and(|pod| !ips_of_family(&pod.ips, family).is_empty())
+    },
+    plan: |table, family, stored, all| {
+        let (owner, pod) = (stored.attachment_id(), AcceptedTraffic::deserialize(&stored.content).ok()?);
+        // The reference does not accept published ports.
+        let is_recorded = KEPT.has_instance(&owner.instance_id());
+        create_address_rules(table, &pod, family, is_recorded);
+        if pod.policy != IngressPolicy::Open && decides_policy(stored, all) {
+            restore_policy(table, owner.network, &pod, is_recorded);
         }
+        None
+    },
+    is_flushed: |table, family, other, part| {
+        let Ok(mut pod) = AcceptedTraffic::deserialize(&other.content) else { return false };
+        // In one network the policy of a bridge is that of the latest ADD.
+        if let Some(own) = part.and_then(|part| AcceptedTraffic::deserialize(part).ok())
+            && own.bridge == pod.bridge
+        {
+            pod.policy = own.policy;
+        }
+        attachment_rules(&pod, family).iter().any(|rule| !table.has_rule(rule))
     },
 };
-
-/// Whether the attachment has rules in this family's table.
-fn has_rules_in_family(pod: &AcceptedTraffic, family: IpFamily) -> bool {
-    pod.backend == RuleBackend::Iptables && !ips_of_family(&pod.ips, family).is_empty()
-}
 
 /// Creates the rules, one family after the other, and deletes the rules of the attachment's `former` addresses.
 pub(super) fn add_rules(
@@ -59,37 +72,16 @@ pub(super) fn add_rules(
     if filter.nft_socket_if_present()?.is_some() && !pod.ports.is_empty() {
         isolate_ports(filter, owner, pod)?;
     }
-    for family in address_families(pod) {
-        // The rules of another attachment, whose absence shows a flush.
-        let witness = RECORDS.other_record(owner, family);
-        let witness = witness.map(|kept| {
-            // In one network the policy of a bridge is that of the latest ADD.
-            let is_same = kept.attachment_id().network == owner.network && kept.content.bridge == pod.bridge;
-            let policy = if is_same { pod.policy } else { kept.content.policy };
-            attachment_rules(&AcceptedTraffic { policy, ..kept.content }, family)
-        });
-        let witness = witness.unwrap_or_default();
-        let is_flushed = |table: &IptablesTable| witness.iter().any(|rule| !table.has_rule(rule));
-        let plan = |table: &mut IptablesTable| {
-            remove_address_rules(table, &unshared_ips(former, family, owner));
-            create_address_rules(table, pod, family);
-            plan_policy(table, owner.network, pod);
-        };
-        with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            RECORDS.update_for_add(&filter.default_iptables(family)?, scope, owner, &is_flushed, &plan)
-        })?;
-    }
-    Ok(())
-}
-
-/// Calls a function with all chains that the rules of an attachment are in.
-fn with_chain_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(ChainScope<'_>) -> T) -> T {
     let mut chains = vec![FORWARD, CNI_FORWARD];
-    chains.extend(admin);
-    if bridge.is_some() {
+    chains.extend(pod.admin.as_deref());
+    if pod.bridge.is_some() {
         chains.extend([STAGE_1, STAGE_2]);
     }
-    call(ChainScope::named_chains(&chains))
+    RULES.add(filter, owner, pod, ChainScope::named_chains(&chains), &|table, family, _| {
+        remove_address_rules(table, &unshared_ips(former, family, owner));
+        create_address_rules(table, pod, family, true);
+        plan_policy(table, owner.network, pod);
+    })
 }
 
 /// The attachment's rules in a family, without those that all attachments share.
@@ -127,21 +119,17 @@ fn add_shared_chains(table: &mut IptablesTable, admin: &str) {
     }
 }
 
-/// The families of the attachment's addresses.
-fn address_families(pod: &AcceptedTraffic) -> impl Iterator<Item = IpFamily> {
-    IpFamily::BOTH.into_iter().filter(|family| !ips_of_family(&pod.ips, *family).is_empty())
-}
-
 fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
     ips.iter().copied().filter(|ip| IpFamily::of_address(*ip) == family).collect()
 }
 
 /// Adds the rules for the addresses of one family.
-fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family: IpFamily) {
+fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family: IpFamily, publishes: bool) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
-            for rule in address_rules(ip).into_iter().chain([published_ports_rule(ip)]) {
+            let additional = publishes.then(|| published_ports_rule(ip));
+            for rule in address_rules(ip).into_iter().chain(additional) {
                 table.append_unique(rule);
             }
         }
@@ -156,22 +144,22 @@ fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) 
         table.delete_rules(is_former);
     }
     if pod.policy != IngressPolicy::Open {
-        plan_policy_rules(table, bridge, pod);
+        plan_policy_rules(table, bridge, pod, true);
     }
 }
 
-fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraffic) {
+fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraffic, publishes: bool) {
     create_policy(table, bridge, pod.policy);
-    if let Some(rule) = translated_rule(bridge, pod.policy) {
+    if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| publishes) {
         table.insert_unique(0, rule);
     }
 }
 
 /// Restores the policy of the bridge, unless another one is in force, as that of a later ADD.
-fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
-    let Some(bridge) = pod.bridge.as_deref().filter(|_| pod.policy != IngressPolicy::Open) else { return };
+fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool) {
+    let Some(bridge) = pod.bridge.as_deref() else { return };
     if !table.rules.iter().any(other_policy_matcher(bridge, pod.policy)) || has_policy_of_other(bridge, network) {
-        plan_policy_rules(table, bridge, pod);
+        plan_policy_rules(table, bridge, pod, publishes);
     }
 }
 
@@ -204,26 +192,6 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
     }
 }
 
-pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
-    // The reference neither isolates ports nor accepts published ones.
-    let is_recorded = KEPT.has_instance(&owner.instance_id());
-    if is_recorded && let Some(nft) = filter.nft_socket_if_present()? {
-        nft::check_elements(nft, owner, pod)?;
-    }
-    for family in address_families(pod) {
-        let table = with_chain_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
-            filter.default_iptables(family)?.read_table(FILTER, scope)
-        })?;
-        let jumps = pod.admin.iter().flat_map(|admin| shared_jumps(admin));
-        let mut wanted: Vec<IptablesRule> = jumps.chain(attachment_rules(pod, family)).collect();
-        wanted.retain(|rule| is_recorded || !is_published_rule(rule));
-        if let Some(rule) = wanted.into_iter().find(|rule| !table.has_rule(rule)) {
-            return Err(missing_error(owner, KEPT, &describe_rule(&rule)));
-        }
-    }
-    Ok(())
-}
-
 /// All rules of a policy.
 fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
     match &pod.bridge {
@@ -235,17 +203,6 @@ fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
             rules
         }
         _ => Vec::new(),
-    }
-}
-
-/// The reference's description of a rule: its chain unless that is obvious, and its arguments.
-fn describe_rule(rule: &IptablesRule) -> String {
-    let words = rule.words.join(" ");
-    match rule.chain.as_str() {
-        CNI_FORWARD if rule.option_value("--ctstate").is_some() || rule.goes_to("ACCEPT") => {
-            format!("rule [{words}]")
-        }
-        chain => format!("{chain} rule [{words}]"),
     }
 }
 

@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
@@ -29,20 +30,17 @@ pub const KEPT: RecordStore = RecordStore("firewall");
 
 /// The feature, for the back ends `nf_tables` and iptables.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
+    elements: Some(nft::ELEMENTS),
+    rules: Some(iptables::RULES),
+    decided_part: nft::decided_part,
+    remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
+    hand_over: &[("firewall rules", hand_over)],
+    ..FilterFeature::new(RestorableState {
         kept: KEPT,
         layouts: &nft::LAYOUTS,
         needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: nft::restore_elements,
-    },
-    differences: |filter| {
-        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
-        found.extend(nft::differences(filter));
-        Ok(found)
-    },
-    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
-    remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
-    hand_over: &[("firewall rules", hand_over)],
+    })
 };
 
 /// The accepted traffic of an attachment: the content of its part in the record.
@@ -60,13 +58,6 @@ pub struct AcceptedTraffic {
     /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
     /// enforced here.
     pub admin: Option<String>,
-}
-
-impl AcceptedTraffic {
-    /// Whether frames from other ports of the bridge are dropped.
-    fn isolates_ports(&self) -> bool {
-        self.policy == IngressPolicy::Isolated && !self.ports.is_empty()
-    }
 }
 
 /// Which connections to the containers of a bridge are accepted.
@@ -104,13 +95,14 @@ impl IngressPolicy {
 
 /// Whether the policy of the attachment's bridge is restored from this attachment's record if nothing of a policy is left:
 /// of the records of a network with rules in the same place, the latest one, of those of one second the strictest.
-fn decides_policy(kept: &StoredRecord<AcceptedTraffic>, all: &[StoredRecord<AcceptedTraffic>]) -> bool {
-    fn place(kept: &StoredRecord<AcceptedTraffic>) -> (RuleBackend, &str, Option<&str>) {
-        (kept.content.backend, kept.attachment_id().network, kept.content.bridge.as_deref())
+fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>]) -> bool {
+    fn place(kept: &StoredRecord<Value>) -> (Option<&Value>, &str, Option<&Value>) {
+        (kept.content.get("backend"), kept.attachment_id().network, kept.content.get("bridge"))
     }
-    fn rank(kept: &StoredRecord<AcceptedTraffic>) -> (i64, u8, &str, &str) {
-        let owner = kept.attachment_id();
-        (kept.record.created, kept.content.policy as u8, owner.id, owner.ifname)
+    fn rank(kept: &StoredRecord<Value>) -> (i64, Option<u8>, &str, &str) {
+        let (owner, policy) = (kept.attachment_id(), kept.content.get("policy"));
+        let policy = policy.and_then(|policy| IngressPolicy::deserialize(policy).ok());
+        (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
     !all.iter().any(|other| place(other) == place(kept) && rank(other) > rank(kept))
 }
@@ -126,14 +118,6 @@ pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedT
     former.retain(|ip| !pod.ips.contains(ip));
     KEPT.add_part(owner, pod);
     iptables::add_rules(filter, owner, pod, &former)
-}
-
-/// Verifies everything that [`add_rules`] created, and changes nothing.
-pub fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
-    match pod.backend {
-        RuleBackend::Nftables => nft::check_elements(filter.nft_socket()?, owner, pod),
-        RuleBackend::Iptables => iptables::check_rules(filter, owner, pod),
-    }
 }
 
 /// Whether one of the addresses is accepted by `nf_tables`.
@@ -217,9 +201,4 @@ fn hand_over(filter: &PacketFilter) -> Result<HandoverCount> {
     }
     iptables::remove_published_rules(filter)?;
     Ok(handed)
-}
-
-/// The error for an object that CHECK did not find.
-fn missing_error(owner: AttachmentId<'_>, kept: RecordStore, what: &str) -> Error {
-    Error::internal(format!("expected {what} not found")).with_details(kept.restore_remedy(owner, None))
 }

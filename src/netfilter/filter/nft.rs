@@ -40,13 +40,15 @@
 
 use std::net::IpAddr;
 
-use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, missing_error, unused_policy_links};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, unused_policy_links};
 use crate::attachment::StoredRecord;
 use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
-use crate::netfilter::difference::{Difference, differences_of_records};
-use crate::netfilter::elements::{RecordedElements, elements_of_part};
-use crate::netfilter::layout::{LayoutTransaction, RuleComparison, TableLayout};
+use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
+use crate::netfilter::layout::{LayoutTransaction, TableLayout};
 use crate::netfilter::names::{AttachmentId, has_same_owner, network_hash, network_label, stale_matcher};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
@@ -145,6 +147,7 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     layout: PACKET_LAYOUT,
     sets: &SETS,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
+    find_conflict: differing_data,
 };
 
 /// The elements of a record.
@@ -158,13 +161,13 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     if !SETS.iter().any(|set| change.is_flushed(*set)) {
         return;
     }
-    let all = change.restorable_records::<AcceptedTraffic>(KEPT);
+    let all = change.restorable_records::<Value>(KEPT);
     for kept in &all {
         // What is left of a policy is that of the latest ADD, which may be gone.
-        let bridge = kept.content.bridge.as_deref().map(|bridge| BRIDGES.element_with_key(bridge));
-        let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&bridge));
+        let bridge = kept.content.get("bridge").and_then(Value::as_str);
+        let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&BRIDGES.element_with_key(bridge)));
         let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all);
-        let mut elements = recorded_elements(kept.attachment_id(), &kept.content);
+        let mut elements = (ELEMENTS.of_part)(kept.attachment_id(), &kept.content);
         elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
             change.restore_element(element);
@@ -246,45 +249,24 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
-/// What is not as the records of living attachments want it. The policy of a bridge is that of one record.
-pub(super) fn differences(filter: &PacketFilter) -> Vec<Difference> {
-    // Both tables are named if both are gone.
-    let mut found = differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, _| {
-        if !kept.content.isolates_ports() {
-            return Ok(());
-        }
-        FRAME_LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)
-    });
-    found.extend(differences_of_records(KEPT, |kept: &StoredRecord<AcceptedTraffic>, all| {
-        let mut pod = kept.content.clone();
-        if pod.backend != RuleBackend::Nftables && !pod.isolates_ports() {
-            return Ok(());
-        }
-        let nft = filter.nft_socket()?;
-        // A policy in force is that of the latest ADD, which may be gone.
-        let policy = pod.bridge.as_deref().map(|bridge| nft.read_element(&BRIDGES.element_with_key(bridge)));
-        if policy.transpose()?.flatten().is_some() || !decides_policy(kept, all) {
-            pod.bridge = None;
-        }
-        check_elements(nft, kept.attachment_id(), &pod)
-    }));
-    found
-}
-
-/// Verifies the attachment's elements and the tables.
-pub(super) fn check_elements(nft: &NftSocket, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> error::Result<()> {
-    if pod.backend == RuleBackend::Nftables {
-        PACKET_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
+/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force: a
+/// policy in force is that of the latest ADD, which may be gone.
+pub(super) fn decided_part(
+    filter: &PacketFilter,
+    kept: &StoredRecord<Value>,
+    all: &[StoredRecord<Value>],
+) -> error::Result<Value> {
+    let mut part = kept.content.clone();
+    let Ok(pod) = AcceptedTraffic::deserialize(&part) else { return Ok(part) };
+    if pod.backend == RuleBackend::Nftables
+        && let Some(bridge) = pod.bridge.as_deref()
+        && (!decides_policy(kept, all)
+            || filter.nft_socket()?.read_element(&BRIDGES.element_with_key(bridge))?.is_some())
+        && let Some(bridge) = part.get_mut("bridge")
+    {
+        *bridge = Value::Null;
     }
-    if pod.isolates_ports() {
-        FRAME_LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
-    }
-    for element in &recorded_elements(owner, pod) {
-        if nft.read_element(element)?.is_none() {
-            return Err(missing_error(owner, KEPT, &format!("element {element} of {}", element.set)));
-        }
-    }
-    Ok(())
+    Ok(part)
 }
 
 /// Removes the attachment's elements; without addresses or ports they are searched for. Removes the policy of its `own`

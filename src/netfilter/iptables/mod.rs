@@ -20,7 +20,6 @@ mod encoding;
 mod extensions;
 pub mod table;
 
-use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -28,21 +27,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ::iptables::IPTables;
-use serde::de::DeserializeOwned;
-
 pub use self::table::{IptablesRule, IptablesTable};
-use super::difference::Difference;
-use super::elements::find_other_record;
-use super::{AttachmentId, join_errors};
-use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::error::{Error, ErrorCode, Result};
 use crate::files::lock::FileLock;
 use crate::log;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{self, NftSocket};
 use crate::netns;
+use ::iptables::IPTables;
 
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
 const LOCK: &str = "/run/cnibox-iptables.lock";
@@ -197,7 +190,7 @@ impl IptablesPrograms {
 /// The tables of one family.
 #[derive(Debug)]
 pub struct IptablesHandle<'n> {
-    family: IpFamily,
+    pub family: IpFamily,
     flavour: IptablesFlavour,
     /// The socket, for tables on top of `nf_tables`.
     nft: Option<&'n NftSocket>,
@@ -303,133 +296,4 @@ pub(super) fn program_name(family: IpFamily) -> &'static str {
 /// The table of `nf_tables` that iptables on top of `nf_tables` stores its table in.
 pub(super) fn nft_table_for(family: IpFamily, table: &str) -> nftables::NftTable<'_> {
     nftables::NftTable::new(family.into(), table)
-}
-
-/// Opens the tables of the node's default iptables.
-pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>;
-
-/// The records of the attachments whose rules a feature creates with iptables. A flush is detected by the absence of
-/// another attachment's rules, and the rules of all attachments are restored from the records.
-pub struct IptablesRecords<R> {
-    /// All records of the feature, records of other back ends included.
-    pub kept: RecordStore,
-    /// The table with the rules.
-    pub table: &'static str,
-    /// Whether the record has rules in this family's table.
-    pub is_of: fn(&R, IpFamily) -> bool,
-    /// Creates the rules of one record unless they exist; the slice has all records with rules in the family.
-    pub restore: fn(&mut IptablesTable, IpFamily, &StoredRecord<R>, &[StoredRecord<R>]),
-}
-
-impl<R: DeserializeOwned> IptablesRecords<R> {
-    /// The record of another living attachment, whose rules show whether the table was flushed.
-    pub fn other_record(&self, owner: AttachmentId<'_>, family: IpFamily) -> Option<StoredRecord<R>> {
-        find_other_record(self.kept, owner, |content| (self.is_of)(content, family))
-    }
-
-    /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
-    pub fn restore_rules(&self, table: &mut IptablesTable, family: IpFamily, but: Option<AttachmentId<'_>>) {
-        table.is_insufficient |= table.is_partial;
-        let all = self.records_of_family(family);
-        for kept in all.iter().filter(|kept| Some(kept.attachment_id()) != but) {
-            (self.restore)(table, family, kept, &all);
-        }
-    }
-
-    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if `is_flushed` finds that the table
-    /// was flushed. Rules of others that cannot be restored do not prevent the ADD.
-    pub fn update_for_add(
-        &self,
-        tables: &IptablesHandle<'_>,
-        scope: ChainScope<'_>,
-        owner: AttachmentId<'_>,
-        is_flushed: &dyn Fn(&IptablesTable) -> bool,
-        plan: &dyn Fn(&mut IptablesTable),
-    ) -> Result<()> {
-        let restores = Cell::new(false);
-        let plan_with_others = |table: &mut IptablesTable| {
-            restores.set(is_flushed(table));
-            if restores.get() {
-                self.restore_rules(table, tables.family, Some(owner));
-            }
-            plan(table);
-        };
-        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else { return Ok(()) };
-        if !restores.get() || error.code() == ErrorCode::TRY_AGAIN {
-            return Err(error);
-        }
-        tables.update_table(self.table, scope, plan)?;
-        log::warn(format_args!("could not restore the rules of other containers: {error}"));
-        Ok(())
-    }
-
-    /// What is missing of the rules of living attachments: of each the first rule.
-    pub fn differences(&self, tables: IptablesOpener<'_>) -> Result<Vec<Difference>> {
-        let mut found = Vec::new();
-        for family in IpFamily::BOTH {
-            let all = self.records_of_family(family);
-            if all.is_empty() {
-                continue;
-            }
-            let present = tables(family)?.read_table(self.table, ChainScope::All)?;
-            for kept in &all {
-                let mut table = present.clone();
-                (self.restore)(&mut table, family, kept, &all);
-                if let Some(line) = table.first_change() {
-                    let instance = kept.attachment_id().instance_id();
-                    let (program, name) = (program_name(family), self.table);
-                    let object = format!("\"{line}\" is missing in {program} table {name}");
-                    found.push(Difference { instance, object });
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// Restores the missing rules of all attachments. If that fails, those of each attachment by themselves, so that rules
-    /// which are refused do not prevent the others; then fails as well.
-    pub fn restore_all(&self, tables: IptablesOpener<'_>) -> Result<()> {
-        join_errors(IpFamily::BOTH.map(|family| self.restore_family(family, tables)))
-    }
-
-    fn restore_family(&self, family: IpFamily, tables: IptablesOpener<'_>) -> Result<()> {
-        let all = self.records_of_family(family);
-        if all.is_empty() {
-            return Ok(());
-        }
-        let tables = &tables(family)?;
-        // Usually nothing is missing, and no lock is needed.
-        let mut table = tables.read_table(self.table, ChainScope::All)?;
-        for kept in &all {
-            (self.restore)(&mut table, family, kept, &all);
-        }
-        if table.changes.is_empty() {
-            return Ok(());
-        }
-        // The records are read again under the lock of the writers.
-        let restore = |table: &mut IptablesTable| self.restore_rules(table, family, None);
-        match tables.update_table(self.table, ChainScope::All, &restore) {
-            Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(tables),
-            outcome => outcome,
-        }
-    }
-
-    fn restore_each(&self, tables: &IptablesHandle<'_>) -> Result<()> {
-        let all = self.records_of_family(tables.family);
-        join_errors(all.iter().map(|kept| {
-            let owner = kept.attachment_id();
-            let restored = tables.update_table(self.table, ChainScope::All, &|table| {
-                // Its DEL may have ended meanwhile.
-                if self.kept.has_instance(&owner.instance_id()) {
-                    (self.restore)(table, tables.family, kept, &all);
-                }
-            });
-            restored.context(|| format!("restore the rules of container {}", owner.id))
-        }))
-    }
-
-    /// The records with rules in the family's table.
-    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<R>> {
-        self.kept.find_restorable_parts(&|kept| (self.is_of)(&kept.content, family))
-    }
 }

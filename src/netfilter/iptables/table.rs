@@ -198,9 +198,23 @@ impl IptablesTable {
         table
     }
 
+    /// Makes the plan start again with all chains, if only some were read.
+    pub fn require_all_chains(&mut self) {
+        self.is_insufficient |= self.is_partial;
+    }
+
     /// The first pending change, as text.
     pub fn first_change(&self) -> Option<String> {
         self.changes.first().map(TableChange::script_line)
+    }
+
+    /// The first pending rule that the table lacked `before`, else the first pending change, as text.
+    pub fn first_difference(&self, before: &IptablesTable) -> Option<String> {
+        let is_new = |change: &&TableChange| match change {
+            TableChange::Append(rule) | TableChange::Insert { rule, .. } => !before.has_rule(rule),
+            _ => false,
+        };
+        self.changes.iter().find(is_new).or(self.changes.first()).map(TableChange::script_line)
     }
 
     /// Whether the chain exists.

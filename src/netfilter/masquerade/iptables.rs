@@ -12,10 +12,13 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
-use super::super::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable};
+use super::super::iptables::{ChainScope, IptablesRule, IptablesTable};
 use super::super::names::{AttachmentId, rule_comment_prefix};
+use super::super::rules::RecordedRules;
 use super::{KEPT, MasqueradeRecord};
 use crate::cni::ip::host_net;
 use crate::error::Result;
@@ -23,40 +26,33 @@ use crate::error::Result;
 const NAT: &str = "nat";
 const POSTROUTING: &str = "POSTROUTING";
 
-/// For [`crate::netfilter::reconcile`].
-pub(in crate::netfilter) const RECORDS: IptablesRecords<MasqueradeRecord> = IptablesRecords {
+pub(super) const RULES: RecordedRules = RecordedRules {
     kept: KEPT,
     table: NAT,
-    is_of: |record, family| {
-        record.backend == RuleBackend::Iptables && !addresses_of_family(family, &record.addrs).is_empty()
+    is_of: |part, family| !recorded_addresses(part, family).is_empty(),
+    plan: |table, family, stored, _| {
+        plan_addition(table, stored.attachment_id(), &recorded_addresses(&stored.content, family));
+        None
     },
-    restore: |table, family, kept, _| {
-        plan_addition(table, kept.attachment_id(), &addresses_of_family(family, &kept.content.addrs));
+    is_flushed: |table, family, other, _| {
+        let addrs = recorded_addresses(&other.content, family);
+        addrs.iter().any(|addr| !table.has_rule(&entry_rule(other.attachment_id(), *addr)))
     },
 };
 
-fn addresses_of_family(family: IpFamily, addrs: &[IpNet]) -> Vec<IpNet> {
-    addrs.iter().copied().filter(|addr| IpFamily::of_address(addr.addr()) == family).collect()
+/// The addresses with rules in the family's table.
+fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
+    let record = MasqueradeRecord::deserialize(part).ok().filter(|record| record.backend == RuleBackend::Iptables);
+    let mut addrs = record.map(|record| record.addrs).unwrap_or_default();
+    addrs.retain(|addr| IpFamily::of_address(addr.addr()) == family);
+    addrs
 }
 
-pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
-    for family in IpFamily::BOTH {
-        let addrs = addresses_of_family(family, addrs);
-        if addrs.is_empty() {
-            continue;
-        }
-        // A rule of another attachment, whose absence shows a flush.
-        let witness: Option<IptablesRule> = RECORDS.other_record(owner, family).and_then(|kept| {
-            let addr = *addresses_of_family(family, &kept.content.addrs).first()?;
-            Some(entry_rule(kept.attachment_id(), addr))
-        });
-        let is_flushed = |table: &IptablesTable| witness.as_ref().is_some_and(|rule| !table.has_rule(rule));
-        let plan = |table: &mut IptablesTable| plan_addition(table, owner, &addrs);
-        let chains = [POSTROUTING, &owner.iptables_chain("")];
-        let (tables, scope) = (filter.default_iptables(family)?, ChainScope::named_chains(&chains));
-        RECORDS.update_for_add(&tables, scope, owner, &is_flushed, &plan)?;
-    }
-    Ok(())
+pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Result<()> {
+    let chains = [POSTROUTING, &owner.iptables_chain("")];
+    RULES.add(filter, owner, record, ChainScope::named_chains(&chains), &|table, family, part| {
+        plan_addition(table, owner, &recorded_addresses(part, family));
+    })
 }
 
 /// The rule that jumps to the container's chain.
@@ -85,18 +81,6 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
         table.append_unique(leaves.with_target("MASQUERADE"));
         table.append_unique(entry_rule(owner, *addr));
     }
-}
-
-pub(super) fn has_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addr: IpNet) -> Result<bool> {
-    let chain = owner.iptables_chain("");
-    for tables in filter.iptables_with_chains(IpFamily::of_address(addr.addr()), NAT, &[&chain])? {
-        let mut table = tables.read_table(NAT, ChainScope::named_chains(&[POSTROUTING, &chain]))?;
-        plan_addition(&mut table, owner, &[addr]);
-        if table.first_change().is_none() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 pub(super) fn delete_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {

@@ -17,11 +17,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::difference::differences_of_records;
-use super::layout::{RestorableState, RuleComparison, hand_over};
+use super::layout::{RestorableState, hand_over};
 use super::names::stale_matcher;
+use super::reconcile::check_attachment;
 use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::RecordStore;
 use crate::error::{Error, ErrorContext, Result};
 
 /// The parts of this feature in the records of attachments.
@@ -37,18 +37,9 @@ pub(super) struct MasqueradeRecord {
 
 /// The feature, for both back ends.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
-        kept: KEPT,
-        layouts: &[nft::LAYOUT],
-        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
-        restore: |change| nft::ELEMENTS.restore(change),
-    },
-    differences: |filter| {
-        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
-        found.extend(differences_of_records(KEPT, |kept, _| check_nft_record(filter, kept)));
-        Ok(found)
-    },
-    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
+    elements: Some(nft::ELEMENTS),
+    rules: Some(iptables::RULES),
+    is_of_reference: |nft, owner, _| nft::has_reference_rules(nft, owner),
     remove: |filter, owner, ips| {
         let addrs: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
         delete_addresses(filter, owner, &addrs)
@@ -56,6 +47,12 @@ pub const FEATURE: FilterFeature = FilterFeature {
     hand_over: &[("masqueraded addresses", |filter| {
         filter.query_nft(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference_rules))
     })],
+    ..FilterFeature::new(RestorableState {
+        kept: KEPT,
+        layouts: &[nft::LAYOUT],
+        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
+        restore: |change| nft::ELEMENTS.restore(change),
+    })
 };
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address that another
@@ -66,37 +63,20 @@ pub fn add_addresses(
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
 ) -> Result<()> {
-    KEPT.add_part(owner, MasqueradeRecord { backend, addrs: addrs.to_vec() });
+    let record = MasqueradeRecord { backend, addrs: addrs.to_vec() };
+    KEPT.add_part(owner, &record);
     let added = match backend {
         RuleBackend::Nftables => nft::add_elements(filter, owner, addrs).map_err(Error::from),
-        RuleBackend::Iptables => iptables::add_rules(filter, owner, addrs),
+        RuleBackend::Iptables => iptables::add_rules(filter, owner, &record),
     };
     added.context(|| "masquerade")
 }
 
-/// For an attachment with a record of this back end: verifies that every address is masqueraded.
-fn check_nft_record(filter: &PacketFilter, kept: &StoredRecord<MasqueradeRecord>) -> Result<()> {
-    match kept.content.backend {
-        RuleBackend::Nftables => {
-            nft::LAYOUT.require_whole(filter.nft_socket()?, RuleComparison::ByComment)?;
-            check_addresses(filter, kept.attachment_id(), &kept.content.addrs)
-        }
-        RuleBackend::Iptables => Ok(()),
-    }
-}
-
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
-    for addr in addrs {
-        let on_nft = filter.query_nft(&|nft| nft::is_masqueraded(nft, owner, *addr))?;
-        if !on_nft && !iptables::has_rules(filter, owner, *addr)? {
-            let error = Error::internal(format!("{addr} is not masqueraded"));
-            let damage = filter.query_nft(&|nft| nft::LAYOUT.find_difference(nft, RuleComparison::ByComment))?;
-            let damage = damage.filter(|_| nft::ELEMENTS.need_table(nft::TABLE)).map(|damage| damage.text);
-            return Err(error.with_details(KEPT.restore_remedy(owner, damage.as_deref())));
-        }
-    }
-    Ok(())
+    RuleBackend::check_rules(None, filter, KEPT, owner, &|backend| {
+        check_attachment(filter, &FEATURE, owner, &MasqueradeRecord { backend, addrs: addrs.to_vec() })
+    })
 }
 
 /// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments

@@ -29,8 +29,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::elements::{RecordedElements, elements_of_part, is_correct_or_foreign};
-use super::super::layout::{HandoverCount, RuleComparison, TableLayout};
+use super::super::elements::{RecordedElements, differing_data, elements_of_part};
+use super::super::layout::{HandoverCount, TableLayout};
 use super::super::names::has_same_owner;
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
 use super::{KEPT, MasqueradeRecord};
@@ -82,6 +82,7 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     layout: LAYOUT,
     sets: &PODS,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
+    find_conflict: differing_data,
 };
 
 /// The elements of a record.
@@ -123,15 +124,8 @@ pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, addrs
     })
 }
 
-/// Whether the address is masqueraded, in our layout or the reference's.
-pub(super) fn is_masqueraded(nft: &NftSocket, owner: AttachmentId<'_>, addr: IpNet) -> NetlinkResult<bool> {
-    let wanted = address_elements(owner, &[addr]);
-    let mut found = wanted.iter().zip(nft.read_elements(&wanted)?);
-    if found.all(|(wanted, found)| is_correct_or_foreign(found.as_ref(), wanted))
-        && LAYOUT.find_difference(nft, RuleComparison::ByComment)?.is_none()
-    {
-        return Ok(true);
-    }
+/// Whether the reference has created rules of the attachment.
+pub(super) fn has_reference_rules(nft: &NftSocket, owner: AttachmentId<'_>) -> NetlinkResult<bool> {
     Ok(!nft.find_rules_by_comment(MASQ_CHECKS, &owner.comment_matcher())?.is_empty())
 }
 

@@ -26,10 +26,9 @@ use serde::{Deserialize, Serialize};
 use self::conditions::MappingConditions;
 pub use self::iptables::IptablesOptions;
 use super::backend::FilterFeature;
-use super::difference::differences_of_records;
-use super::layout::{RestorableState, RuleComparison, hand_over};
+use super::layout::{RestorableState, hand_over};
 use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend, join_errors};
-use crate::attachment::{RecordStore, StoredRecord};
+use crate::attachment::RecordStore;
 use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
 use crate::netlink::nftables::TransportProtocol;
@@ -129,18 +128,10 @@ pub const KEPT: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
 pub const FEATURE: FilterFeature = FilterFeature {
-    state: RestorableState {
-        kept: KEPT,
-        layouts: &[layout::LAYOUT],
-        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
-        restore: nft::restore_mappings,
-    },
-    differences: |filter| {
-        let mut found = iptables::RECORDS.differences(&|family| filter.default_iptables(family))?;
-        found.extend(differences_of_records(KEPT, |kept, _| check_nft_record(filter, kept)));
-        Ok(found)
-    },
-    restore: |filter| iptables::RECORDS.restore_all(&|family| filter.default_iptables(family)),
+    elements: Some(nft::ELEMENTS),
+    rules: Some(iptables::RULES),
+    check: nft::check_conditional_rules,
+    is_of_reference: reference::has_rules,
     remove: |filter, owner, _| delete_mappings(filter, owner, None),
     hand_over: &[
         ("port mappings", |filter| {
@@ -148,6 +139,12 @@ pub const FEATURE: FilterFeature = FilterFeature {
         }),
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
+    ..FilterFeature::new(RestorableState {
+        kept: KEPT,
+        layouts: &[layout::LAYOUT],
+        needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
+        restore: nft::restore_mappings,
+    })
 };
 
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
@@ -171,26 +168,6 @@ pub fn add_mappings(
             }
             Ok(taken)
         }
-    }
-}
-
-/// For an attachment with a record of this back end: verifies its mappings.
-fn check_nft_record(filter: &PacketFilter, kept: &StoredRecord<PortForwarding>) -> Result<()> {
-    match kept.content.backend {
-        RuleBackend::Nftables => {
-            let nft = filter.nft_socket()?;
-            layout::LAYOUT.require_whole(nft, RuleComparison::ByComment)?;
-            nft::check_mappings(nft, kept.attachment_id(), &kept.content)
-        }
-        RuleBackend::Iptables => Ok(()),
-    }
-}
-
-/// Verifies every rule of the attachment, and the rules that all attachments share.
-pub fn check_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
-    match forward.backend {
-        RuleBackend::Nftables => nft::check_mappings(filter.nft_socket()?, owner, forward),
-        RuleBackend::Iptables => iptables::check_rules(filter, owner, forward),
     }
 }
 
@@ -325,12 +302,18 @@ impl fmt::Display for PortOwner {
     }
 }
 
+impl fmt::Display for TakenPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host port {} is taken by {}", self.port, self.by)
+    }
+}
+
 impl From<TakenPort> for Error {
-    fn from(TakenPort { port, by }: TakenPort) -> Error {
-        let remedy = match by.collect_command() {
+    fn from(taken: TakenPort) -> Error {
+        let remedy = match taken.by.collect_command() {
             Some(command) => format!("choose another hostPort, or delete that container; if it has ended: {command}"),
             None => "choose another hostPort, or delete that container".to_owned(),
         };
-        Error::internal(format!("host port {port} is taken by {by}")).with_details(remedy)
+        Error::internal(taken.to_string()).with_details(remedy)
     }
 }

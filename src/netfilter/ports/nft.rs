@@ -8,13 +8,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
-use crate::netfilter::elements::{RecordedElements, elements_of_part};
-use crate::netfilter::layout::{LayoutTransaction, REMEDY, RuleComparison};
+use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
+use crate::netfilter::layout::LayoutTransaction;
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netlink;
 use crate::netlink::nftables::{
@@ -83,6 +85,7 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     layout: layout::LAYOUT,
     sets: layout::LAYOUT.sets,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
+    find_conflict,
 };
 
 /// The elements of a record.
@@ -371,49 +374,30 @@ pub(super) fn remove_stale_mappings(
     Ok(delete_found(nft, None, &find)?)
 }
 
-/// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
-/// created the mappings.
-pub(super) fn check_mappings(nft: &NftSocket, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
-    let damage = layout::LAYOUT.find_difference(nft, RuleComparison::ByComment)?.map(|damage| damage.text);
-    let difference = find_difference(nft, owner, forward)?.or_else(|| damage.clone());
-    match difference {
-        Some(text) if !reference::has_rules(nft, owner, forward)? => {
-            if damage.as_ref() == Some(&text) {
-                return Err(Error::internal(text).with_details(REMEDY));
-            }
-            Err(Error::internal(text).with_details(KEPT.restore_remedy(owner, damage.as_deref())))
-        }
-        _ => Ok(()),
+/// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its record,
+/// if the first network of a container serves a port.
+fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElement) -> Option<String> {
+    let other = found.comment.as_deref().filter(|_| found.comment != wanted.comment);
+    if other.is_some() && host_port_of(wanted).is_some() && !owner.is_of_same_container(other) {
+        let owner = parse_port_owner(other);
+        return Some(format!("element {wanted} of {} belongs to {owner}", wanted.set));
     }
+    if wanted.set == ATTACHMENTS { None } else { differing_data(owner, wanted, found) }
 }
 
-/// The first missing or different object of the attachment.
-fn find_difference(
-    nft: &NftSocket,
-    owner: AttachmentId<'_>,
-    forward: &PortForwarding,
-) -> netlink::NetlinkResult<Option<String>> {
-    let (mut wanted, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
-    let mut found = nft.read_elements(&wanted)?;
-    found.push(nft.read_element(&attachment_element(owner))?);
-    wanted.push(count_element(owner, wanted.len(), &rules));
-    for (element, found) in wanted.iter().zip(found) {
-        let set = element.set;
-        let Some(found) = found else { return Ok(Some(format!("{element} is missing in {set}"))) };
-        let other = found.comment.as_deref().filter(|_| found.comment != element.comment);
-        if other.is_some() && host_port_of(element).is_some() && !owner.is_of_same_container(other) {
-            let owner = parse_port_owner(other);
-            return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
-        }
-        if other.is_none() && set != ATTACHMENTS && found.data != element.data {
-            return Ok(Some(format!("element {element} of {set} has another value")));
-        }
+/// Fails if the chain `conditional` lacks rules of the attachment.
+pub(super) fn check_conditional_rules(filter: &PacketFilter, owner: AttachmentId<'_>, part: &Value) -> Result<()> {
+    let Ok(forward) = PortForwarding::deserialize(part) else { return Ok(()) };
+    let wanted = conditional_rules(owner, &forward).len();
+    if forward.backend == RuleBackend::Iptables || wanted == 0 {
+        return Ok(());
     }
-    let (found, wanted) = (nft.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len(), rules.len());
-    if found < wanted {
-        return Ok(Some(format!("{found} of {wanted} rules are in chain {CONDITIONAL}")));
+    let found = filter.nft_socket()?.find_rules_by_comment(CONDITIONAL, &owner.comment_matcher())?.len();
+    if found >= wanted {
+        return Ok(());
     }
-    Ok(None)
+    let msg = format!("{found} of {wanted} rules are in chain {CONDITIONAL}");
+    Err(Error::internal(msg).with_details(KEPT.restore_remedy(owner)))
 }
 
 #[cfg(test)]

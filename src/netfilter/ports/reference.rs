@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::layout::{self, ANY, HOST, MAPPED};
 use super::{PortForwarding, SourceTranslation, flows};
@@ -43,7 +45,8 @@ pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<
 }
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
-pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, forward: &PortForwarding) -> NetlinkResult<bool> {
+pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, part: &Value) -> NetlinkResult<bool> {
+    let Ok(forward) = PortForwarding::deserialize(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);

@@ -26,6 +26,7 @@ use crate::framework::{
 use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
+use crate::netfilter::reconcile::check_attachment;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
@@ -99,7 +100,7 @@ impl Plugin for Portmap {
         RuleBackend::check_rules(configured, filter, KEPT, owner, &|backend| {
             conf.require_keys_of(backend)?;
             let forward = build_forwarding(conf, backend, mappings.clone(), targets.clone())?;
-            ports::check_mappings(filter, owner, &forward)
+            check_attachment(filter, &ports::FEATURE, owner, &forward)
         })?;
         for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read_value(&key)? != "1" {

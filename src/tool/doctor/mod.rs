@@ -31,8 +31,8 @@ use crate::error::Result;
 use crate::framework::AppletTable;
 use crate::invoke;
 use crate::netfilter::PacketFilter;
-use crate::netfilter::difference::ReconcileMode;
-use crate::netfilter::reconcile::reconcile_all;
+
+use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::options::{CommandOption, require_no_words};
 use crate::runtime::{NetworkList, Runtime};
 use crate::sort::{collect_set, sort_by_key};

@@ -22,7 +22,7 @@ fn repair_restores_and_names_missing_rules() {
     assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0);
     node.sh("nft delete element inet cnibox_masquerade pods4 '{ 10.1.2.2 }'");
     assert_eq!(row.refusals("CHECK", 999), 1, "one element");
-    assert_eq!(repair(), "restored: 10.1.2.2/24 is not masqueraded\n");
+    assert_eq!(repair(), "restored: 10.1.2.2 is missing in map inet cnibox_masquerade pods4\n");
     assert_eq!(row.refusals("CHECK", 999), 0);
     for plugin in row.list.iter().rev() {
         plugin.call("DEL", "c1").netns(&row.first.path()).ok();

@@ -157,7 +157,7 @@ fn check_reports_every_kind_of_damage() {
         ("delete element inet cnibox_portmap mapped4 { 10.1.2.2 }", "10.1.2.2 is missing in map"),
         ("flush chain inet cnibox_portmap postrouting", "rule \"only what was translated here\" is missing"),
         ("flush map inet cnibox_portmap attachments", "attachments"),
-        ("delete table inet cnibox_portmap", "is missing"),
+        ("delete table inet cnibox_portmap", "table inet cnibox_portmap is gone"),
     ] {
         ports.call("CHECK", &pod, &two()).ok();
         ports.node.sh(&format!("nft '{damage}'"));
@@ -180,7 +180,7 @@ fn check_reports_every_kind_of_damage() {
         ports.call("CHECK", &pod, &two()).ok();
         ports.node.sh(damage);
         let error = ports.call("CHECK", &pod, &two()).error();
-        assert!(error.msg.contains("not found in table nat"), "{damage}: {error:?}");
+        assert!(error.msg.contains("tables table nat"), "{damage}: {error:?}");
         ports.add(&pod, &two());
     }
 }

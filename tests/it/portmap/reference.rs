@@ -107,7 +107,7 @@ fn each_checks_iptables_mappings_of_the_other() {
                 ports.node.path("flavour").join("iptables").display()
             ));
             let error = call("CHECK").error();
-            assert!(error.msg.contains("not found in table nat"), "{error:?}");
+            assert!(error.msg.contains("is missing in iptables table nat"), "{error:?}");
             call("DEL").ok();
         }
     }
@@ -123,12 +123,12 @@ fn check_accepts_nftables_mappings_of_the_reference() {
     table(&ports, "ip6", "[2001:db8:1::2]");
     let both = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp")]);
     let one_rule = ports.call("CHECK", &pod, &both).error();
-    assert!(one_rule.msg.contains("missing"), "{one_rule:?}");
+    assert!(one_rule.msg.contains("gone"), "{one_rule:?}");
     ports.node.sh("nft add rule ip cni_hostport masquerading ip saddr 127.0.0.1 counter comment c1");
     ports.call("CHECK", &pod, &both).ok();
     let more = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp"), mapping(2, 80, "tcp")]);
     let error = ports.call("CHECK", &pod, &more).error();
-    assert!(error.msg.contains("missing"), "{error:?}");
+    assert!(error.msg.contains("gone"), "{error:?}");
 }
 
 #[test]

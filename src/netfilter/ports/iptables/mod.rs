@@ -12,6 +12,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use serde::Deserialize;
+use serde_json::Value;
+
 pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
 use self::rules::{
@@ -23,7 +26,8 @@ use crate::attachment::AttachmentRecord;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::iptables::{ChainScope, IptablesRecords, IptablesRule, IptablesTable, program_name};
+use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable, program_name};
+use crate::netfilter::rules::RecordedRules;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 use crate::sort::collect_set;
 
@@ -34,22 +38,27 @@ const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 /// The chains with rules that all attachments share, beside [`TOP`].
 const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, MASQ];
 
-/// For [`crate::netfilter::reconcile`]. A port that another container holds meanwhile is not restored.
-pub(in crate::netfilter) const RECORDS: IptablesRecords<PortForwarding> = IptablesRecords {
+/// A port that another container holds meanwhile is not restored.
+pub(super) const RULES: RecordedRules = RecordedRules {
     kept: KEPT,
     table: NAT,
-    is_of: |forward, family| {
-        let mut targets = forward.targets.iter();
-        forward.backend == RuleBackend::Iptables && targets.any(|target| IpFamily::of_address(target.addr()) == family)
+    is_of: |part, family| {
+        let forward = PortForwarding::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
+        forward.is_some_and(|of| of.targets.iter().any(|target| IpFamily::of_address(target.addr()) == family))
     },
-    restore: |table, family, kept, _| {
-        for wanted in RequiredRules::for_families(kept.attachment_id(), &kept.content) {
-            let is_complete = |table| first_missing_rule(table, wanted).is_none();
-            let is_of_family = wanted.ip_family() == family;
-            if is_of_family && !is_complete(table) && find_taken_port(table, wanted).is_none() {
-                create_rules(table, wanted);
-            }
+    plan: |table, family, stored, _| {
+        let forward = PortForwarding::deserialize(&stored.content).ok()?;
+        let wanted = RequiredRules::of_family(stored.attachment_id(), &forward, family)?;
+        first_missing_rule(table, wanted)?;
+        let taken = find_taken_port(table, wanted);
+        if taken.is_none() {
+            create_rules(table, wanted);
         }
+        taken.map(|taken| taken.to_string())
+    },
+    is_flushed: |table, _, other, _| {
+        let comment = entry_comment(other.attachment_id());
+        !table.rules.iter().any(|rule| is_entry_with_comment(rule, &comment))
     },
 };
 
@@ -61,41 +70,37 @@ pub(super) fn add_mappings(
     owner: AttachmentId<'_>,
     forward: &PortForwarding,
 ) -> Result<Option<TakenPort>> {
-    let taken = RefCell::new(None);
-    for (at, wanted) in RequiredRules::for_families(owner, forward).into_iter().enumerate() {
-        let family = wanted.ip_family();
-        // The entries of another attachment, whose absence shows a flush.
-        let witness = RECORDS.other_record(owner, family).map(|kept| entry_comment(kept.attachment_id()));
-        let is_gone = |table: &IptablesTable, comment| !table.rules.iter().any(|r| is_entry_with_comment(r, comment));
-        let is_flushed = |table: &IptablesTable| witness.as_ref().is_some_and(|comment| is_gone(table, comment));
-        let plan = |table: &mut IptablesTable| {
-            let port = find_taken_port(table, wanted);
-            // What was restored for the holder of the port remains.
-            if port.is_none() {
-                create_rules(table, wanted);
-            }
-            taken.replace(port);
-        };
-        let ports = wanted.family_mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
-        let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
-        let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
-            RECORDS.update_for_add(&filter.default_iptables(family)?, scope, owner, &is_flushed, &plan)
-        });
-        if created.is_err() || taken.borrow().is_some() {
-            for earlier in &forward.targets[..at] {
-                undo_mappings(filter, IpFamily::of_address(earlier.addr()), owner);
-            }
-            return created
-                .map_err(|error| missing_mark_chain_error(filter, family, forward).unwrap_or(error))
-                .map(|()| taken.into_inner());
+    let (taken, planned) = (RefCell::new(None), RefCell::new(Vec::new()));
+    let plan = |table: &mut IptablesTable, family: IpFamily, _: &Value| {
+        let Some(wanted) = RequiredRules::of_family(owner, forward, family) else { return };
+        let mut taken = taken.borrow_mut();
+        if taken.as_ref().is_some_and(|(of, _)| *of != family) {
+            return;
+        }
+        planned.borrow_mut().push(family);
+        *taken = find_taken_port(table, wanted).map(|port| (family, port));
+        // What was restored for the holder of the port remains.
+        if taken.is_none() {
+            create_rules(table, wanted);
+        }
+    };
+    let ports = forward.mappings.iter().map(|m| (m.proto.to_string(), m.host_port)).collect();
+    let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
+    let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| RULES.add(filter, owner, forward, scope, &plan));
+    let (taken, planned) = (taken.into_inner(), planned.into_inner());
+    if created.is_err() || taken.is_some() {
+        for family in IpFamily::BOTH.into_iter().filter(|family| planned.contains(family)) {
+            undo_mappings(filter, family, owner);
         }
     }
-    Ok(None)
+    created.map_err(|error| missing_mark_chain_error(filter, &planned, forward).unwrap_or(error))?;
+    Ok(taken.map(|(_, port)| port))
 }
 
 /// The error if the chain of `externalSetMarkChain` does not exist.
-fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortForwarding) -> Option<Error> {
+fn missing_mark_chain_error(filter: &PacketFilter, planned: &[IpFamily], forward: &PortForwarding) -> Option<Error> {
     let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
+    let family = *planned.last()?;
     let table = filter.default_iptables(family).ok()?.read_table(NAT, ChainScope::named_chains(&[chain])).ok()?;
     (!table.has_chain(chain)).then(|| {
         let program = program_name(family);
@@ -377,28 +382,6 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>) -> Vec<IpAd
         table.delete_chain_and_jumps(&owner.iptables_chain("SN-"));
     }
     servers
-}
-
-/// Verifies every rule of the attachment and the rules that all attachments share.
-pub(super) fn check_rules(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortForwarding) -> Result<()> {
-    for wanted in RequiredRules::for_families(owner, forward) {
-        let table = with_chain_scope(owner, &SHARED, &|_| false, &|scope| {
-            filter.default_iptables(wanted.ip_family())?.read_table(NAT, scope)
-        })?;
-        let chain = find_attachment_chain(&table, owner);
-        let missing = if table.has_chain(&chain) {
-            first_missing_rule(&table, wanted).map(|rule| {
-                let (words, chain) = (rule.words.join(" "), rule.chain);
-                format!("rule {words} in chain {chain} not found in table nat")
-            })
-        } else {
-            Some(format!("chain {chain} not found in iptables table nat"))
-        };
-        if let Some(missing) = missing {
-            return Err(Error::internal(missing).with_details(KEPT.restore_remedy(owner, None)));
-        }
-    }
-    Ok(())
 }
 
 /// The first missing rule of the attachment, or of the rules that all attachments share. For an attachment without a

@@ -46,11 +46,14 @@ pub(super) struct RequiredRules<'a> {
 }
 
 impl<'a> RequiredRules<'a> {
-    /// The rules of each family; none without [`PortForwarding::options`].
-    pub(super) fn for_families(owner: AttachmentId<'a>, forward: &'a PortForwarding) -> Vec<RequiredRules<'a>> {
-        let Some(options) = &forward.options else { return Vec::new() };
-        let wanted = |target| RequiredRules { owner, forward, target, options };
-        forward.targets.iter().copied().map(wanted).collect()
+    /// The rules of the family; none without [`PortForwarding::options`].
+    pub(super) fn of_family(
+        owner: AttachmentId<'a>,
+        forward: &'a PortForwarding,
+        family: IpFamily,
+    ) -> Option<RequiredRules<'a>> {
+        let target = forward.targets.iter().find(|target| IpFamily::of_address(target.addr()) == family)?;
+        Some(RequiredRules { owner, forward, target: *target, options: forward.options.as_ref()? })
     }
 
     pub(super) fn ip_family(self) -> IpFamily {

@@ -1,0 +1,150 @@
+//! The rules of attachments in tables of iptables, as their records want them.
+//!
+//! The absence of another attachment's rules shows that a table was flushed: then ADD restores the rules of all
+//! attachments.
+
+use std::cell::Cell;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::backend::PacketFilter;
+use super::elements::find_other_record;
+use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
+use super::{AttachmentId, IpFamily, join_errors};
+use crate::attachment::{RecordStore, StoredRecord};
+use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::log;
+
+/// What the records of a feature want in a table of iptables.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedRules {
+    /// All records of the feature, records of other back ends included.
+    pub kept: RecordStore,
+    /// The table with the rules.
+    pub table: &'static str,
+    /// Whether a record with this part has rules in this family's table.
+    pub is_of: fn(&Value, IpFamily) -> bool,
+    /// Creates the rules of one record unless they exist. The slice has the records of other attachments, too. Returns
+    /// what prevents that, if anything.
+    pub plan: PlanRecord,
+    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the attachment to add, if that
+    /// is in the same network.
+    pub is_flushed: fn(&IptablesTable, IpFamily, &StoredRecord<Value>, Option<&Value>) -> bool,
+}
+
+/// See [`RecordedRules::plan`].
+type PlanRecord = fn(&mut IptablesTable, IpFamily, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Option<String>;
+
+impl RecordedRules {
+    /// For ADD: commits the changes of `plan` in the table of each family in which this part has rules; also the rules of
+    /// all other attachments if those of one of them are missing. Rules of others that cannot be restored do not prevent
+    /// the ADD.
+    pub fn add(
+        &self,
+        filter: &PacketFilter,
+        owner: AttachmentId<'_>,
+        part: &impl Serialize,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable, IpFamily, &Value),
+    ) -> Result<()> {
+        let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
+        self.families(part).try_for_each(|family| {
+            self.add_to_table(&filter.default_iptables(family)?, owner, part, scope, &|table| plan(table, family, part))
+        })
+    }
+
+    fn add_to_table(
+        &self,
+        tables: &IptablesHandle<'_>,
+        owner: AttachmentId<'_>,
+        part: &Value,
+        scope: ChainScope<'_>,
+        plan: &dyn Fn(&mut IptablesTable),
+    ) -> Result<()> {
+        let family = tables.family;
+        let other = find_other_record(self.kept, owner, |content| (self.is_of)(content, family));
+        let restores = Cell::new(false);
+        let is_flushed = |table: &IptablesTable, other: &StoredRecord<Value>| {
+            let in_network = other.record.network == owner.network;
+            (self.is_flushed)(table, family, other, Some(part).filter(|_| in_network))
+        };
+        let plan_with_others = |table: &mut IptablesTable| {
+            restores.set(other.as_ref().is_some_and(|other| is_flushed(table, other)));
+            if restores.get() {
+                table.require_all_chains();
+                let all = self.records_of_family(family);
+                for other in all.iter().filter(|stored| stored.attachment_id() != owner) {
+                    _ = (self.plan)(table, family, other, &all);
+                }
+            }
+            plan(table);
+        };
+        let Err(error) = tables.update_table(self.table, scope, &plan_with_others) else { return Ok(()) };
+        if !restores.get() || error.code() == ErrorCode::TRY_AGAIN {
+            return Err(error);
+        }
+        tables.update_table(self.table, scope, plan)?;
+        log::warn(format_args!("could not restore the rules of other containers: {error}"));
+        Ok(())
+    }
+
+    /// Restores the missing rules of all attachments of this host. If that fails, those of each attachment by themselves,
+    /// so that rules which are refused do not prevent the others; then fails as well.
+    pub fn restore(&self, filter: &PacketFilter) -> Result<()> {
+        let all: Vec<_> = self.kept.find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
+        join_errors(IpFamily::BOTH.map(|family| self.restore_family(filter, family, &all)))
+    }
+
+    fn restore_family(&self, filter: &PacketFilter, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
+        let is_of_family = |stored: &&StoredRecord<Value>| (self.is_of)(&stored.content, family);
+        let all: Vec<StoredRecord<Value>> = all.iter().filter(is_of_family).cloned().collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let tables = filter.default_iptables(family)?;
+        // Usually nothing is missing, and no lock is needed.
+        let mut table = tables.read_table(self.table, ChainScope::All)?;
+        self.plan_all(&mut table, family, &all);
+        if table.first_change().is_none() {
+            return Ok(());
+        }
+        // The records are read again under the lock of the writers.
+        let restore = |table: &mut IptablesTable| self.plan_all(table, family, &self.records_of_family(family));
+        match tables.update_table(self.table, ChainScope::All, &restore) {
+            Err(error) if error.code() != ErrorCode::TRY_AGAIN => self.restore_each(&tables),
+            outcome => outcome,
+        }
+    }
+
+    fn plan_all(&self, table: &mut IptablesTable, family: IpFamily, all: &[StoredRecord<Value>]) {
+        for stored in all {
+            _ = (self.plan)(table, family, stored, all);
+        }
+    }
+
+    fn restore_each(&self, tables: &IptablesHandle<'_>) -> Result<()> {
+        let all = self.records_of_family(tables.family);
+        join_errors(all.iter().map(|stored| {
+            let owner = stored.attachment_id();
+            let restored = tables.update_table(self.table, ChainScope::All, &|table| {
+                // Its DEL may have ended meanwhile.
+                if self.kept.has_instance(&owner.instance_id()) {
+                    _ = (self.plan)(table, tables.family, stored, &all);
+                }
+            });
+            restored.context(|| format!("restore the rules of container {}", owner.id))
+        }))
+    }
+
+    /// The families in whose tables a record with this part has rules.
+    pub fn families<'p>(&self, part: &'p Value) -> impl Iterator<Item = IpFamily> + use<'p> {
+        let is_of = self.is_of;
+        IpFamily::BOTH.into_iter().filter(move |family| is_of(part, *family))
+    }
+
+    /// The records of living attachments with rules in the family's table.
+    fn records_of_family(&self, family: IpFamily) -> Vec<StoredRecord<Value>> {
+        self.kept.find_restorable_parts(&|stored| (self.is_of)(&stored.content, family))
+    }
+}
