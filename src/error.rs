@@ -123,19 +123,23 @@ impl Error {
         &self.details
     }
 
-    /// One error for several: the first one's code and details, all messages joined with `; `.
-    /// `None` if there is nothing to report.
-    pub fn join_all(errors: Vec<Error>) -> Option<Error> {
+    /// Fails with one error for several: the first one's code and details, all messages joined with `; `.
+    pub fn join_all(errors: impl IntoIterator<Item = Error>) -> Result<()> {
         let mut errors = errors.into_iter();
-        let mut first = errors.next()?;
+        let Some(mut first) = errors.next() else { return Ok(()) };
         for error in errors {
             first.msg = format!("{}; {}", first.msg, error.msg);
             if first.details.is_empty() {
                 first.details = error.details;
             }
         }
-        Some(first)
+        Err(first)
     }
+}
+
+/// Fails with the [joined](Error::join_all) errors of several steps, all of which are attempted.
+pub fn join_outcomes(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+    Error::join_all(outcomes.into_iter().filter_map(Result::err))
 }
 
 impl fmt::Display for Error {
@@ -231,8 +235,8 @@ mod tests {
 
     #[test]
     fn joined_errors_keep_the_first_code() {
-        assert_eq!(Error::join_all(vec![]), None);
-        let both = Error::join_all(vec![Error::new(ErrorCode(100), "a"), Error::internal("b")]);
-        assert_eq!(both.map(|e| e.to_string()), Some("a; b".to_owned()));
+        assert_eq!(Error::join_all([]), Ok(()));
+        let both = Error::join_all([Error::new(ErrorCode(100), "a"), Error::internal("b")]).unwrap_err();
+        assert_eq!((both.code(), both.to_string()), (ErrorCode(100), "a; b".to_owned()));
     }
 }

@@ -201,7 +201,7 @@ fn restore_instance(record: &AttachmentRecord) -> Result<()> {
             kept.link_part(record.attachment_id())?;
         }
     }
-    Error::join_all(reconcile::restore_all(&packets)).map_or(Ok(()), Err)
+    Error::join_all(reconcile::restore_all(&packets))
 }
 
 /// Reclaims the state of the address's previous owners that have certainly ended. Warns if an owner in the same network

@@ -71,7 +71,7 @@ impl Failures {
 
     /// Success, or all errors as one.
     pub fn into_result(self) -> Result<()> {
-        Error::join_all(self.0).map_or(Ok(()), Err)
+        Error::join_all(self.0)
     }
 }
 

@@ -292,7 +292,7 @@ impl LeaseStore {
             }
         }
         self.journal = change_journal(journal, |journal| journal.add_removals(&removals));
-        error::Error::join_all(errors).map_or(Ok(removed), Err)
+        error::Error::join_all(errors).map(|()| removed)
     }
 
     /// Reads all leases, and writes a new journal of them if possible.

@@ -9,16 +9,16 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::AttachmentId;
 use super::elements::RecordedElements;
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
 use super::layout::{HandoverCount, OwnTables, RestorableState};
 use super::rules::RecordedRules;
-use super::{AttachmentId, join_errors};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result, join_outcomes};
 use crate::files;
 use crate::netlink;
 pub use crate::netlink::IpFamily;
@@ -306,10 +306,10 @@ impl PacketFilter {
         scope: ChainScope<'_>,
         plan: &dyn Fn(&mut iptables::IptablesTable, IpFamily),
     ) -> Result<()> {
-        join_errors(IpFamily::BOTH.map(|family| {
+        join_outcomes(IpFamily::BOTH.map(|family| {
             let found = self.iptables_with_chains(family, name, chains)?;
             let delete = |table: &mut iptables::IptablesTable| plan(table, family);
-            join_errors(found.iter().map(|tables| tables.delete_from_table(name, scope, &delete)))
+            join_outcomes(found.iter().map(|tables| tables.delete_from_table(name, scope, &delete)))
         }))
     }
 

@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | selection of the back end; the sockets and programs of a call; what a feature is |
+//! | `features.rs` | the list of features |
 //! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
 //! | `elements.rs` | the elements of attachments, as their records want them |
 //! | `rules.rs` | the rules of attachments in iptables, as their records want them |
@@ -21,6 +22,7 @@
 pub mod backend;
 pub mod egress;
 mod elements;
+mod features;
 pub mod filter;
 pub mod handover;
 pub mod iptables;
@@ -37,37 +39,3 @@ mod watch;
 pub use backend::{IpFamily, PacketFilter, RuleBackend};
 pub use names::AttachmentId;
 pub use watch::PacketFilterWatch;
-
-use self::backend::FilterFeature;
-use self::filter::firewalld;
-use crate::error::{Error, Result};
-
-/// All features. Each is registered here, and only here.
-const FEATURES: &[FilterFeature] = &[
-    masquerade::FEATURE,
-    spoof::FEATURE,
-    egress::FEATURE,
-    filter::FEATURE,
-    ports::FEATURE,
-    localhost::FEATURE,
-    firewalld::FEATURE,
-];
-
-impl PacketFilter {
-    /// The packet filter with all features. Opens nothing yet.
-    pub fn new() -> PacketFilter {
-        PacketFilter::with_features(FEATURES)
-    }
-}
-
-impl Default for PacketFilter {
-    fn default() -> PacketFilter {
-        PacketFilter::new()
-    }
-}
-
-/// Joins the errors of several steps, all of which are attempted.
-fn join_errors(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
-    let errors = outcomes.into_iter().filter_map(Result::err).collect();
-    Error::join_all(errors).map_or(Ok(()), Err)
-}

@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::backend::PacketFilter;
 use super::elements::find_other_record;
 use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
-use super::{AttachmentId, IpFamily, join_errors};
+use super::{AttachmentId, IpFamily};
 use crate::attachment::{RecordStore, StoredRecord};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
+use crate::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 use crate::log;
 
 /// What the records of a feature want in a table of iptables.
@@ -93,7 +93,7 @@ impl RecordedRules {
     /// so that rules which are refused do not prevent the others; then fails as well.
     pub fn restore(&self, filter: &PacketFilter) -> Result<()> {
         let all: Vec<_> = self.kept.find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
-        join_errors(IpFamily::BOTH.map(|family| self.restore_family(filter, family, &all)))
+        join_outcomes(IpFamily::BOTH.map(|family| self.restore_family(filter, family, &all)))
     }
 
     fn restore_family(&self, filter: &PacketFilter, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
@@ -125,7 +125,7 @@ impl RecordedRules {
 
     fn restore_each(&self, tables: &IptablesHandle<'_>) -> Result<()> {
         let all = self.records_of_family(tables.family);
-        join_errors(all.iter().map(|stored| {
+        join_outcomes(all.iter().map(|stored| {
             let owner = stored.attachment_id();
             let restored = tables.update_table(self.table, ChainScope::All, &|table| {
                 // Its DEL may have ended meanwhile.

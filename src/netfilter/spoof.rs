@@ -21,9 +21,9 @@ use super::elements::{RecordedElements, differing_data, elements_of_part};
 use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, TableLayout};
 use super::names::{parse_label, stale_matcher};
 use super::reconcile::check_attachment;
-use super::{AttachmentId, PacketFilter, join_errors};
+use super::{AttachmentId, PacketFilter};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result, join_outcomes};
 use crate::netlink::nftables::{
     NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
     SetElement, TableFamily, ValueType,
@@ -152,7 +152,7 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Che
     };
     let own = ELEMENTS.delete_found(nft, Some(owner), find);
     let outcomes = [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
-    join_errors(outcomes).context(|| "failed to teardown spoof-check")
+    join_outcomes(outcomes).context(|| "failed to teardown spoof-check")
 }
 
 /// The reference's two chains of an attachment, and the comment of its rules.

@@ -134,7 +134,7 @@ impl Runtime {
                 }
             }
         }
-        Error::join_all(errors).map_or(Ok(()), Err)
+        Error::join_all(errors)
     }
 
     /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error

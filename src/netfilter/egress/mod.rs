@@ -33,11 +33,10 @@ use self::policy::{CompiledPolicy, EgressPolicy};
 pub(crate) use self::table::SINK_PORT;
 use self::table::{FRAMES, PACKETS};
 use super::backend::{FilterFeature, PacketFilter};
-use super::join_errors;
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result, join_outcomes};
 use crate::files::lock::{FileLock, TIMEOUT};
 use crate::log;
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
@@ -324,7 +323,7 @@ fn restore_recorders(filter: &PacketFilter) -> Result<()> {
         return Ok(());
     }
     let restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
-    join_errors(restored.map(|outcome| outcome.map_err(Error::from)))
+    join_outcomes(restored.map(|outcome| outcome.map_err(Error::from)))
 }
 
 /// Deletes those of the policies that no container has any longer.
@@ -416,7 +415,7 @@ pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()>
     let removed = KEPT.remove_part(owner);
     let is_own = owner.comment_matcher();
     let deleted = filter.query_nft(&|nft| delete_elements(nft, &known, &is_own, Some(&replaced)));
-    join_errors([removed, deleted])
+    join_outcomes([removed, deleted])
 }
 
 /// Removes the policies of the network's attachments that are not among `valid`, and policies that no container has.
@@ -424,7 +423,7 @@ pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[Attachm
     let removed = KEPT.remove_stale_parts(network, valid);
     let is_stale = stale_matcher(network, valid);
     let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, None));
-    join_errors([removed, deleted])
+    join_outcomes([removed, deleted])
 }
 
 /// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has any

@@ -20,9 +20,9 @@ use serde_json::Value;
 pub use self::iptables::DEFAULT_ADMIN;
 use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
-use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
+use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, join_outcomes};
 use crate::netlink::{Link, Netlink};
 
 /// The parts of this feature in the records of attachments.
@@ -141,7 +141,7 @@ pub fn delete_rules(
     let recorded = pod.iter().flat_map(|pod| &pod.ips).chain(&record.ips);
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
     let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
-    join_errors([
+    join_outcomes([
         KEPT.remove_part(owner),
         iptables::delete_rules(filter, owner, &all_ips, own),
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, ips, ports, own)),
@@ -182,7 +182,7 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
 pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let mut stale: Vec<_> = KEPT.iter_parts::<AcceptedTraffic>().collect();
     stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
-    join_errors([
+    join_outcomes([
         KEPT.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, &stale),
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, network, valid)),

@@ -2,6 +2,8 @@
 //!
 //! A rule is deleted by its handle. Changes apply only if nothing has changed since the table was read.
 
+use std::collections::HashSet;
+
 use nix::errno::Errno;
 
 use super::encoding::{decode_rule, encode_rule};
@@ -11,11 +13,15 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::log;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{
-    self, DSTNAT, FILTER, NetfilterHook, NftBatch, NftChain, NftSocket, RAW, RulePosition, SRCNAT,
+    self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW, RulePosition, SRCNAT,
 };
 
 /// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
+
+/// The number of chains from which on all rules of the table are read at once, if the table has not many chains of other
+/// programs.
+const FEW: usize = 16;
 
 /// How often a change is planned again after other programs have changed the packet filter.
 const ATTEMPTS: usize = 200;
@@ -81,12 +87,17 @@ impl TableSnapshot {
         let mut found = TableSnapshot { table, handles: Vec::new() };
         match scope {
             ChainScope::All => {
-                for chain in nft.dump_chains(nft_table_for(family, name))? {
-                    if chain.base.is_some() || chain.name.starts_with(CNI) {
-                        found.read_rules(nft, family, &chain.name)?;
-                    }
-                    found.table.chains.push(chain.name);
+                let all = nft.dump_chains(nft_table_for(family, name))?;
+                let needed = all.iter().filter(|chain| chain.base.is_some() || chain.name.starts_with(CNI));
+                let needed: HashSet<&str> = needed.map(|chain| chain.name.as_str()).collect();
+                if needed.len() >= FEW && needed.len() * 2 >= all.len() {
+                    let rules = nft.dump_foreign_rules(nft_table_for(family, name), None)?;
+                    found.add_rules(family, rules.into_iter().filter(|rule| needed.contains(rule.chain.as_str())));
+                } else {
+                    let mut needed = all.iter().filter(|chain| needed.contains(chain.name.as_str()));
+                    needed.try_for_each(|chain| found.read_rules(nft, family, &chain.name))?;
                 }
+                found.table.chains.extend(all.iter().map(|chain| chain.name.clone()));
             }
             ChainScope::Chains(chains, leads_on) => {
                 for chain in chains {
@@ -115,14 +126,18 @@ impl TableSnapshot {
     }
 
     fn read_rules(&mut self, nft: &NftSocket, family: IpFamily, chain: &str) -> Result<()> {
-        let found = nft.dump_foreign_rules(nft_table_for(family, &self.table.name).named_chain(chain))?;
+        let found = nft.dump_foreign_rules(nft_table_for(family, &self.table.name), Some(chain))?;
+        self.add_rules(family, found.into_iter());
+        Ok(())
+    }
+
+    fn add_rules(&mut self, family: IpFamily, found: impl Iterator<Item = ForeignRule>) {
         for foreign in found {
             let words = decode_rule(&foreign.expressions, family);
-            let rule = IptablesRule { chain: chain.to_owned(), words };
+            let rule = IptablesRule { chain: foreign.chain, words };
             self.handles.push((rule.clone(), foreign.handle));
             self.table.rules.push(rule);
         }
-        Ok(())
     }
 
     /// The changes; `None` if a rule cannot be expressed.

@@ -20,9 +20,9 @@ use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
 use super::names::stale_matcher;
 use super::reconcile::check_attachment;
-use super::{AttachmentId, PacketFilter, RuleBackend, join_errors};
+use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
 const KEPT: RecordStore = RecordStore("masquerade");
@@ -82,7 +82,7 @@ pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[
 /// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
 /// and chain names.
 pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
-    join_errors([
+    join_outcomes([
         KEPT.remove_part(owner),
         iptables::delete_rules(filter, owner, addrs),
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, addrs)),
@@ -94,7 +94,7 @@ pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &
 /// Ends masquerading for the attachments of the network that are not among `valid`.
 pub fn remove_stale_addresses(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let is_stale = stale_matcher(network, valid);
-    join_errors([
+    join_outcomes([
         KEPT.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, network, valid),
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, &is_stale)),

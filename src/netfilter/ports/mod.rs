@@ -27,10 +27,10 @@ use self::conditions::MappingConditions;
 pub use self::iptables::IptablesOptions;
 use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
-use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend, join_errors};
+use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 use crate::attachment::RecordStore;
 use crate::cni::{ContainerId, NetworkName};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, join_outcomes};
 use crate::netlink::nftables::TransportProtocol;
 
 /// The addresses of the host that a mapping is for.
@@ -177,7 +177,7 @@ pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Op
     let removed = KEPT.remove_part(owner);
     let servers = [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
     flows::delete_flows_replied_by(servers.iter().flatten().flatten().copied());
-    join_errors(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
+    join_outcomes(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
 /// Deletes the mappings of the network's attachments that are not among `valid`.
@@ -185,7 +185,7 @@ pub fn remove_stale_mappings(filter: &PacketFilter, network: &str, valid: &[Atta
     let removed = KEPT.remove_stale_parts(network, valid);
     let servers = nft::remove_stale_mappings(filter, network, valid);
     flows::delete_flows_replied_by(servers.iter().flatten().copied());
-    join_errors([removed, servers.map(drop), iptables::remove_stale_chains(filter, network, valid)])
+    join_outcomes([removed, servers.map(drop), iptables::remove_stale_chains(filter, network, valid)])
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.

@@ -4,7 +4,7 @@ use super::super::attribute::{ReplyAttribute, find_attribute};
 use super::super::error::NetlinkResult;
 use super::super::request::{NFGENMSG, NetlinkRequest};
 use super::NftSocket;
-use super::object::{self, NftChain, PacketVerdict, rule_request};
+use super::object::{self, NftTable, PacketVerdict, table_request};
 use super::rule::CompatExtension;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -13,6 +13,8 @@ use crate::netlink::IpFamily;
 /// A rule and its expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRule {
+    /// The name of the chain.
+    pub chain: String,
     /// The kernel's number of the rule.
     pub handle: u64,
     pub expressions: Vec<RuleExpression>,
@@ -64,10 +66,14 @@ pub enum LoadedField {
 }
 
 impl NftSocket {
-    /// The rules of a chain in their order, with expressions; none if there is no such chain.
-    pub fn dump_foreign_rules(&self, chain: NftChain<'_>) -> NetlinkResult<Vec<ForeignRule>> {
-        let request = rule_request(NFT_MSG_GETRULE, chain);
-        let bodies = self.dump_or_empty(&request, "list rules of chain", &chain)?;
+    /// The rules of a chain, or of all chains of the table, in their order, with expressions; none if there is no such
+    /// chain.
+    pub fn dump_foreign_rules(&self, table: NftTable<'_>, chain: Option<&str>) -> NetlinkResult<Vec<ForeignRule>> {
+        let mut request = table_request(NFT_MSG_GETRULE, table);
+        if let Some(chain) = chain {
+            request.body.put_text(NFTA_RULE_CHAIN, chain);
+        }
+        let bodies = self.dump_or_empty(&request, "list rules of table", &table)?;
         Ok(bodies.iter().filter_map(|body| parse_foreign_rule(body)).collect())
     }
 
@@ -84,10 +90,11 @@ impl NftSocket {
 
 pub(in crate::netlink) fn parse_foreign_rule(body: &[u8]) -> Option<ForeignRule> {
     let body = body.get(NFGENMSG..)?;
+    let chain = find_attribute(body, NFTA_RULE_CHAIN)?.to_text();
     let handle = find_attribute(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
     let list = find_attribute(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(ReplyAttribute::nested_attributes);
     let expressions = list.map(|attr| parse_expression(attr).unwrap_or(RuleExpression::Other)).collect();
-    Some(ForeignRule { handle, expressions })
+    Some(ForeignRule { chain, handle, expressions })
 }
 
 fn parse_expression(attr: ReplyAttribute<'_>) -> Option<RuleExpression> {

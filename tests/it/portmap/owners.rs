@@ -48,6 +48,22 @@ fn the_error_names_the_container_that_has_the_port() {
 }
 
 #[test]
+fn repair_does_not_claim_a_port_that_another_container_has_meanwhile() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+    let http = json!([mapping(8080, 80, "tcp")]);
+    ports.add(&one, &http);
+    ports.node.sh("nft delete element inet cnibox_portmap any4 '{ tcp . 8080 }'");
+    ports.node.sh("nft delete element inet cnibox_portmap any6 '{ tcp . 8080 }'");
+    ports.add(&two, &http);
+    let repair = ports.node.cnibox(&["repair"]).run();
+    let taken = "element tcp . 8080 of map inet cnibox_portmap any4 belongs to container \"c2\"";
+    assert!(repair.stderr.contains(&format!("not restored: {taken}")), "{repair:?}");
+    assert_eq!((repair.status, repair.stdout.contains("restored: element")), (Some(1), false), "{repair:?}");
+    assert!(tcp(&ports.node, &two.container, "10.1.2.1:8080", 80).is_some());
+}
+
+#[test]
 fn a_host_ip_may_be_mapped_beside_all_addresses() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");

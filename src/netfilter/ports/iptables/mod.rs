@@ -394,7 +394,9 @@ fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Optio
         let ahead = entries_ahead(wanted, &chain).into_iter();
         all.extend(ahead.filter(|entry| is_preceded_by_other(table, entry, wanted, &chain)));
     }
-    let present: HashSet<&IptablesRule> = table.rules.iter().collect();
+    // The table has the rules of all containers.
+    let chains: HashSet<String> = all.iter().map(|rule| rule.chain.clone()).collect();
+    let present: HashSet<&IptablesRule> = table.rules.iter().filter(|rule| chains.contains(&rule.chain)).collect();
     all.into_iter().find(|rule| {
         // iptables-save may print conditions in other words.
         if !wanted.condition_words().is_empty() && rule.chain == TOP {
