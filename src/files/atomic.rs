@@ -1,6 +1,6 @@
 //! Atomic replacement of files: written under a temporary name, then renamed.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::Mode;
 
 use super::dir::create_new;
-use super::{FileOperationContext, FileResult, remove_file};
+use super::{FileOperationContext, FileResult, remove_file, sync_directory};
 
 /// The event that a file must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl AtomicWriter {
         }
         renamed?;
         match path.parent().filter(|_| is_synced) {
-            Some(dir) => File::open(dir).and_then(|dir| dir.sync_all()).during("sync", dir),
+            Some(dir) => sync_directory(dir),
             None => Ok(()),
         }
     }
@@ -91,6 +91,8 @@ pub fn remove_stale_temporaries(dir: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

@@ -16,6 +16,7 @@ mod read;
 pub mod ring;
 pub mod trust;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -78,4 +79,9 @@ impl<T, E: Into<io::Error>> FileOperationContext<T> for Result<T, E> {
 /// Removes a file; a missing file is success.
 pub(crate) fn remove_file(path: &Path) -> FileResult<()> {
     dir::remove_at(AT_FDCWD, path, path)
+}
+
+/// Syncs the entries of a directory to the disk.
+pub(crate) fn sync_directory(path: &Path) -> FileResult<()> {
+    File::open(path).and_then(|directory| directory.sync_all()).during("sync", path)
 }

@@ -7,14 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::directory::{InstalledConfig, backup_path, replace_text_file};
-use super::files::{
-    self, FileErrorContext, copy_label, create_directory, device_inode, link_or_copy, remove_if_present, sync_directory,
-};
+use super::files::{self, copy_label, create_directory, device_inode, link_or_copy};
 use super::options::InstallMode;
 use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallPlan, InstallStep, PlannedConfig};
 use super::{BINARY, InstallJob, STATE};
 use crate::error::{Error, Result};
+use crate::files::{FileOperationContext, remove_file, sync_directory};
 use crate::framework::{Applet, AppletMain, BuiltinPlugin, Rollback};
 use crate::invoke::{self, ProcessExecutor};
 
@@ -58,7 +57,7 @@ fn back_up(directory: &Path, plan: &InstallPlan) -> Result<()> {
         // The name of the network configuration is an absolute path.
         link_or_copy(&directory.join(&step.name), &backup_path(directory, &step.name))?;
     }
-    sync_directory(&backups)
+    Ok(sync_directory(&backups)?)
 }
 
 /// The directories of one run, on the file system of the plugins. Removed at the end.
@@ -83,7 +82,7 @@ impl StagingArea {
         let own = directory.join(STATE);
         let stage = StagingArea { new: own.join("new"), old: own.join("old") };
         for dir in [&stage.new, &stage.old] {
-            files::if_present(fs::remove_dir_all(dir)).file_context("empty", dir)?;
+            files::if_present(fs::remove_dir_all(dir)).during("empty", dir)?;
             create_directory(dir)?;
         }
         Ok(stage)
@@ -100,23 +99,23 @@ impl StagingArea {
         } else {
             // The target of the staged links; an immutable file cannot have another name.
             let target = Path::new("../..").join(BINARY);
-            symlink(target, &binary).file_context("create", &binary)?;
+            symlink(target, &binary).during("create", &binary)?;
         }
         for step in steps {
             let path = self.new.join(&step.name);
             match job.options.mode {
-                InstallMode::Symlink => symlink(BINARY, &path).file_context("create", &path)?,
+                InstallMode::Symlink => symlink(BINARY, &path).during("create", &path)?,
                 InstallMode::Hardlink => {
-                    fs::hard_link(&binary, &path).file_context("link", &path)?;
+                    fs::hard_link(&binary, &path).during("link", &path)?;
                 }
                 InstallMode::Copy => {
-                    let bytes = files::read_file(&binary).file_context("read", &binary)?;
+                    let bytes = files::read_file(&binary).during("read", &binary)?;
                     files::write_executable(&path, &bytes)?;
                 }
             }
             copy_label(directory, &path);
         }
-        sync_directory(&self.new)
+        Ok(sync_directory(&self.new)?)
     }
 
     /// Replaces or removes a file of the directory, atomically.
@@ -138,15 +137,16 @@ impl StagingArea {
                 // Another process has replaced the file since.
                 Ok(())
             } else if is_new {
-                remove_if_present(&target)
+                Ok(remove_file(&target)?)
             } else {
-                fs::rename(&old, &target).file_context("restore", &target)
+                Ok(fs::rename(&old, &target).during("restore", &target)?)
             }
         });
         match step.action {
-            FileAction::Remove => remove_if_present(&path),
-            _ => fs::rename(&new, &path).file_context("replace", &path),
+            FileAction::Remove => remove_file(&path)?,
+            _ => fs::rename(&new, &path).during("replace", &path)?,
         }
+        Ok(())
     }
 }
 
@@ -171,7 +171,7 @@ fn verify_plugins(job: &InstallJob<'_>, plan: &InstallPlan, directory: &Path) ->
 
 fn verify_plugin(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
     let AppletMain::Plugin(BuiltinPlugin { versions, .. }) = applet.main else {
-        return fs::metadata(path).map(drop).file_context("open", path);
+        return Ok(fs::metadata(path).map(drop).during("open", path)?);
     };
     let info = invoke::query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
     match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str())) {
@@ -193,7 +193,7 @@ fn install_config(plan: &InstallPlan, conf: &PlannedConfig, undo: &mut Rollback<
         let (target, before) = (path.clone(), files::read_file(path).ok());
         undo.add_step("the network configuration", move || match before {
             Some(bytes) => replace_text_file(&target, &bytes),
-            None => remove_if_present(&target),
+            None => Ok(remove_file(&target)?),
         });
         replace_text_file(path, bytes)?;
     }

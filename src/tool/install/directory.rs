@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{self, DeviceInode, EXECUTABLE, FileErrorContext, device_inode, if_present};
+use super::files::{self, DeviceInode, EXECUTABLE, device_inode, if_present};
 use super::options::InstallMode;
 use super::origin::{ExecutableOrigin, sha256_hex};
 use super::{BINARY, STATE};
 use crate::cni::json::{Json, encode_pretty};
 use crate::error::{Error, ErrorContext, Result};
+use crate::files::FileOperationContext;
 use crate::files::atomic::{AtomicWriter, Durability};
 use crate::sort::collect_set;
 
@@ -78,14 +79,14 @@ impl PluginDirectoryEntry {
         path: &Path,
         contents: &mut BTreeMap<DeviceInode, EntryContent>,
     ) -> Result<Option<PluginDirectoryEntry>> {
-        let metadata = if_present(path.symlink_metadata()).file_context("read", path)?;
+        let metadata = if_present(path.symlink_metadata()).during("read", path)?;
         let Some(metadata) = metadata else { return Ok(None) };
-        let link = metadata.is_symlink().then(|| fs::read_link(path).file_context("read", path)).transpose()?;
+        let link = metadata.is_symlink().then(|| fs::read_link(path).during("read", path)).transpose()?;
         let content = match fs::metadata(path) {
             Ok(file) if file.is_file() => Some(match contents.entry(device_inode(&file)) {
                 Slot::Occupied(known) => known.get().clone(),
                 Slot::Vacant(slot) => {
-                    let bytes = files::read_file(path).file_context("read", path)?;
+                    let bytes = files::read_file(path).during("read", path)?;
                     let content =
                         EntryContent { sha256: sha256_hex(&bytes), origin: ExecutableOrigin::from_bytes(&bytes) };
                     slot.insert(content).clone()
@@ -187,7 +188,7 @@ impl InstallManifest {
     /// The manifest of a directory; an empty manifest if nothing is installed.
     pub(super) fn load_from(directory: &Path) -> Result<InstallManifest> {
         let path = InstallManifest::file_path(directory);
-        let Some(bytes) = if_present(files::read_file(&path)).file_context("read", &path)? else {
+        let Some(bytes) = if_present(files::read_file(&path)).during("read", &path)? else {
             return Ok(InstallManifest::default());
         };
         let read = || format!("read {}", path.display());

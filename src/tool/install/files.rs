@@ -1,4 +1,4 @@
-//! File operations of the installer, with errors that name the remedy.
+//! File operations of the installer.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -10,7 +10,8 @@ use rustix::fs::{IFlags, XattrFlags, getxattr, ioctl_getflags, ioctl_setflags};
 use rustix::fs::{lgetxattr, lsetxattr};
 
 use super::BINARY;
-use crate::error::{Error, Result, errno_text};
+use crate::error::errno_text;
+use crate::files::{FileError, FileOperationContext, FileResult, remove_file};
 use crate::log;
 
 /// The mode of executables and directories: runtimes need not be root.
@@ -19,31 +20,6 @@ pub(super) const EXECUTABLE: u32 = 0o755;
 const LARGEST: usize = 1 << 30;
 /// The extended attribute with the SELinux label.
 const LABEL: &str = "security.selinux";
-
-/// Adds the operation, the path and a remedy to a failed file operation.
-pub(super) trait FileErrorContext<T> {
-    fn file_context(self, what: &str, path: &Path) -> Result<T>;
-}
-
-impl<T, E: Into<io::Error>> FileErrorContext<T> for std::result::Result<T, E> {
-    fn file_context(self, what: &str, path: &Path) -> Result<T> {
-        self.map_err(|cause| file_error(what, path, &cause.into()))
-    }
-}
-
-fn file_error(what: &str, path: &Path, cause: &io::Error) -> Error {
-    let error = Error::io(format_args!("{what} {}", path.display()), cause);
-    match cause.kind() {
-        ErrorKind::ReadOnlyFilesystem => {
-            error.with_details("mount the directory writable, or choose another directory that the runtime searches")
-        }
-        ErrorKind::PermissionDenied => {
-            error.with_details("run as the owner of the directory, or use --root with a directory of yours")
-        }
-        ErrorKind::StorageFull => error.with_details("nothing was replaced; free some space and run it again"),
-        _ => error,
-    }
-}
 
 /// The result of an operation on a file that may be missing; `None` if it is missing.
 pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
@@ -66,44 +42,34 @@ pub(super) fn device_inode(metadata: &Metadata) -> DeviceInode {
 }
 
 /// Creates a directory and its parents, unless they exist.
-pub(super) fn create_directory(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).file_context("create", path)
+pub(super) fn create_directory(path: &Path) -> FileResult<()> {
+    DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).during("create", path)
 }
 
 /// Creates an executable and syncs it to the disk.
-pub(super) fn write_executable(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_executable(path: &Path, bytes: &[u8]) -> FileResult<()> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(EXECUTABLE).open(path);
-    let mut file = file.file_context("create", path)?;
-    file.write_all(bytes).file_context("write", path)?;
+    let mut file = file.during("create", path)?;
+    file.write_all(bytes).during("write", path)?;
     // The umask does not apply to chmod(2).
-    file.set_permissions(Permissions::from_mode(EXECUTABLE)).file_context("change", path)?;
-    file.sync_all().file_context("write", path)
+    file.set_permissions(Permissions::from_mode(EXECUTABLE)).during("change", path)?;
+    file.sync_all().during("write", path)
 }
 
 /// Replaces `to` with a hard link to `from` (symbolic links are not followed), or with a copy where
 /// the file system or `fs.protected_hardlinks` forbids the link.
-pub(super) fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
-    remove_if_present(to)?;
+pub(super) fn link_or_copy(from: &Path, to: &Path) -> FileResult<()> {
+    remove_file(to)?;
     let Err(cause) = fs::hard_link(from, to) else { return Ok(()) };
     if cause.kind() == ErrorKind::NotFound {
-        return Err(file_error("keep", from, &cause));
+        return Err(FileError::new("keep", from, cause));
     }
     if let Ok(target) = fs::read_link(from) {
-        return symlink(target, to).file_context("keep", from);
+        return symlink(target, to).during("keep", from);
     }
     let copied = fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
-    copied.file_context("keep", from)
-}
-
-/// Removes a file or link; a missing file is success.
-pub(super) fn remove_if_present(path: &Path) -> Result<()> {
-    if_present(fs::remove_file(path)).file_context("remove", path).map(drop)
-}
-
-/// Syncs the entries of a directory to the disk.
-pub(super) fn sync_directory(directory: &Path) -> Result<()> {
-    File::open(directory).and_then(|dir| dir.sync_all()).file_context("sync", directory)
+    copied.during("keep", from)
 }
 
 /// Gives a file the SELinux label of `directory`, if the directory has one. Files created in [`super::STATE`]
@@ -142,11 +108,11 @@ pub(super) fn protect_executable(directory: &Path) {
 }
 
 /// Clears the immutable flag of the executable, if it is set.
-pub(super) fn unprotect_executable(directory: &Path) -> Result<()> {
+pub(super) fn unprotect_executable(directory: &Path) -> FileResult<()> {
     let path = directory.join(BINARY);
     match set_immutable(&path, false) {
         Err(cause) if cause.raw_os_error() == Some(Errno::EPERM as i32) => {
-            Err(cause).file_context("clear the immutable flag of", &path)
+            Err(cause).during("clear the immutable flag of", &path)
         }
         // There is no such file, or the file system has no such flag.
         _ => Ok(()),

@@ -9,6 +9,7 @@ use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
 
+use memchr::memmem;
 use sha2::{Digest, Sha256};
 
 use super::files;
@@ -77,31 +78,8 @@ impl fmt::Display for ExecutableOrigin {
 }
 
 /// The bytes after each occurrence of `needle`.
-fn rest_after_matches<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
-    let needle = needle.as_bytes().to_vec();
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        rest = &rest[find_bytes(rest, &needle)? + needle.len()..];
-        Some(rest)
-    })
-}
-
-/// The first occurrence of `needle`, by Horspool's search, which reads few of the bytes of an
-/// executable.
-fn find_bytes(bytes: &[u8], needle: &[u8]) -> Option<usize> {
-    let last = needle.len().checked_sub(1)?;
-    let mut skip = [needle.len(); 256];
-    for (i, byte) in needle[..last].iter().enumerate() {
-        skip[usize::from(*byte)] = last - i;
-    }
-    let mut at = 0;
-    while let Some(window) = bytes.get(at..at + needle.len()) {
-        if window == needle {
-            return Some(at);
-        }
-        at += skip[usize::from(window[last])];
-    }
-    None
+fn rest_after_matches<'a>(bytes: &'a [u8], needle: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    memmem::find_iter(bytes, needle).map(|at| &bytes[at + needle.len()..])
 }
 
 /// The version at the start of `rest`: digits and dots up to `end` or white space. A suffix after a
@@ -165,17 +143,6 @@ mod tests {
         let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
         assert_eq!(elf(other), ExecutableOrigin::Foreign);
         assert_eq!(ExecutableOrigin::from_bytes(format!("#!/bin/sh\n{main}").as_bytes()), ExecutableOrigin::Foreign);
-    }
-
-    #[test]
-    fn all_matches_are_found() {
-        let ends = |text: &[u8], needle: &str| -> Vec<usize> {
-            rest_after_matches(text, needle).map(|rest| text.len() - rest.len()).collect()
-        };
-        assert_eq!(ends(b"abcabdababc", "abc"), [3, 11]);
-        assert_eq!(ends(b"aaaa", "aa"), [2, 4]);
-        assert_eq!(ends(b"ab", "abc"), [0; 0]);
-        assert_eq!(ends(b"xaxxa", "a"), [2, 5]);
     }
 
     #[test]

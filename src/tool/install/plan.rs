@@ -7,12 +7,13 @@ use serde::Serialize;
 use super::directory::{
     InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
 };
-use super::files::{self, FileErrorContext, if_present};
+use super::files::{self, if_present};
 use super::options::{InstallMode, ReplacePolicy};
 use super::origin::{ExecutableOrigin, is_newer_release, sha256_hex};
 use super::{BINARY, InstallJob};
 use crate::cni::NetworkName;
 use crate::error::{Error, ErrorContext, Result};
+use crate::files::FileOperationContext;
 use crate::framework::run::REFERENCE_RELEASE;
 use crate::runtime::NetworkList;
 use crate::sort::sort_by;
@@ -267,14 +268,14 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
     let list = NetworkList::from_file(file).context(read)?;
     NetworkName::parse(&list.name).context(read)?;
     require_plugins(job, &list, plan).context(read)?;
-    let bytes = files::read_file(file).file_context("read", file)?;
+    let bytes = files::read_file(file).during("read", file)?;
     let path = job.options.conf_dir.join(file.file_name().unwrap_or_default());
     let is_installed = |there: &[u8]| {
         let hash = sha256_hex(there);
         let is_it = |conf: &InstalledConfig| conf.path == path && conf.sha256 == hash;
         plan.old.conflist.as_ref().is_some_and(is_it)
     };
-    let action = match if_present(files::read_file(&path)).file_context("read", &path)? {
+    let action = match if_present(files::read_file(&path)).during("read", &path)? {
         None => FileAction::Install,
         Some(there) if there == bytes => FileAction::Unchanged,
         Some(there) if is_installed(&there) => FileAction::Update,

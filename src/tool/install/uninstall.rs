@@ -9,7 +9,7 @@ use super::directory::{
     InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
     replace_text_file,
 };
-use super::files::{self, FileErrorContext, remove_if_present, sync_directory, unprotect_executable};
+use super::files::{self, unprotect_executable};
 use super::options::InstallOptions;
 use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallStep};
@@ -17,6 +17,7 @@ use super::{BINARY, STATE};
 use crate::attachment::{self, AttachmentRecord};
 use crate::error::{ErrorContext, Result};
 use crate::files::lock::FileLock;
+use crate::files::{FileOperationContext, remove_file, sync_directory};
 use crate::log;
 use crate::netfilter::{PacketFilter, handover};
 
@@ -35,13 +36,13 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
         match step.action {
             FileAction::Restore => match fs::rename(&backup, &path) {
                 Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
-                    let bytes = files::read_file(&backup).file_context("read", &backup)?;
+                    let bytes = files::read_file(&backup).during("read", &backup)?;
                     replace_text_file(&path, &bytes)?;
-                    remove_if_present(&backup)?;
+                    remove_file(&backup)?;
                 }
-                other => other.file_context("restore", &path)?,
+                other => other.during("restore", &path)?,
             },
-            FileAction::Remove => remove_if_present(&path)?,
+            FileAction::Remove => remove_file(&path)?,
             _ => {}
         }
     }
@@ -105,10 +106,10 @@ fn config_step(conf: &InstalledConfig) -> InstallStep {
 /// Removes [`STATE`], unless the backup of a file that stays is in it.
 fn remove_state(directory: &Path, steps: &[InstallStep]) -> Result<()> {
     let state = directory.join(STATE);
-    remove_if_present(&InstallManifest::file_path(directory))?;
+    remove_file(&InstallManifest::file_path(directory))?;
     let has_backups = || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
     if steps.iter().any(|step| step.action == FileAction::Keep) && has_backups() {
-        return sync_directory(&state);
+        return Ok(sync_directory(&state)?);
     }
-    fs::remove_dir_all(&state).file_context("remove", &state)
+    Ok(fs::remove_dir_all(&state).during("remove", &state)?)
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use super::files::{FileErrorContext, create_directory};
+use super::files::create_directory;
 use super::renew::OwnExecutable;
 use super::{InstallJob, STATE, print_report};
 use crate::error::Result;
+use crate::files::FileOperationContext;
 use crate::log;
 use crate::tool::pause::{StopSignals, WakeReason};
 
@@ -63,7 +64,7 @@ impl DirectoryWatch {
     fn start_watching(job: &InstallJob<'_>) -> Result<DirectoryWatch> {
         let (directory, conf_dir) = (&job.options.directory, &job.options.conf_dir);
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
-        let inotify = Inotify::init(flags).file_context("watch", directory)?;
+        let inotify = Inotify::init(flags).during("watch", directory)?;
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -71,10 +72,10 @@ impl DirectoryWatch {
             | AddWatchFlags::IN_ATTRIB
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
-        inotify.add_watch(directory, events).file_context("watch", directory)?;
+        inotify.add_watch(directory, events).during("watch", directory)?;
         if job.options.conflist.is_some() {
             create_directory(conf_dir)?;
-            inotify.add_watch(conf_dir, events).file_context("watch", conf_dir)?;
+            inotify.add_watch(conf_dir, events).during("watch", conf_dir)?;
         }
         Ok(DirectoryWatch { inotify, is_gone: false })
     }
@@ -102,9 +103,7 @@ impl DirectoryWatch {
                 Ok(events) => events,
                 Err(Errno::EAGAIN) => return Ok(is_relevant),
                 Err(Errno::EINTR) => continue,
-                Err(errno) => {
-                    return Err(errno).file_context("read changes of", Path::new("the directory"));
-                }
+                Err(errno) => Err(errno).during("read changes of", Path::new("the directory"))?,
             };
             self.is_gone |= events.iter().any(|event| event.mask.intersects(gone));
             is_relevant |= !events.iter().all(|event| event.name.as_ref().is_some_and(is_own));
