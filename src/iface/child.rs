@@ -18,7 +18,6 @@ use std::os::fd::AsFd;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
-use serde::Deserialize;
 
 use super::configure::{self, AddressStyle};
 use super::inside::{ContainerNetns, DEL_FIRST};
@@ -45,13 +44,6 @@ pub struct NewChildLink<'a> {
     pub mtu: u32,
     /// The hardware address; `None` leaves it to the kernel.
     pub mac: Option<MacAddress>,
-}
-
-/// `runtimeConfig` of a plugin with the capability `mac`: the MAC of the interface.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct MacCapabilityConfig {
-    pub mac: String,
 }
 
 /// The master called `name`; without a name, the link of the default route, IPv4 first.

@@ -7,9 +7,10 @@
 use serde::Deserialize;
 
 use crate::cni::CniResult;
+use crate::cni::config::MacConfig;
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
-use crate::iface::child::{self, MacCapabilityConfig};
+use crate::iface::child;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::{ContainerNetns, mtu, veth};
 use crate::netlink::{LinkKind, MacAddress, NewLink};
@@ -27,7 +28,7 @@ pub struct DummyConfig {
     /// MAC of the device. Default: the kernel chooses.
     mac: String,
     /// `runtimeConfig.mac` (capability `mac`): the same; has precedence.
-    runtime_config: MacCapabilityConfig,
+    runtime_config: MacConfig,
 }
 
 impl Plugin for Dummy {

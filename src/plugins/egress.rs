@@ -19,6 +19,7 @@ use serde::Deserialize;
 
 use crate::attachment::AttachmentRecord;
 use crate::cni::CniResult;
+use crate::cni::config::Args;
 use crate::cni::json::Json;
 use crate::cni::json::keys::DecodedKeys;
 use crate::error::{Error, ErrorContext, Result};
@@ -52,7 +53,7 @@ pub struct EgressConfig {
     /// The directory of named policies, below `/etc/cni`, `/run/cni` or `/var/lib/cni`; only root can write there.
     policy_dir: PathBuf,
     runtime_config: EgressRuntimeConfig,
-    args: EgressArgs,
+    args: Args<EgressArgs>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -71,14 +72,8 @@ struct PublishedPort {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct EgressArgs {
-    cni: CniArgs,
-}
-
-#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct CniArgs {
+struct EgressArgs {
     egress_policy: Option<EgressPolicy>,
 }
 

@@ -10,10 +10,11 @@
 use serde::Deserialize;
 
 use crate::cni::CniResult;
+use crate::cni::config::MacConfig;
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::ContainerNetns;
-use crate::iface::child::{self, MacCapabilityConfig, MasterConfig, NewChildLink};
+use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
 use crate::log;
 use crate::netlink::{Link, LinkKind, MacAddress, MacvlanMode};
@@ -40,7 +41,7 @@ pub struct MacvlanConfig {
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the others.
-    runtime_config: MacCapabilityConfig,
+    runtime_config: MacConfig,
 }
 
 impl MacvlanConfig {
@@ -158,7 +159,7 @@ mod tests {
     fn mac_comes_from_the_capability_then_args_then_the_key() {
         let conf = |mac: &str, runtime: &str| MacvlanConfig {
             mac: mac.to_owned(),
-            runtime_config: MacCapabilityConfig { mac: runtime.to_owned() },
+            runtime_config: MacConfig { mac: runtime.to_owned() },
             ..MacvlanConfig::default()
         };
         let [one, two, three] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::AttachmentId;
 use crate::attachment::backup::{self, BackupFile};
+use crate::cni::config::Args;
 use crate::cni::{CniResult, InterfaceName, ResultRoute};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files;
@@ -45,19 +46,13 @@ pub struct RouteOverrideConfig {
     addroutes: Vec<ResultRoute>,
     /// Whether CHECK ignores the routes.
     skipcheck: bool,
-    args: RouteOverrideArgs,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RouteOverrideArgs {
-    cni: RouteOverrideCniArgs,
+    args: Args<RouteOverrideArgs>,
 }
 
 /// Keys for one container, which replace those of the configuration, also with `false` or an empty list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RouteOverrideCniArgs {
+struct RouteOverrideArgs {
     flushroutes: Option<bool>,
     flushgateway: Option<bool>,
     delroutes: Option<Vec<ResultRoute>>,

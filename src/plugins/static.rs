@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::cni::config::Args;
 use crate::cni::json::Json;
 use crate::cni::json::keys::DecodedKeys;
 use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
@@ -55,12 +56,6 @@ struct StaticAddressConfig {
     /// `address` as an object, written by programs that encode the reference's type.
     #[serde(rename = "Address")]
     _parts: IgnoredAny,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StaticArgs {
-    cni: RequestedIps,
 }
 
 /// `args.cni` and `runtimeConfig`.
@@ -143,7 +138,7 @@ impl StaticPlan {
         };
         let gateways = split_items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 
-        let requested: StaticArgs = Json::decode_or_default(conf.args.as_ref())?;
+        let requested: Args<RequestedIps> = Json::decode_or_default(conf.args.as_ref())?;
         let runtime: RequestedIps = Json::decode_or_default(conf.runtime_config.as_ref())?;
         // Each list replaces all addresses before, which may be placeholders.
         let mut lists = [runtime.ips, requested.cni.ips].into_iter().map(|mut list| {

@@ -6,11 +6,13 @@
 //! state on the host.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::cni::CniResult;
+use crate::cni::config::{Args, MacConfig};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
-use crate::iface::child::{self, MacCapabilityConfig};
+use crate::iface::child;
 use crate::iface::configure::AddressStyle;
 use crate::iface::tun::{self, TUN};
 use crate::iface::{ContainerNetns, mtu, veth};
@@ -38,12 +40,9 @@ pub struct TapConfig {
     bridge: String,
     /// Decoded for its errors, as the reference does.
     #[serde(rename = "args")]
-    _args: TapArgs,
-    runtime_config: MacCapabilityConfig,
+    _args: Args<IgnoredAny>,
+    runtime_config: MacConfig,
 }
-
-#[derive(Debug, Default, Deserialize)]
-struct TapArgs {}
 
 impl Plugin for Tap {
     const NAME: &'static str = "tap";

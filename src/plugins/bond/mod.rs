@@ -14,6 +14,7 @@ mod ports;
 use serde::Deserialize;
 
 use self::plan::{BondPlan, NumberOrText};
+use crate::cni::config::MacConfig;
 use crate::cni::{CniResult, InterfaceName};
 use crate::devices::record::DeviceRecordStore;
 use crate::devices::transfer;
@@ -23,7 +24,7 @@ use crate::framework::{
     delete_and_release,
 };
 use crate::iface::ContainerNetns;
-use crate::iface::child::{self, CheckedLink, MacCapabilityConfig, NewChildLink};
+use crate::iface::child::{self, CheckedLink, NewChildLink};
 use crate::netlink::{LinkChange, LinkKind};
 use crate::repairs::RepairFindings;
 
@@ -57,7 +58,7 @@ pub struct BondConfig {
     /// MAC of the bond. Default: that of the first link.
     mac: String,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the bond; has precedence over the others.
-    runtime_config: MacCapabilityConfig,
+    runtime_config: MacConfig,
 }
 
 /// A link of a bond.

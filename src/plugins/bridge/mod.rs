@@ -19,6 +19,7 @@ mod vlan_gateway;
 use serde::Deserialize;
 
 use crate::attachment::{AttachmentRecord, HostPairEnd};
+use crate::cni::config::{Args, MacConfig};
 use crate::cni::{CniResult, InterfaceName};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
@@ -80,21 +81,9 @@ pub struct BridgeConfig {
     /// Keep the port from exchanging frames with other isolated ports.
     port_isolation: bool,
     /// `args.cni.mac`: MAC of the container's end.
-    args: BridgeArgs,
+    args: Args<MacConfig>,
     /// `runtimeConfig.mac` (capability `mac`): the same; has precedence.
-    runtime_config: BridgeMacConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct BridgeArgs {
-    cni: BridgeMacConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct BridgeMacConfig {
-    mac: String,
+    runtime_config: MacConfig,
 }
 
 fn default_bridge() -> String {

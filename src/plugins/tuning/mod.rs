@@ -22,6 +22,7 @@ use self::backup::TuningBackup;
 use self::sysctls::{ConfiguredSysctls, KernelParameter};
 use crate::attachment::backup::{self as files, BackupFile};
 use crate::attachment::{AttachmentId, AttachmentRecord};
+use crate::cni::config::{Args, MacConfig};
 use crate::cni::{CniResult, InterfaceName, ResultInterface};
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::trust;
@@ -55,26 +56,14 @@ pub struct TuningConfig {
     data_dir: String,
     /// `safe` refuses all but a few parameters. Default: the allowlist decides.
     profile: String,
-    runtime_config: TuningRuntimeConfig,
-    args: TuningArgs,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct TuningRuntimeConfig {
-    mac: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct TuningArgs {
-    cni: TuningCniArgs,
+    runtime_config: MacConfig,
+    args: Args<TuningArgs>,
 }
 
 /// Keys for one container, which override those of the configuration, also with 0.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct TuningCniArgs {
+struct TuningArgs {
     sysctl: ConfiguredSysctls,
     mac: Option<String>,
     promisc: Option<bool>,
