@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::fmt;
 use std::rc::Rc;
 
 use crate::error::{Error, Result};
@@ -97,14 +96,6 @@ fn push_unique(list: &mut Vec<String>, what: String) {
     }
 }
 
-impl fmt::Display for RepairFindings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let done = if self.dry_run { "missing" } else { "restored" };
-        self.missing.iter().try_for_each(|what| writeln!(f, "{done}: {what}"))?;
-        self.left.iter().try_for_each(|what| writeln!(f, "left alone: {what}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,7 +108,8 @@ mod tests {
             repairs.restore_missing("a port", || Err(Error::internal("no such device")));
             repairs.record_changed("another port");
         }
-        assert_eq!(repairs.to_string(), "restored: bridge \"cni0\"\nleft alone: another port\n");
+        assert_eq!(repairs.missing_state(), ["bridge \"cni0\""]);
+        assert_eq!(repairs.changed_state(), ["another port"]);
         assert_eq!(repairs.repair_errors().len(), 1);
         assert_eq!(repairs.repair_errors()[0].to_string(), "restore a port: no such device");
     }
@@ -126,6 +118,6 @@ mod tests {
     fn a_dry_run_restores_nothing() {
         let mut repairs = RepairFindings::new(true);
         repairs.restore_missing("a port", || Err(Error::internal("called")));
-        assert_eq!((repairs.to_string().as_str(), repairs.repair_errors().len()), ("missing: a port\n", 0));
+        assert_eq!((repairs.missing_state(), repairs.repair_errors()), (&["a port".to_owned()][..], &[][..]));
     }
 }

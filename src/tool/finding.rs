@@ -89,26 +89,18 @@ pub(super) fn report_findings(findings: &[Finding], json: bool, none: &str) -> R
 
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (severity, problem) = (self.severity.to_string(), self.error.message());
-        let (remedy, object) = (self.error.details(), self.subject.to_string());
-        let finding = match &self.subject {
-            FindingSubject::File { path, position, network } => json!({
-                "file": path.display().to_string(),
-                "line": position.map(|position| position.line),
-                "column": position.map(|position| position.column),
-                "network": network,
-                "severity": severity,
-                "object": object,
-                "problem": problem,
-                "remedy": remedy,
-            }),
-            FindingSubject::Object(_) => json!({
-                "severity": severity,
-                "object": object,
-                "problem": problem,
-                "remedy": remedy,
-            }),
-        };
+        let mut finding = json!({
+            "severity": self.severity.to_string(),
+            "object": self.subject.to_string(),
+            "problem": self.error.message(),
+            "remedy": self.error.details(),
+        });
+        if let FindingSubject::File { path, position, network } = &self.subject {
+            finding["file"] = json!(path.display().to_string());
+            finding["line"] = json!(position.map(|position| position.line));
+            finding["column"] = json!(position.map(|position| position.column));
+            finding["network"] = json!(network);
+        }
         finding.serialize(serializer)
     }
 }

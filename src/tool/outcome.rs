@@ -16,6 +16,11 @@ pub(super) const IN_DOUBT: &str = "in doubt";
 /// The action for a step that failed.
 pub(super) const FAILED: &str = "failed";
 
+/// The actions of `cnibox repair`.
+pub(super) const MISSING: &str = "missing";
+pub(super) const RESTORED: &str = "restored";
+pub(super) const LEFT_ALONE: &str = "left alone";
+
 /// An object and what was done to it. In JSON the keys are sorted, as everywhere.
 #[derive(Debug, Serialize)]
 pub(super) struct ActionOutcome {
@@ -57,7 +62,8 @@ impl ActionOutcome {
 impl fmt::Display for ActionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ActionOutcome { action, network, object, problem, remedy } = self;
-        let colon = if *action == IN_DOUBT { ":" } else { "" };
+        let is_state = [IN_DOUBT, MISSING, RESTORED, LEFT_ALONE].contains(action);
+        let colon = if is_state { ":" } else { "" };
         write!(f, "{action}{colon} {object}")?;
         if !problem.is_empty() {
             write!(f, ": {problem}")?;
@@ -81,6 +87,10 @@ pub(super) fn report_outcomes(outcomes: &[ActionOutcome], json: bool, dry_run: b
         "" if outcomes.is_empty() => format!("{none}\n"),
         _ => text,
     })?;
-    let is_found = |outcome: &ActionOutcome| outcome.action == FAILED || dry_run && outcome.action != IN_DOUBT;
+    let is_found = |outcome: &ActionOutcome| match outcome.action {
+        FAILED => true,
+        IN_DOUBT | LEFT_ALONE => false,
+        _ => dry_run,
+    };
     Ok(if outcomes.iter().any(is_found) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

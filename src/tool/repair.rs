@@ -12,12 +12,11 @@ use nix::unistd::Pid;
 
 use super::directories::{CACHE, PLUGIN_PATH, ToolDirectories};
 use super::in_process::InProcessExecutor;
-use super::outcome::{ActionOutcome, FAILED};
+use super::outcome::{ActionOutcome, FAILED, LEFT_ALONE, MISSING, RESTORED, report_outcomes};
 use super::pause::{StopSignals, WakeReason};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
 use crate::attachment::AttachmentId;
-use crate::cni::json::encode_pretty;
 use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{AppletTable, AttachmentTurn};
 use crate::log;
@@ -115,16 +114,8 @@ impl RepairJob {
     fn repair_once(&self, mode: ReconcileMode, json: bool) -> Result<ExitCode> {
         let repairs = self.repair_all(mode);
         let is_dry = mode == ReconcileMode::Report;
-        let failed = repairs.repair_errors();
-        let is_found = is_dry && !repairs.missing_state().is_empty() || !failed.is_empty();
-        let text = match repairs.to_string() {
-            _ if json => encode_pretty(&repair_outcomes(&repairs, is_dry))? + "\n",
-            text if text.is_empty() && failed.is_empty() => "nothing was missing\n".to_owned(),
-            text => text,
-        };
-        failed.iter().for_each(log::warn);
-        print_text(&text)?;
-        Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        repairs.repair_errors().iter().for_each(log::warn);
+        report_outcomes(&repair_outcomes(&repairs, is_dry), json, is_dry, "nothing was missing")
     }
 
     /// Restores the rules first: no port forwards before its rules are in force.
@@ -226,12 +217,11 @@ impl RepairJob {
     }
 }
 
-/// The findings, for JSON.
 fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome> {
-    let (action, remedy) = if is_dry { ("missing", "cnibox repair") } else { ("restored", "") };
+    let (action, remedy) = if is_dry { (MISSING, "cnibox repair") } else { (RESTORED, "") };
     let missing = repairs.missing_state().iter();
     let missing = missing.map(|what| ActionOutcome::new(action, "", what, "").with_remedy(remedy));
-    let left = repairs.changed_state().iter().map(|what| ActionOutcome::new("left alone", "", what, ""));
+    let left = repairs.changed_state().iter().map(|what| ActionOutcome::new(LEFT_ALONE, "", what, ""));
     let failed = repairs
         .repair_errors()
         .iter()
