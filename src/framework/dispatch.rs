@@ -2,7 +2,7 @@
 
 use super::call::{
     Applet, AppletKind, AppletMain, BuiltinPlugin, CallEnvironment, CniVerb, ConfigRemarks, PluginCall, PluginCaller,
-    PluginService,
+    PluginFunction, PluginService,
 };
 use super::context::{CallContext, is_removal, warn_absent_key};
 use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, GcRequest, Plugin};
@@ -53,8 +53,8 @@ fn dispatch_call<P: Plugin>(call: &PluginCall<'_>) -> Result<Option<CniResult>> 
         CniVerb::Add => {
             let req = begin_add(cx, P::CONNECTS)?;
             let result = P::add(cx, &conf, &req)?;
-            let roll_back = |req: &DelRequest| if P::UNDO_IF_UNREPRESENTABLE { P::del(cx, &conf, req) } else { Ok(()) };
-            return end_add(cx, P::NAME, req, result, &roll_back).map(Some);
+            let undo = P::UNDO_IF_UNREPRESENTABLE.then_some(dispatch_call::<P> as PluginFunction);
+            return end_add(cx, P::NAME, &req, result, undo).map(Some);
         }
         CniVerb::Check => P::check(cx, &conf, &check_request(cx)?)?,
         CniVerb::Del => {
@@ -196,26 +196,32 @@ fn begin_add(cx: &CallContext<'_>, connects: bool) -> Result<AddRequest> {
     Ok(req)
 }
 
-/// The result of a completed ADD in the version of the request; `roll_back` undoes the ADD if that version cannot
-/// represent it.
+/// The result of a completed ADD in the version of the request; `run` undoes the ADD if that version cannot represent
+/// it.
 fn end_add(
     cx: &CallContext<'_>,
     plugin: &str,
-    req: AddRequest,
+    req: &AddRequest,
     result: CniResult,
-    roll_back: &dyn Fn(&DelRequest) -> Result<()>,
+    run: Option<PluginFunction>,
 ) -> Result<CniResult> {
     let mut undo = Rollback::new();
-    cx.record_if_leased(plugin, &req, &result, &mut undo);
+    cx.record_if_leased(plugin, req, &result, &mut undo);
     let converted = result.convert_to(cx.version).inspect_err(|_| {
-        let AddRequest { id, ifname, .. } = req;
-        let netns = Netns::open(&cx.call.env.netns).ok();
-        if let Err(error) = roll_back(&DelRequest { id, ifname, netns, prev: None }) {
-            log::warn(format_args!("roll back an ADD without a result: {error}"));
+        if let Some(run) = run {
+            roll_back_add(cx.call, run);
         }
     })?;
     undo.commit();
     Ok(converted)
+}
+
+/// Rolls back an ADD whose result is lost.
+pub(super) fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
+    let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
+    if let Err(error) = run(&del) {
+        log::warn(format_args!("roll back an ADD without a result: {error}"));
+    }
 }
 
 /// The request of a DEL, and why the namespace cannot be opened. A plugin that `connects` takes the attachment's lock.

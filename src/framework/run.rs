@@ -7,9 +7,8 @@ use std::process::ExitCode;
 
 use nix::errno::Errno;
 
-use super::call::{
-    Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction,
-};
+use super::call::{Applet, AppletMain, AppletTable, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller};
+use super::dispatch::roll_back_add;
 use super::record;
 use super::turn::AttachmentTurn;
 use crate::cni::json::keys::DecodedKeys;
@@ -68,17 +67,10 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
         Err(error) => print_error(&error, result.version),
     };
     if printed != ExitCode::SUCCESS {
+        // The runtime has ended, or would not know the result.
         roll_back_add(&call, plugin.run);
     }
     printed
-}
-
-/// Rolls back an ADD whose result cannot be written: the runtime has ended, or would not know the result.
-fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
-    let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
-    if let Err(error) = run_guarded(&|| run(&del)) {
-        log::warn(format_args!("roll back an ADD without a result: {error}"));
-    }
 }
 
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
