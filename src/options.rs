@@ -136,9 +136,14 @@ pub fn version_text() -> String {
 /// Fails if there are arguments that are not options.
 pub fn require_no_words(line: &CommandLine) -> Result<()> {
     match line.words.first() {
-        Some(word) => Err(usage_error(format!("unexpected argument \"{word}\""))),
+        Some(word) => Err(unexpected_argument(word)),
         None => Ok(()),
     }
+}
+
+/// The error of an argument that has no meaning.
+pub fn unexpected_argument(word: &str) -> Error {
+    usage_error(format!("unexpected argument \"{word}\""))
 }
 
 /// The error of a wrong command line.

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::{JSON, NETWORK, ToolCommand, format_columns, print_text};
-use crate::cni::json::encode_pretty;
+use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
@@ -15,7 +14,7 @@ use crate::netfilter::egress::policy::service_name;
 use crate::netfilter::egress::report::{Flow, PortReport, list_ports};
 use crate::netfilter::egress::{self, RestrictedPort, source};
 use crate::netlink::Netlink;
-use crate::options::{CommandLine, CommandOption, long_option, usage_error};
+use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox egress ls",
@@ -70,9 +69,7 @@ fn set_main(args: Vec<String>) -> ExitCode {
 }
 
 fn require_list_options(line: CommandLine) -> Result<CommandLine> {
-    if let Some(extra) = line.words.first() {
-        return Err(usage_error(format!("unexpected argument \"{extra}\"")));
-    }
+    require_no_words(&line)?;
     if line.has_option(JSON.flag) && line.has_option(METRICS) {
         return Err(usage_error("--json excludes --metrics"));
     }
@@ -154,12 +151,12 @@ fn print_ports(line: &CommandLine) -> Result<ExitCode> {
     let ports = selected_ports(line, &PacketFilter::new())?;
     let ports: Vec<ListedPort> = ports.iter().map(ListedPort::from_report).collect();
     if line.has_option(JSON.flag) {
-        return print_text(&(encode_pretty(&ports)? + "\n"));
+        return print_text(&json_text(&ports)?);
     }
     if line.has_option(METRICS) {
         return print_text(&ports.iter().map(ListedPort::metrics).collect::<String>());
     }
-    let mut lines = vec![["NETWORK", "CONTAINER", "INTERFACE", "PORT", "REFUSED", "BYTES", "FLOW"].map(str::to_owned)];
+    let mut lines = Vec::new();
     for port in &ports {
         let refused = port.refused_packets + port.malformed_packets;
         let first = port.flows.first().cloned().unwrap_or_default();
@@ -171,7 +168,8 @@ fn print_ports(line: &CommandLine) -> Result<ExitCode> {
             more.map(|flow| std::array::from_fn(|column| if column == 6 { flow.clone() } else { String::new() })),
         );
     }
-    print_text(&format_columns(lines))
+    let heading = ["NETWORK", "CONTAINER", "INTERFACE", "PORT", "REFUSED", "BYTES", "FLOW"];
+    print_text(&format_table(heading, lines))
 }
 
 /// Puts a policy in force in place of a container's policies.

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::print_text;
-use crate::cni::json::encode_pretty;
+use super::{json_text, print_text};
 use crate::cni::json::place::TextPosition;
 use crate::error::{Error, Result};
 
@@ -75,7 +74,7 @@ impl Finding {
 pub(super) fn report_findings(findings: &[Finding], json: bool, none: &str) -> Result<ExitCode> {
     let line = |finding: &Finding| format!("{finding}\n");
     print_text(&match findings {
-        _ if json => encode_pretty(&findings)? + "\n",
+        _ if json => json_text(&findings)?,
         _ if findings.iter().all(|finding| finding.severity == Severity::Note) => {
             findings.iter().map(line).collect::<String>() + none + "\n"
         }

@@ -9,15 +9,14 @@ use serde::Serialize;
 use super::directories::{CACHE, CONF, LEASES, LeaseDirectory, ToolDirectories};
 use super::life::{alive_and_reason, format_alive};
 use super::outcome::{ActionOutcome, report_outcomes};
-use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_columns, print_text};
+use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::attachment::Liveness;
 use crate::cni::NetworkName;
-use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
 use crate::framework::AppletTable;
 use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
 use crate::log;
-use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
+use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
 use crate::sort::{sort_by, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -113,7 +112,7 @@ impl IpamRequest {
             return Err(usage_error(format!("{flag} is not an option of {name}")));
         }
         if let Some(extra) = words.first() {
-            return Err(usage_error(format!("unexpected argument \"{extra}\"")));
+            return Err(unexpected_argument(extra));
         }
         let (json, dry_run) = (line.has_option(JSON.flag), line.has_option(DRY_RUN.flag));
         Ok(IpamRequest { command, json, dry_run, directories: ToolDirectories::from_command_line(line) })
@@ -128,8 +127,7 @@ impl IpamRequest {
             IpamCommand::List { network } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
                 let rows = list_rows(&stores(network)?)?;
-                let lines = [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(LeaseListRow::text_cells));
-                return print_text(&format_columns(lines.collect()));
+                return print_text(&format_table(heading, rows.iter().map(LeaseListRow::text_cells)));
             }
             IpamCommand::Free { network, what, force } => {
                 free_leases(&stores(&Some(network.clone()))?, what, *force, self.dry_run)?
@@ -154,7 +152,7 @@ fn require_lease_directories(directories: &ToolDirectories, network: Option<&str
 
 /// The output of `ipam ls --json`.
 pub(super) fn list_json(stores: &[LeaseDirectory]) -> Result<String> {
-    Ok(encode_pretty(&list_rows(stores)?)? + "\n")
+    json_text(&list_rows(stores)?)
 }
 
 /// Frees an address, or all addresses of a container, in these stores of one network. One that a container uses is

@@ -22,6 +22,9 @@ mod trace;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use serde::Serialize;
+
+use crate::cni::json::encode_pretty;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::options::{self, CommandLine, CommandOption, ParsedCommandLine, long_option};
@@ -104,6 +107,16 @@ fn print_text(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(log::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
+}
+
+/// A value as JSON.
+fn json_text(value: &impl Serialize) -> Result<String> {
+    Ok(encode_pretty(value)? + "\n")
+}
+
+/// As [`format_columns`], with a heading.
+fn format_table<const N: usize>(heading: [&str; N], lines: impl IntoIterator<Item = [String; N]>) -> String {
+    format_columns([heading.map(str::to_owned)].into_iter().chain(lines).collect())
 }
 
 /// Formats lines of cells, each column as wide as its widest cell. A cell is one line.

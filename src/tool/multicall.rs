@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::framework::call::{AppletMain, ToolFunction};
 use crate::framework::{Applet, AppletTable, run};
 use crate::log;
-use crate::options::{self, CommandLine, all_options, unknown_word_error, usage_error};
+use crate::options::{self, CommandLine, all_options, unexpected_argument, unknown_word_error, usage_error};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -86,7 +86,7 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
         None | Some("help" | "--help" | "-h") => help_text(applets),
         Some(word @ ("list" | "--list" | "version" | "--version" | "-V")) => match args.get(1) {
             Some(extra) => {
-                log::write_line(format_args!("cnibox {word}: unexpected argument \"{extra}\""));
+                log::write_line(format_args!("cnibox {word}: {}", unexpected_argument(extra)));
                 return WRONG_USAGE.into();
             }
             None if word.ends_with("list") => applet_list(applets),
@@ -168,7 +168,7 @@ fn print_completion(args: Vec<String>, table: AppletTable) -> ExitCode {
     let read = |line: CommandLine| match line.words.as_slice() {
         [] => Err(usage_error("no shell given")),
         [shell] => completion_script(shell, table.applets),
-        [_, extra, ..] => Err(usage_error(format!("unexpected argument \"{extra}\""))),
+        [_, extra, ..] => Err(unexpected_argument(extra)),
     };
     COMPLETION.run_command(args, read, |text| print_text(&text))
 }

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::print_text;
-use crate::cni::json::encode_pretty;
+use super::{json_text, print_text};
 use crate::error::{Error, Result};
 use crate::log;
 
@@ -83,7 +82,7 @@ pub(super) fn report_outcomes(outcomes: &[ActionOutcome], json: bool, dry_run: b
     let line = |outcome: &ActionOutcome| format!("{outcome}\n");
     let text: String = told.map(line).collect();
     print_text(&match text.as_str() {
-        _ if json => encode_pretty(&outcomes)? + "\n",
+        _ if json => json_text(&outcomes)?,
         "" if outcomes.is_empty() => format!("{none}\n"),
         _ => text,
     })?;

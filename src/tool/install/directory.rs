@@ -12,11 +12,12 @@ use super::files::{self, DeviceInode, EXECUTABLE, device_inode, if_present};
 use super::options::InstallMode;
 use super::origin::{ExecutableOrigin, sha256_hex};
 use super::{BINARY, STATE};
-use crate::cni::json::{Json, encode_pretty};
+use crate::cni::json::Json;
 use crate::error::{Error, ErrorContext, Result};
 use crate::files::FileOperationContext;
 use crate::files::atomic::{AtomicWriter, Durability};
 use crate::sort::collect_set;
+use crate::tool::json_text;
 
 /// What a directory of plugins contains.
 pub(super) struct PluginDirectory {
@@ -205,8 +206,7 @@ impl InstallManifest {
     }
 
     pub(super) fn save_to(&self, directory: &Path) -> Result<()> {
-        let text = encode_pretty(self)? + "\n";
-        replace_text_file(&InstallManifest::file_path(directory), text.as_bytes())
+        replace_text_file(&InstallManifest::file_path(directory), json_text(self)?.as_bytes())
     }
 
     pub(super) fn find_file(&self, name: &str) -> Option<&InstalledFile> {

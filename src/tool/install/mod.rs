@@ -26,8 +26,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 pub(super) use self::renew::OwnExecutable;
-use super::{ToolCommand, lint, print_text};
-use crate::cni::json::encode_pretty;
+use super::{ToolCommand, json_text, lint, print_text};
 use crate::error::Result;
 use crate::files::lock::FileLock;
 use crate::framework::{Applet, AppletTable};
@@ -196,7 +195,7 @@ fn print_report(options: &InstallOptions, steps: &[InstallStep]) -> Result<ExitC
         changed: steps.iter().any(|step| step.action.is_change()),
         files: steps,
     };
-    let text = if options.json { encode_pretty(&report)? + "\n" } else { report.to_text() };
+    let text = if options.json { json_text(&report)? } else { report.to_text() };
     print_text(&text)?;
     let is_found = options.dry_run && report.changed;
     Ok(if is_found { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
+use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
 use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
 
@@ -123,7 +123,7 @@ impl InstallOptions {
         let directory = match line.words.as_slice() {
             [] => PLUGIN_DIR,
             [directory] => directory,
-            [_, extra, ..] => return Err(usage_error(format!("unexpected argument \"{extra}\""))),
+            [_, extra, ..] => return Err(unexpected_argument(extra)),
         };
         let conf_dir = line.last_value(CONF.flag).unwrap_or(CONF_DIR);
         let backup = line.given_flags().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();

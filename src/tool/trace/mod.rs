@@ -14,11 +14,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::directories::{CACHE, CONF, LEASES, ToolDirectories};
-use super::{JSON, ToolCommand, format_columns, ipam, print_text};
-use crate::cni::json::encode_pretty;
+use super::{JSON, ToolCommand, format_table, ipam, json_text, print_text};
 use crate::error::{Error, Result};
 use crate::framework::{AppletTable, record};
-use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
+use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
 use crate::sort::sort_by_key;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
@@ -102,7 +101,7 @@ impl TraceCommand {
                 return Err(usage_error("the ID of a call is missing: see cnibox trace ls"));
             }
             ["ls" | "list" | "show" | "stats", .., extra] => {
-                return Err(usage_error(format!("unexpected argument \"{extra}\"")));
+                return Err(unexpected_argument(extra));
             }
             [other, ..] => {
                 return Err(unknown_word_error("command", other, &["ls", "show", "stats"]));
@@ -118,26 +117,22 @@ fn run_command(command: &TraceCommand, directories: &ToolDirectories, json: bool
         sort_by_key(&mut calls, |recording| recording.call_span().start);
     }
     print_text(&match command {
-        TraceCommand::List { .. } if json => array_text(&calls.iter().map(RecordedCall::to_json).collect::<Vec<_>>())?,
+        TraceCommand::List { .. } if json => json_text(&calls.iter().map(RecordedCall::to_json).collect::<Vec<_>>())?,
         TraceCommand::List { .. } => list_calls(&calls),
         TraceCommand::Show(id) => {
             let trace = &find_call(&calls, id)?.call_span().trace;
             let of_trace = calls.iter().filter(|recording| recording.call_span().trace == *trace);
             let steps = of_trace.flat_map(|recording| &recording.spans);
             if json {
-                array_text(&steps.map(ParsedSpan::to_json).collect::<Vec<_>>())?
+                json_text(&steps.map(ParsedSpan::to_json).collect::<Vec<_>>())?
             } else {
                 waterfall::show_trace(&calls, trace)
             }
         }
         TraceCommand::Stats { prometheus: true } => stats::prometheus_text(&calls, directories)?,
-        TraceCommand::Stats { prometheus: false } if json => array_text(&stats::json_objects(&calls))?,
+        TraceCommand::Stats { prometheus: false } if json => json_text(&stats::json_objects(&calls))?,
         TraceCommand::Stats { prometheus: false } => stats::text_table(&calls),
     })
-}
-
-fn array_text(objects: &[Value]) -> Result<String> {
-    Ok(encode_pretty(&objects)? + "\n")
 }
 
 /// The newest call whose identifier, or whose trace's identifier, has this prefix.
@@ -146,8 +141,8 @@ fn find_call<'a>(calls: &'a [RecordedCall], id: &str) -> Result<&'a RecordedCall
         let call = recording.call_span();
         !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
     };
-    let msg = || format!("no call \"{id}\" is recorded: see cnibox trace ls");
-    calls.iter().rfind(matches).ok_or_else(|| Error::config(msg()))
+    let missing = || Error::config(format!("no call \"{id}\" is recorded: see cnibox trace ls"));
+    calls.iter().rfind(matches).ok_or_else(missing)
 }
 
 fn list_calls(recordings: &[RecordedCall]) -> String {
@@ -176,8 +171,7 @@ fn list_calls(recordings: &[RecordedCall]) -> String {
         ]
     };
     let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"];
-    let lines = [heading.map(str::to_owned)].into_iter().chain(recordings.iter().map(line));
-    format_columns(lines.collect())
+    format_table(heading, recordings.iter().map(line))
 }
 
 /// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.

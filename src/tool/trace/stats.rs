@@ -14,7 +14,7 @@ use super::{RecordedCall, milliseconds_text, nanos_to_seconds};
 use crate::error::Result;
 use crate::leases::LeaseListing;
 use crate::tool::directories::ToolDirectories;
-use crate::tool::format_columns;
+use crate::tool::format_table;
 
 /// The reported quantiles in percent, and their labels.
 const QUANTILES: [(usize, &str); 3] = [(50, "0.5"), (90, "0.9"), (99, "0.99")];
@@ -82,7 +82,7 @@ pub(super) fn text_table(recordings: &[RecordedCall]) -> String {
         [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
     };
     let lines = CallStatistics::group_by_verb(recordings).into_iter().map(line);
-    format_columns([heading.map(str::to_owned)].into_iter().chain(lines).collect())
+    format_table(heading, lines)
 }
 
 /// The text format of Prometheus, version 0.0.4.
