@@ -19,13 +19,6 @@ const RESERVE: usize = 24 * 1024;
 /// The size of a header, and the unit of padding, in bytes (POSIX.1-2017, pax, "ustar").
 const BLOCK: usize = 512;
 
-/// The part of a text that is kept if the text is too long.
-#[derive(Clone, Copy)]
-pub(super) enum KeptTextEnd {
-    Head,
-    Tail,
-}
-
 pub(super) struct SysdumpArchive {
     /// The directory of all files.
     root: String,
@@ -56,16 +49,29 @@ impl SysdumpArchive {
     }
 
     /// Adds a file, or lists it as missing.
-    pub(super) fn add_result(&mut self, name: &str, text: Result<String, impl Display>, keep: KeptTextEnd) {
+    pub(super) fn add_result(&mut self, name: &str, text: Result<String, impl Display>) {
         match text {
-            Ok(text) => self.add_text(name, &text, keep),
+            Ok(text) => self.add_text(name, &text),
             Err(error) => self.add_missing(name, error),
         }
     }
 
-    /// Adds a file, cut at a line if it is too long. An empty file is left out.
-    pub(super) fn add_text(&mut self, name: &str, text: &str, keep: KeptTextEnd) {
-        let kept = cut_text(text, self.free_bytes().min(FILE_LIMIT), keep);
+    /// As [`SysdumpArchive::add_result`]; of a text that is too long the end is kept.
+    pub(super) fn add_tail(&mut self, name: &str, text: Result<String, impl Display>) {
+        match text {
+            Ok(text) => self.add_part(name, &text, keep_end),
+            Err(error) => self.add_missing(name, error),
+        }
+    }
+
+    /// Adds a file, cut at a line if it is too long.
+    pub(super) fn add_text(&mut self, name: &str, text: &str) {
+        self.add_part(name, text, keep_start);
+    }
+
+    /// Adds what `keep` keeps of a text. An empty file is left out.
+    fn add_part(&mut self, name: &str, text: &str, keep: fn(&str, usize) -> &str) {
+        let kept = keep(text, self.free_bytes().min(FILE_LIMIT));
         let left = text.len() - kept.len();
         if left > 0 {
             self.add_missing(name, format_args!("{left} of {} bytes", text.len()));
@@ -80,7 +86,7 @@ impl SysdumpArchive {
     pub(super) fn write_tar(mut self, about: &str, out: impl Write) -> io::Result<()> {
         let heading = if self.missing.is_empty() { "" } else { "\nNot in it:\n" };
         let readme = [about, heading, &self.missing.concat()].concat();
-        let readme = cut_text(&readme, RESERVE - BLOCK, KeptTextEnd::Head).to_owned();
+        let readme = keep_start(&readme, RESERVE - BLOCK).to_owned();
         self.files.insert(0, ("README.txt".to_owned(), readme));
         let mut tar = Builder::new(out);
         for (name, text) in &self.files {
@@ -94,23 +100,24 @@ impl SysdumpArchive {
     }
 }
 
-/// At most `limit` bytes of a text: whole lines, or a part of the line if the text has only one.
-fn cut_text(text: &str, limit: usize, keep: KeptTextEnd) -> &str {
+/// The first whole lines of a text, at most `limit` bytes; a part of the line if the text has only one.
+fn keep_start(text: &str, limit: usize) -> &str {
     if text.len() <= limit {
         return text;
     }
-    let is_boundary = |at: &usize| text.is_char_boundary(*at);
-    match keep {
-        KeptTextEnd::Head => {
-            let head = &text[..(0..=limit).rfind(is_boundary).unwrap_or(0)];
-            head.rfind('\n').map_or(head, |end| &head[..=end])
-        }
-        KeptTextEnd::Tail => {
-            let start = (text.len() - limit..text.len()).find(is_boundary);
-            let tail = &text[start.unwrap_or(text.len())..];
-            tail.find('\n').map_or(tail, |end| &tail[end + 1..])
-        }
+    let end = (0..=limit).rfind(|at| text.is_char_boundary(*at));
+    let start = &text[..end.unwrap_or(0)];
+    start.rfind('\n').map_or(start, |end| &start[..=end])
+}
+
+/// As [`keep_start`], the last lines.
+fn keep_end(text: &str, limit: usize) -> &str {
+    if text.len() <= limit {
+        return text;
     }
+    let start = (text.len() - limit..text.len()).find(|at| text.is_char_boundary(*at));
+    let end = &text[start.unwrap_or(text.len())..];
+    end.find('\n').map_or(end, |line| &end[line + 1..])
 }
 
 #[cfg(test)]
@@ -119,18 +126,18 @@ mod tests {
 
     #[test]
     fn truncation_keeps_whole_lines_of_both_ends() {
-        assert_eq!(cut_text("one\ntwo\n", 8, KeptTextEnd::Head), "one\ntwo\n");
-        assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Head), "one\n");
-        assert_eq!(cut_text("one\ntwo\n", 7, KeptTextEnd::Tail), "two\n");
-        assert_eq!(cut_text("äöü", 3, KeptTextEnd::Head), "ä");
-        assert_eq!(cut_text("äöü", 3, KeptTextEnd::Tail), "ü");
+        assert_eq!(keep_start("one\ntwo\n", 8), "one\ntwo\n");
+        assert_eq!(keep_start("one\ntwo\n", 7), "one\n");
+        assert_eq!(keep_end("one\ntwo\n", 7), "two\n");
+        assert_eq!(keep_start("äöü", 3), "ä");
+        assert_eq!(keep_end("äöü", 3), "ü");
     }
 
     #[test]
     fn the_archive_is_bounded_and_lists_what_is_missing() {
         let mut archive = SysdumpArchive::new("dump", 0);
         for i in 0..2000 {
-            archive.add_text(&format!("{i}"), &"line of text\n".repeat(1 + i * 10), KeptTextEnd::Head);
+            archive.add_text(&format!("{i}"), &"line of text\n".repeat(1 + i * 10));
         }
         let mut tar = Vec::new();
         archive.write_tar("about\n", &mut tar).unwrap();

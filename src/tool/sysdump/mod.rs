@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::archive::{KeptTextEnd, SysdumpArchive};
+use self::archive::SysdumpArchive;
 use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::Finding;
 use super::life::{ContainerState, alive_and_reason, format_alive};
-use super::{ToolCommand, doctor, ipam, print_text};
+use super::{ToolCommand, doctor, ipam, json_text, print_text};
 use crate::attachment::AttachmentRecord;
 use crate::cmd;
-use crate::cni::json::{Json, encode_compact, encode_pretty};
+use crate::cni::json::{Json, encode_compact};
 use crate::cni::secrets::{self, VisibleKeys};
 use crate::error::{Error, Result};
 use crate::files;
@@ -176,30 +176,27 @@ struct AttachmentSources<'a> {
 fn collect_files(directories: &ToolDirectories, mut archive: SysdumpArchive, table: AppletTable) -> SysdumpArchive {
     let sources =
         AttachmentSources { directories, runtime: directories.new_runtime(table), shown: record::shown_keys(table) };
-    let examined = doctor::examine_node(directories, &sources.runtime, table);
-    let findings = examined.map(|(findings, _)| findings);
-    archive.add_result(
-        "doctor.json",
-        findings
-            .as_ref()
-            .map_err(Error::clone)
-            .and_then(|findings| json_file(&secrets::redact_texts(Json::encode(findings)))),
-        KeptTextEnd::Head,
-    );
-    let findings = findings.unwrap_or_default();
-    archive.add_text("version.txt", &versions_text(), KeptTextEnd::Head);
+    let mut findings = Vec::new();
+    match doctor::examine_node(directories, &sources.runtime, table) {
+        Ok((found, _)) => {
+            archive.add_result("doctor.json", json_text(&secrets::redact_texts(Json::encode(&found))));
+            findings = found;
+        }
+        Err(error) => archive.add_missing("doctor.json", error),
+    }
+    archive.add_text("version.txt", &versions_text());
     sources.add_configurations(&mut archive);
     sources.add_attachments(&findings, &mut archive);
     let leases = directories.find_lease_directories(None).and_then(|stores| ipam::list_json(&stores));
-    archive.add_result("leases.json", leases, KeptTextEnd::Head);
+    archive.add_result("leases.json", leases);
     for (name, ring) in [("failed.jsonl", record::failed_call_log()), ("traces.jsonl", record::trace_log())] {
         let lines = ring.read_lines().map(|lines| record::without_secrets(&lines, &sources.shown));
-        archive.add_result(name, lines, KeptTextEnd::Tail);
+        archive.add_tail(name, lines);
     }
-    archive.add_result("records.json", json_file(&AttachmentRecord::read_all(None)), KeptTextEnd::Head);
-    archive.add_text("sysctl.txt", &parameters_text(), KeptTextEnd::Head);
+    archive.add_result("records.json", json_text(&AttachmentRecord::read_all(None)));
+    archive.add_text("sysctl.txt", &parameters_text());
     add_directory_listing(directories, &mut archive);
-    archive.add_text("modules.txt", &node_file("/proc/modules"), KeptTextEnd::Head);
+    archive.add_text("modules.txt", &node_file("/proc/modules"));
     add_program_outputs(&mut archive);
     archive
 }
@@ -218,7 +215,7 @@ impl AttachmentSources<'_> {
             match read.and_then(|bytes| Json::parse(&bytes)) {
                 Ok(_) if archive.free_bytes() < rest => archive.add_missing(&name, "no room"),
                 Ok(json) => {
-                    archive.add_result(&name, json_file(&self.shown.redact_config(json)), KeptTextEnd::Head);
+                    archive.add_result(&name, json_text(&self.shown.redact_config(json)));
                 }
                 // Secrets cannot be found in a file that is not JSON.
                 Err(why) => archive.add_missing(&name, why),
@@ -240,10 +237,10 @@ impl AttachmentSources<'_> {
         // One object per line: a cut keeps whole objects.
         let objects = faulty.iter().chain(&healthy).map(|known| self.attachment_object(known));
         let lines = objects.filter_map(|object| encode_compact(&object).ok()).map(|line| line + "\n");
-        archive.add_text("attachments.json", &lines.collect::<String>(), KeptTextEnd::Head);
+        archive.add_text("attachments.json", &lines.collect::<String>());
         let faulty = faulty.iter().take(CONTAINERS);
         let texts: String = faulty.map(|(cached, _)| container_text(cached)).collect();
-        archive.add_text("containers.txt", &texts, KeptTextEnd::Head);
+        archive.add_text("containers.txt", &texts);
     }
 
     fn attachment_object(&self, (cached, life): &(CachedAttachment, ContainerState)) -> Json {
@@ -293,17 +290,12 @@ fn add_directory_listing(directories: &ToolDirectories, archive: &mut SysdumpArc
             archive.add_missing("directories.txt", format_args!("more than {ENTRIES} entries of {root}"));
         }
     }
-    archive.add_text("directories.txt", &text, KeptTextEnd::Head);
-}
-
-fn json_file(value: &impl serde::Serialize) -> Result<String> {
-    Ok(encode_pretty(value)? + "\n")
+    archive.add_text("directories.txt", &text);
 }
 
 /// The content of a file about the node, or why it cannot be read.
 fn node_file(path: &str) -> String {
-    let content = files::read_regular_file(Path::new(path), MAX_CONF_BYTES);
-    content.map_or_else(|e| e.to_string(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+    files::read_text(Path::new(path), MAX_CONF_BYTES).unwrap_or_else(|error| error.to_string())
 }
 
 fn versions_text() -> String {
@@ -346,16 +338,16 @@ fn list_tree(path: &Path, lines: &mut Vec<String>) {
 
 fn add_program_outputs(archive: &mut SysdumpArchive) {
     for (name, program, args) in PROGRAMS {
-        archive.add_result(name, program_output(program, args), KeptTextEnd::Head);
+        archive.add_result(name, program_output(program, args));
     }
     if cmd::find_program("ip").is_none() {
-        archive.add_result("network/all.txt", network_text(Netlink::open()), KeptTextEnd::Head);
+        archive.add_result("network/all.txt", network_text(Netlink::open()));
     }
     let kernel_log = program_output("dmesg", &[]).map(|text| {
         let is_of_networks = |line: &&str| LOGGED.iter().any(|word| line.contains(word));
         text.split_inclusive('\n').filter(is_of_networks).collect()
     });
-    archive.add_result("kernel.log", kernel_log, KeptTextEnd::Tail);
+    archive.add_tail("kernel.log", kernel_log);
 }
 
 fn program_output(program: &str, args: &[&str]) -> Result<String> {
