@@ -14,12 +14,9 @@ mod path;
 
 use std::cmp::Reverse;
 use std::fs;
-use std::num::NonZero;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::slice;
-use std::thread::{self, ScopedJoinHandle};
 
 use self::attachments::ExaminedAttachment;
 pub(super) use self::attachments::attachment_title;
@@ -110,18 +107,7 @@ fn examine_once(
     table: AppletTable,
 ) -> Result<(Vec<Finding>, Vec<ExaminedAttachment>)> {
     let attached = attachments::read_cached(directories, runtime)?;
-    // The checks mostly wait for the kernel.
-    let (mut findings, configurations, checks) = thread::scope(|scope| {
-        let rules = scope.spawn(examine_rules);
-        let configurations = scope.spawn(|| lint_configurations(directories, table));
-        let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
-        let check =
-            |part: &'_ [ExaminedAttachment]| part.iter().filter_map(|a| a.run_check(directories, runtime)).collect();
-        let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
-        let checks: Vec<Vec<Finding>> = checks.into_iter().map(join_thread).collect();
-        (join_thread(rules), join_thread(configurations), checks)
-    });
+    let mut findings = examine_rules();
     let is_flushed = !findings.is_empty();
     let mut networks = directories.configured_networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
@@ -132,9 +118,10 @@ fn examine_once(
         !(is_incomplete && finding.error.message().contains("failed to find plugin")
             || is_flushed && finding.error.details().contains("cnibox repair"))
     };
-    findings.extend(configurations.into_iter().filter(is_new));
+    findings.extend(lint_configurations(directories, table).into_iter().filter(is_new));
     findings.extend(missing);
-    findings.extend(checks.into_iter().flatten().filter(is_new));
+    let checks = attached.iter().filter_map(|attached| attached.run_check(directories, runtime));
+    findings.extend(checks.filter(is_new));
     findings.extend(attachments::find_unknown_remains(&attached));
     let leases = directories.find_lease_directories(None)?;
     findings.extend(attachments::examine_leases(&attached, &leases)?);
@@ -145,10 +132,6 @@ fn examine_once(
     findings.extend(path::examine_paths(&attached));
     sort_by_key(&mut findings, |finding| Reverse(finding.severity));
     Ok((findings, attached))
-}
-
-fn join_thread<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// The missing rules of cnibox.
