@@ -10,6 +10,7 @@ use crate::attachment::{AttachmentId, HostPairEnd};
 use crate::cni::json::keys::DecodedKeys;
 use crate::cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
 use crate::error::{Error, ErrorCode, Result};
+use crate::log;
 use crate::repairs::RepairFindings;
 
 /// A call by a runtime or by a plugin that delegates.
@@ -29,6 +30,11 @@ impl PluginCall<'_> {
     /// Whether this call has the turn, or its caller, also in another process.
     pub(super) fn has_turn(&self, owner: AttachmentId<'_>) -> bool {
         self.turn.is_taken() || self.env.turn == owner.instance_id()
+    }
+
+    /// Warns, unless a plugin that calls this one has warned already.
+    pub(super) fn warn_once(&self, warning: impl fmt::Display) {
+        if self.caller == PluginCaller::Runtime { log::warn(warning) } else { log::debug(warning) }
     }
 
     /// Whether `cnibox gc` ends the attachment.

@@ -24,7 +24,11 @@ pub(super) fn is_removal(call: &PluginCall<'_>) -> bool {
 
 /// Warns of a key that counts as absent because it does not decode.
 pub(super) fn warn_absent_key(error: &Error) {
-    log::warn(format_args!("a key counts as absent: {error}"));
+    log::warn(absent_key_warning(error));
+}
+
+pub(super) fn absent_key_warning(error: &Error) -> String {
+    format!("a key counts as absent: {error}")
 }
 
 /// What an ADD that has the turn knows of the attachment's record.

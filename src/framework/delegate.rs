@@ -235,8 +235,8 @@ impl<'a> DelegatePlugin<'a> {
 
     /// Whether the plugin is called for the attachment of this call.
     fn is_for_same_attachment(&self) -> bool {
-        let names = |env: &CallEnvironment| (env.container_id.clone(), env.ifname.clone());
-        names(&self.env) == names(&self.cx.call.env)
+        let call = &self.cx.call.env;
+        self.env.container_id == call.container_id && self.env.ifname == call.ifname
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
@@ -254,11 +254,13 @@ impl<'a> DelegatePlugin<'a> {
         }
         // The process inherits the other variables; a variable that is unset in both environments stays unset.
         let inherited = self.cx.call.env.to_variables();
-        let given = env.to_variables().into_iter().zip(inherited);
-        let given = given.filter(|((_, value), (_, old))| !value.is_empty() || !old.is_empty());
-        let given = given.map(|(given, _)| given);
-        let env = given.map(|(key, value)| (key, value.to_owned())).collect();
-        let exec = invoke::PluginCommand { path, env, stdin: self.conf, deadline: None };
+        let mut given = Vec::new();
+        for ((key, value), (_, old)) in env.to_variables().into_iter().zip(inherited) {
+            if !value.is_empty() || !old.is_empty() {
+                given.push((key, value.to_owned()));
+            }
+        }
+        let exec = invoke::PluginCommand { path, env: given, stdin: self.conf, deadline: None };
         let stdout = invoke::execute_plugin(&exec)?;
         if verb != CniVerb::Add {
             return Ok(None);

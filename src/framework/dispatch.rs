@@ -4,7 +4,7 @@ use super::call::{
     Applet, AppletKind, AppletMain, BuiltinPlugin, CallEnvironment, CniVerb, ConfigRemarks, PluginCall, PluginCaller,
     PluginFunction, PluginService,
 };
-use super::context::{CallContext, is_removal, warn_absent_key};
+use super::context::{CallContext, absent_key_warning, is_removal, warn_absent_key};
 use super::plugin::{AddRequest, CheckRequest, ContainerSandbox, DelRequest, GcRequest, Plugin};
 use super::reclaim;
 use super::rollback::Rollback;
@@ -138,8 +138,7 @@ fn prepare_call<'a>(call: &'a PluginCall<'a>, supported: &[SpecVersion]) -> Resu
         }
         _ => supported_version(&net.cni_version, supported)?,
     };
-    // A plugin that calls this one has warned of these keys.
-    let report = if call.caller == PluginCaller::Runtime { warn_absent_key } else { |error: &Error| log::debug(error) };
+    let report = |error: &Error| call.warn_once(absent_key_warning(error));
     net.read_common(is_removal(call).then_some(&report))?;
     log::set_network(net.name.as_str());
     Ok((verb, CallContext::new(call, net, version)))
@@ -147,10 +146,7 @@ fn prepare_call<'a>(call: &'a PluginCall<'a>, supported: &[SpecVersion]) -> Resu
 
 /// The version of a DEL whose configuration has a version that the plugin does not support: ADD had another version.
 fn newest_for_del(call: &PluginCall<'_>, error: &Error) -> SpecVersion {
-    // A plugin that calls this one has warned already.
-    if call.caller == PluginCaller::Runtime {
-        log::warn(format_args!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
-    }
+    call.warn_once(format_args!("{error}; DEL goes on as with {}", SpecVersion::NEWEST));
     SpecVersion::NEWEST
 }
 
@@ -285,10 +281,7 @@ fn del_request(cx: &CallContext<'_>) -> Result<(DelRequest, Result<()>)> {
     let prev = cx.net.json.get_present_member("prevResult");
     let prev = prev.map(|json| CniResult::decode(json, cx.version)).transpose();
     let prev = prev.unwrap_or_else(|error| {
-        // A plugin that calls this one has warned already.
-        if cx.call.caller == PluginCaller::Runtime {
-            log::warn(format_args!("DEL continues without prevResult: {error}"));
-        }
+        cx.call.warn_once(format_args!("DEL continues without prevResult: {error}"));
         None
     });
     Ok((DelRequest { id, netns, ifname, prev }, trouble))

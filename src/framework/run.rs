@@ -43,11 +43,10 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: AppletTable) -> ExitC
     if env.command.is_empty() {
         return print_about(applet.name, plugin.versions);
     }
-    if CniVerb::parse(&env.command) == Some(CniVerb::Version) {
-        return print_text(&version_line(plugin.versions));
-    }
-    if matches!(CniVerb::parse(&env.command), Some(CniVerb::Del | CniVerb::Gc)) {
-        netlink::set_process_ends();
+    match CniVerb::parse(&env.command) {
+        Some(CniVerb::Version) => return print_text(&version_line(plugin.versions)),
+        Some(CniVerb::Del | CniVerb::Gc) => netlink::set_process_ends(),
+        _ => {}
     }
     log::set_call(record::call_name(applet.name, &env), &env.container_id);
     record::start_recording(|| record::call_name(applet.name, &env));

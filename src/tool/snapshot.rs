@@ -40,16 +40,18 @@ impl NodeSnapshot {
     /// Whether the attachment's record and these files of it are still as they were.
     pub(super) fn has_same(&self, owner: AttachmentId<'_>, files: &[PathBuf]) -> bool {
         let record = self.records.iter().find(|record| record.attachment_id() == owner);
-        let is_same = |path: &PathBuf| file_instance(path).as_ref() == self.files.get(path);
-        AttachmentRecord::find_by_attachment(owner).as_ref() == record && files.iter().all(is_same)
+        AttachmentRecord::find_by_attachment(owner).as_ref() == record && files.iter().all(|path| self.is_same(path))
     }
 
     /// Whether no runtime has attached or detached the container since. A repair itself may have changed the record.
     pub(super) fn is_at_rest(&self, runtime: &Runtime, cached: &CachedAttachment) -> bool {
         runtime.cache_paths(&cached.network, &cached.attach).is_ok_and(|files| {
-            let is_same = |path: &PathBuf| file_instance(path).as_ref() == self.files.get(path);
-            files.iter().any(|file| self.files.contains_key(file)) && files.iter().all(is_same)
+            files.iter().any(|file| self.files.contains_key(file)) && files.iter().all(|path| self.is_same(path))
         })
+    }
+
+    fn is_same(&self, path: &Path) -> bool {
+        file_instance(path).as_ref() == self.files.get(path)
     }
 }
 
