@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use nix::libc;
-use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::netlink::traffic::program::ClassicInstruction;
 
@@ -46,16 +45,13 @@ pub(super) const IF_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-/// The number of instructions for which memory is reserved: most programs have fewer.
-const USUAL_LENGTH: usize = 400;
-
 /// A program without its beginning.
 #[derive(Debug)]
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
     /// Where an operation with its successors is already: equal code is shared.
-    known: FxHashMap<(u32, u32, Label, Label), Label>,
+    known: BTreeMap<(u32, u32, Label, Label), Label>,
     /// The newest jump to a label that is far.
     bridges: BTreeMap<Label, Label>,
 }
@@ -63,8 +59,7 @@ pub(super) struct Assembler {
 impl Assembler {
     /// An empty program.
     pub(super) fn new() -> Assembler {
-        let known = FxHashMap::with_capacity_and_hasher(USUAL_LENGTH, FxBuildHasher);
-        Assembler { reversed: Vec::with_capacity(USUAL_LENGTH), known, bridges: BTreeMap::new() }
+        Assembler { reversed: Vec::new(), known: BTreeMap::new(), bridges: BTreeMap::new() }
     }
 
     /// The program with its first instruction first.
