@@ -138,10 +138,7 @@ impl<'a> CallContext<'a> {
     /// The host's end of the attachment's veth pair, created by this plugin, else by the plugin that calls this one in
     /// the same process.
     pub fn host_end(&self) -> Option<HostPairEnd> {
-        let of_caller = match self.call.caller {
-            PluginCaller::Plugin(end) => end,
-            PluginCaller::Runtime | PluginCaller::Lint | PluginCaller::Collector => None,
-        };
+        let of_caller = if let PluginCaller::Plugin(end) = self.call.caller { end } else { None };
         self.end.get().or(of_caller)
     }
 

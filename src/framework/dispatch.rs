@@ -155,8 +155,7 @@ fn supported_version(text: &str, supported: &[SpecVersion]) -> Result<SpecVersio
     SpecVersion::parse_exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
         let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
         let list = quoted_list(supported);
-        let write = nearest_supported(written, supported).map(|near| format!("; write \"{near}\""));
-        let write = write.unwrap_or_default();
+        let write = nearest_supported(written, supported).map_or(String::new(), |near| format!("; write \"{near}\""));
         Error::new(ErrorCode::INCOMPATIBLE_VERSION, "incompatible CNI versions")
             .with_details(format!("config is \"{written}\", plugin supports {list}{write}"))
     })
@@ -180,7 +179,15 @@ fn version_for_verb(verb: CniVerb, since: SpecVersion, text: &str, supported: &[
 
 /// The request of an ADD. For a plugin that `connects`, what an earlier container of this name left is removed.
 fn begin_add(cx: &CallContext<'_>, connects: bool) -> Result<AddRequest> {
-    let req = add_request(cx)?;
+    let env = &cx.call.env;
+    let sandbox = ContainerSandbox::at_path(&env.netns);
+    if cx.call.caller == PluginCaller::Runtime
+        && let Ok(netns) = sandbox.open_netns()
+    {
+        refuse_own_namespace(env, netns)?;
+    }
+    let (id, ifname) = parse_names(env)?;
+    let req = AddRequest { id, sandbox, ifname, prev: prev_result(cx)? };
     if connects {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         if !cx.call.has_turn(owner) {
@@ -220,16 +227,6 @@ pub(super) fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
     }
 }
 
-/// The request of a DEL, and why the namespace cannot be opened. A plugin that `connects` takes the attachment's lock.
-fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result<()>)> {
-    let (req, trouble) = del_request(cx)?;
-    let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
-    if connects && !cx.call.has_turn(owner) {
-        cx.call.turn.take_for_del(owner);
-    }
-    Ok((req, trouble))
-}
-
 /// The request of a GC; `None` without a list of valid attachments.
 fn begin_gc(cx: &CallContext<'_>, plugin: &'static str, connects: bool) -> Result<Option<GcRequest>> {
     if connects {
@@ -252,27 +249,15 @@ fn restore_protection(cx: &CallContext<'_>) {
     }
 }
 
-fn add_request(cx: &CallContext<'_>) -> Result<AddRequest> {
-    let env = &cx.call.env;
-    let sandbox = ContainerSandbox::at_path(&env.netns);
-    if cx.call.caller == PluginCaller::Runtime
-        && let Ok(netns) = sandbox.open_netns()
-    {
-        refuse_own_namespace(env, netns)?;
-    }
-    let (id, ifname) = parse_names(env)?;
-    Ok(AddRequest { id, sandbox, ifname, prev: prev_result(cx)? })
-}
-
 fn check_request(cx: &CallContext<'_>) -> Result<CheckRequest> {
     let sandbox = ContainerSandbox::at_path(&cx.call.env.netns);
     let (id, ifname) = parse_names(&cx.call.env)?;
     Ok(CheckRequest { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-/// A namespace that no longer exists is not an error. A namespace that cannot be opened is treated as absent and
-/// reported at the end, so that no address leaks.
-fn del_request(cx: &CallContext<'_>) -> Result<(DelRequest, Result<()>)> {
+/// The request of a DEL. A plugin that `connects` takes the attachment's lock. A namespace that no longer exists is not
+/// an error. A namespace that cannot be opened is treated as absent and reported at the end, so that no address leaks.
+fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result<()>)> {
     let (id, ifname) = parse_names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {
         Ok(netns) => (netns, Ok(())),
@@ -284,6 +269,10 @@ fn del_request(cx: &CallContext<'_>) -> Result<(DelRequest, Result<()>)> {
         cx.call.warn_once(format_args!("DEL continues without prevResult: {error}"));
         None
     });
+    let owner = AttachmentId::new(&cx.net.name, &id, &ifname);
+    if connects && !cx.call.has_turn(owner) {
+        cx.call.turn.take_for_del(owner);
+    }
     Ok((DelRequest { id, netns, ifname, prev }, trouble))
 }
 
