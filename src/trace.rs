@@ -100,8 +100,7 @@ impl TraceRecording {
         }
         let start = self.unix_nanos();
         let parent = self.open.last().copied();
-        let (attributes, error) = (Vec::new(), None);
-        self.spans.push(RecordedSpan { name, parent, start, end: start, attributes, error });
+        self.spans.push(RecordedSpan { name, parent, start, end: start, attributes: Vec::new(), error: None });
         self.open.push(self.spans.len() - 1);
         self.open.last().copied()
     }

@@ -114,8 +114,12 @@ impl IpamRequest {
         if let Some(extra) = words.first() {
             return Err(unexpected_argument(extra));
         }
-        let (json, dry_run) = (line.has_option(JSON.flag), line.has_option(DRY_RUN.flag));
-        Ok(IpamRequest { command, json, dry_run, directories: ToolDirectories::from_command_line(line) })
+        Ok(IpamRequest {
+            command,
+            json: line.has_option(JSON.flag),
+            dry_run: line.has_option(DRY_RUN.flag),
+            directories: ToolDirectories::from_command_line(line),
+        })
     }
 
     fn run_command(&self) -> Result<ExitCode> {
@@ -253,17 +257,29 @@ impl LeaseListRow {
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
         let (alive, reason) = alive_and_reason(status.liveness);
         let from = |ReclaimedLease { lease, why }| format!("from container {}: {why}", lease.id);
-        let AddressLease { ip: address, id, ifname: interface } = status.lease;
-        let (age, reclaimed) = (status.created.map(age), status.reclaimed.map(from));
-        let (network, container) = (network.to_owned(), Some(id));
-        LeaseListRow { address, age, alive, container, interface, network, reason, reclaimed }
+        LeaseListRow {
+            address: status.lease.ip,
+            age: status.created.map(age),
+            alive,
+            container: Some(status.lease.id),
+            interface: status.lease.ifname,
+            network: network.to_owned(),
+            reason,
+            reclaimed: status.reclaimed.map(from),
+        }
     }
 
     fn from_reservation(network: &str, reserved: &AddressReservation) -> LeaseListRow {
-        let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.reason_text())));
-        let (age, alive, container, interface) = (None, None, None, None);
-        let (address, reclaimed) = (reserved.ip, None);
-        LeaseListRow { address, age, alive, container, interface, network, reason, reclaimed }
+        LeaseListRow {
+            address: reserved.ip,
+            age: None,
+            alive: None,
+            container: None,
+            interface: None,
+            network: network.to_owned(),
+            reason: Some(format!("reserved: {}", reserved.reason_text())),
+            reclaimed: None,
+        }
     }
 
     fn text_cells(&self) -> [String; 6] {
@@ -275,9 +291,14 @@ impl LeaseListRow {
         if let Some(from) = &self.reclaimed {
             alive.extend(["; reclaimed ", from]);
         }
-        let age = self.age.map_or("?".to_owned(), short_duration);
-        let (container, interface) = (word(&self.container), word(&self.interface));
-        [self.network.clone(), self.address.to_string(), container, interface, age, alive]
+        [
+            self.network.clone(),
+            self.address.to_string(),
+            word(&self.container),
+            word(&self.interface),
+            self.age.map_or("?".to_owned(), short_duration),
+            alive,
+        ]
     }
 }
 

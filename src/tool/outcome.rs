@@ -42,8 +42,13 @@ impl ActionOutcome {
         object: impl Into<String>,
         problem: impl Into<String>,
     ) -> ActionOutcome {
-        let (network, object, problem) = (network.into(), object.into(), problem.into());
-        ActionOutcome { action, network, object, problem, remedy: String::new() }
+        ActionOutcome {
+            action,
+            network: network.into(),
+            object: object.into(),
+            problem: problem.into(),
+            remedy: String::new(),
+        }
     }
 
     /// The same outcome with a remedy.

@@ -85,8 +85,7 @@ pub(super) fn lint_files(paths: &[PathBuf], table: AppletTable, cni_path: Option
                 networks.extend(files.iter().map(|file| LintedNetwork::lint_file(file, table, cni_path)));
             }
             Err(error) => {
-                let (path, network) = (path.clone(), String::new());
-                let subject = FindingSubject::File { path, position: None, network };
+                let subject = FindingSubject::File { path: path.clone(), position: None, network: String::new() };
                 findings.push(Finding { severity: Severity::Error, subject, error });
             }
         }

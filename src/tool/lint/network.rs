@@ -56,9 +56,16 @@ struct LintedPlugin<'a> {
 impl LintedNetwork<'_> {
     /// Reads and examines one file.
     pub(super) fn lint_file<'a>(file: &Path, table: AppletTable, cni_path: Option<&'a str>) -> LintedNetwork<'a> {
-        let (file, text, name) = (file.to_owned(), String::new(), String::new());
-        let (subnets, findings) = (Vec::new(), Vec::new());
-        let mut network = LintedNetwork { file, text, table, cni_path, name, position: None, subnets, findings };
+        let mut network = LintedNetwork {
+            file: file.to_owned(),
+            text: String::new(),
+            table,
+            cni_path,
+            name: String::new(),
+            position: None,
+            subnets: Vec::new(),
+            findings: Vec::new(),
+        };
         if let Err(error) = network.examine_document() {
             let named = || network.find_position(&named_place(&error)?);
             let position = parser_position(error.message()).or_else(named);
@@ -227,25 +234,22 @@ impl LintedNetwork<'_> {
         match self.table.find_applet(name) {
             Some(applet) if applet.kind == AppletKind::Ipam => return applet.as_plugin(),
             Some(_) => {
-                let problem = format!("\"{name}\" is not an IPAM plugin");
-                let remedy = "choose host-local, static or dhcp";
-                let error = mistake_error(problem, remedy);
+                let msg = format!("\"{name}\" is not an IPAM plugin");
+                let error = mistake_error(msg, "choose host-local, static or dhcp");
                 self.report_mistake(Severity::Error, part, "ipam.type", error);
             }
             None if name.is_empty() => {
                 if matches!(ipam, Json::Object(members) if !members.is_empty()) {
-                    let problem = "no address is allocated: \"ipam\" has no \"type\"";
-                    let remedy = "add a type, such as \"host-local\"";
-                    let error = mistake_error(problem, remedy);
+                    let msg = "no address is allocated: \"ipam\" has no \"type\"";
+                    let error = mistake_error(msg, "add a type, such as \"host-local\"");
                     self.report_mistake(Severity::Warning, part, "ipam", error);
                 }
             }
             None => {
                 let plugins = self.table.applets.iter().filter(|applet| applet.kind == AppletKind::Ipam);
                 if let Some(near) = nearest_word(name, plugins.map(|applet| applet.name)) {
-                    let problem = format!("unknown IPAM plugin \"{name}\"");
-                    let remedy = format!("did you mean \"{near}\"?");
-                    let error = mistake_error(problem, remedy);
+                    let msg = format!("unknown IPAM plugin \"{name}\"");
+                    let error = mistake_error(msg, format!("did you mean \"{near}\"?"));
                     self.report_mistake(Severity::Warning, part, "ipam.type", error);
                 }
             }
@@ -354,8 +358,8 @@ impl LintedNetwork<'_> {
     }
 
     fn new_finding(&self, severity: Severity, position: Option<TextPosition>, error: Error) -> Finding {
-        let (path, network) = (self.file.clone(), self.name.clone());
-        Finding { severity, subject: FindingSubject::File { path, position, network }, error }
+        let subject = FindingSubject::File { path: self.file.clone(), position, network: self.name.clone() };
+        Finding { severity, subject, error }
     }
 
     fn find_position(&self, place: &JsonValuePath) -> Option<TextPosition> {

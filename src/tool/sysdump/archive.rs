@@ -33,8 +33,13 @@ pub(super) struct SysdumpArchive {
 
 impl SysdumpArchive {
     pub(super) fn new(root: &str, time: u64) -> SysdumpArchive {
-        let (files, missing) = (Vec::new(), Vec::new());
-        SysdumpArchive { root: root.to_owned(), time, files, used: 2 * BLOCK + RESERVE, missing }
+        SysdumpArchive {
+            root: root.to_owned(),
+            time,
+            files: Vec::new(),
+            used: 2 * BLOCK + RESERVE,
+            missing: Vec::new(),
+        }
     }
 
     /// Lists something as missing.

@@ -320,9 +320,8 @@ fn list_tree(path: &Path, lines: &mut Vec<String>) {
         return lines.push(format!("{name}: not there\n"));
     };
     let target = fs::read_link(path).map(|target| format!(" -> {}", target.display()));
-    let (mode, owner, size, time) = (meta.mode(), meta.uid(), meta.len(), meta.mtime());
     let target = target.unwrap_or_default();
-    lines.push(format!("{mode:06o} {owner} {size:>8} {time} {name}{target}\n"));
+    lines.push(format!("{:06o} {} {:>8} {} {name}{target}\n", meta.mode(), meta.uid(), meta.len(), meta.mtime()));
     if !meta.is_dir() {
         return;
     }
