@@ -95,6 +95,12 @@ pub fn boot_id() -> Result<String> {
 /// The first character of a [boot id](boot_id) that is not the kernel's.
 pub const REPLACED: char = '~';
 
+/// Whether two [boot ids](boot_id) are of one boot: a file over the kernel's may have the kernel's id.
+pub fn is_same_boot(one: &str, other: &str) -> bool {
+    let id = one.trim_start_matches(REPLACED);
+    !id.is_empty() && id == other.trim_start_matches(REPLACED)
+}
+
 /// The kernel returns a value in one read if the buffer has room, so no second read is needed.
 fn read_file(mut file: File) -> io::Result<String> {
     let mut text = vec![0; 512];

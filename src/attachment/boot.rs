@@ -55,8 +55,7 @@ impl BootIdentity {
     /// clock agrees. A clock that was set back makes the answer [`BootRelation::Elsewhere`], never
     /// [`BootRelation::Earlier`].
     pub fn relation_to(&self, current: &BootIdentity, created: i64) -> BootRelation {
-        let id = strip_replaced_mark(&self.id);
-        if id == strip_replaced_mark(&current.id) && !id.is_empty() {
+        if sysctl::is_same_boot(&self.id, &current.id) {
             return BootRelation::Now;
         }
         let is_kernels = |boot: &BootIdentity| !boot.id.starts_with(REPLACED);
@@ -69,11 +68,6 @@ impl BootIdentity {
     pub fn is_same_machine(&self, other: &BootIdentity) -> bool {
         self.machine.is_some() && self.machine == other.machine
     }
-}
-
-/// The boot id without the mark [`REPLACED`], which releases up to 0.2.0 did not write.
-fn strip_replaced_mark(id: &str) -> &str {
-    id.trim_start_matches(REPLACED)
 }
 
 /// The wall clock's time in seconds since 1970.

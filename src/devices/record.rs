@@ -36,7 +36,7 @@ pub struct DeviceRecord {
     pub ifname: String,
     /// The path of its namespace.
     pub netns: String,
-    /// The namespace that was there; missing in records of release 0.2.0.
+    /// The namespace that was there, if it could be read.
     #[serde(default)]
     pub netns_id: Option<NetnsIdentity>,
     /// The name of the device in the container, if it is a port of the attachment's interface `ifname`.
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_release_0_2_0_are_read() {
+    fn a_record_without_optional_fields_is_read() {
         let text = r#"{"containerID":"c1","ifname":"eth0","netns":"/x","device":{"name":"ens1",
             "altNames":["enp1s0"],"identity":{"kind":"","bus":"pci","parent":"0000:01:00.0",
              "permanentMac":"02:00:00:00:00:01","vlan":null,"link":null,"linkNetnsid":null},

@@ -154,12 +154,12 @@ mod tests {
         assert_eq!(descriptors.len(), 2);
         let passed = PassedDescriptors::from_descriptors(descriptors);
         assert!(passed.netns.is_some() && passed.directory.is_some());
-        // As a daemon of release 0.2.0 reads.
+        // A reader that takes no descriptors.
         send_line(&one, b"line\n", &[file.as_fd()]).unwrap();
         let mut line = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(&two), &mut line).unwrap();
         assert_eq!(line, "line\n");
-        // As a plugin of release 0.2.0 writes.
+        // A writer that passes no descriptors.
         (&one).write_all(b"line\n").unwrap();
         let mut descriptors = Vec::new();
         assert_eq!(receive_bytes(&two, &mut [0; 9], &mut descriptors).unwrap(), 5);

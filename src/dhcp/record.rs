@@ -44,13 +44,13 @@ pub struct DhcpRecord {
     /// Device and inode of the namespace: the path may refer to another one meanwhile.
     pub netns_id: (u64, u64),
     /// The cookie of the namespace: the kernel may give the inode's number to another one meanwhile. `None` before
-    /// Linux 5.14, and in records of release 0.2.0.
+    /// Linux 5.14.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
-    /// The number of the namespace in that of the daemon. `None` in records of release 0.2.0.
+    /// The number of the namespace in that of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_number: Option<NamespaceNumber>,
-    /// The index of the interface, which the container may rename. `None` in records of release 0.2.0.
+    /// The index of the interface, which the container may rename. `None` before the interface was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifindex: Option<u32>,
     /// The Ethernet address of the interface.
@@ -198,7 +198,8 @@ impl DhcpRecordStore {
 
     /// The record of `key`.
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
-        let content = self.read_record_file(&file_name(key)).filter(|content| self.is_same_boot(&content.boot))?;
+        let content =
+            self.read_record_file(&file_name(key)).filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;
         Some(content.record).filter(|record| record.key == *key)
     }
 
@@ -209,7 +210,7 @@ impl DhcpRecordStore {
         for name in names.iter().filter(|name| is_own_name(name)) {
             let path = self.dir.join(name);
             match self.read_record_file(name) {
-                Some(content) if self.is_same_boot(&content.boot) => found.push(content.record),
+                Some(content) if sysctl::is_same_boot(&content.boot, &self.boot) => found.push(content.record),
                 other => {
                     log::warn(format_args!("no lease of this boot in {}", path.display()));
                     if other.is_some_and(|content| self.is_other_boot(&content.boot)) {
@@ -220,11 +221,6 @@ impl DhcpRecordStore {
             }
         }
         found
-    }
-
-    fn is_same_boot(&self, recorded: &str) -> bool {
-        let bare = |id: &str| id.trim_start_matches(REPLACED).to_owned();
-        !bare(recorded).is_empty() && bare(recorded) == bare(&self.boot)
     }
 
     /// Whether the recorded boot is certainly another one.
@@ -320,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_release_0_2_0_are_read() {
+    fn a_record_without_optional_fields_is_read() {
         let read = |family: &str, lease: &str| {
             let text = format!(
                 r#"{{"boot":"b","record":{{"key":{{"containerId":"a","network":"n",

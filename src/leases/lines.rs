@@ -280,19 +280,14 @@ impl JournalHeader {
         join_line(&[HEADER, machine.as_deref().unwrap_or(UNKNOWN), id, &time, &place]).split_off(1)
     }
 
-    /// Parses the first line of `text`. In a journal of an earlier build the line ends with the boot.
+    /// Parses the first line of `text`.
     pub(super) fn parse(text: &str) -> Option<JournalHeader> {
         let mut words = split_line(text.lines().next()?).into_iter();
         let is_header = words.next()? == HEADER;
         let boot = parse_boot(words.next()?, words.next()?);
         let written_at = words.next().and_then(|word| word.parse().ok());
-        let sorted = match words.next() {
-            Some(place) => {
-                let (start, end) = place.split_once(':')?;
-                start.parse().ok()?..end.parse().ok()?
-            }
-            None => 0..0,
-        };
+        let (start, end) = words.next()?.split_once(':')?;
+        let sorted = start.parse().ok()?..end.parse().ok()?;
         is_header.then_some(JournalHeader { boot, written_at, sorted })
     }
 }

@@ -102,7 +102,7 @@ impl LeaseTask {
     }
 
     /// Verifies that the namespace that was opened for a record is the recorded one, and has the interface. Without a
-    /// recorded cookie (a record of release 0.2.0, or before Linux 5.14) the interface must have the recorded Ethernet
+    /// recorded cookie (before Linux 5.14) the interface must have the recorded Ethernet
     /// address, or the leased address.
     pub(super) async fn verify_interface(&mut self) -> Result<(), InterfaceError> {
         let look = |ifname: &str| {
