@@ -394,16 +394,18 @@ fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Optio
         let ahead = entries_ahead(wanted, &chain).into_iter();
         all.extend(ahead.filter(|entry| is_preceded_by_other(table, entry, wanted, &chain)));
     }
-    // The table has the rules of all containers.
-    let chains: HashSet<String> = all.iter().map(|rule| rule.chain.clone()).collect();
-    let present: HashSet<&IptablesRule> = table.rules.iter().filter(|rule| chains.contains(&rule.chain)).collect();
+    // The table has the rules of all containers. Those of a chain usually are in the wanted order: each search begins
+    // after the last rule that was found.
+    let mut begin = 0;
     all.into_iter().find(|rule| {
         // iptables-save may print conditions in other words.
         if !wanted.condition_words().is_empty() && rule.chain == TOP {
-            !table.rules_of_chain(TOP).any(|rule| rule.goes_to(&chain))
-        } else {
-            !present.contains(rule)
+            return !table.rules_of_chain(TOP).any(|rule| rule.goes_to(&chain));
         }
+        let (before, after) = table.rules.split_at(begin);
+        let found = after.iter().chain(before).position(|present| present == rule);
+        begin = found.map_or(begin, |offset| (begin + offset) % table.rules.len() + 1);
+        found.is_none()
     })
 }
 
