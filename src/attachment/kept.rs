@@ -20,6 +20,9 @@ use super::record::AttachmentRecord;
 use crate::error::Result;
 use crate::files::{FileOperationContext, FileResult};
 
+/// The remedy for missing rules.
+pub const REPAIR_REMEDY: &str = "\"cnibox repair\" restores all rules of this host";
+
 /// The parts of one feature in all records; the field is the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordStore(pub &'static str);
@@ -66,11 +69,10 @@ impl RecordStore {
     }
 
     /// How an operator restores the attachment's rules.
-    pub fn restore_remedy(self, owner: AttachmentId<'_>) -> String {
+    pub fn restore_remedy(self, owner: AttachmentId<'_>) -> &'static str {
         let is_kept = self.has_instance(&owner.instance_id());
-        let repair = "\"cnibox repair\" restores all rules of this host";
-        let remedy = if is_kept { repair } else { "attach the container again" };
-        format!("the rules are gone from the packet filter; {remedy}")
+        let attach = "the rules are gone from the packet filter; attach the container again";
+        if is_kept { REPAIR_REMEDY } else { attach }
     }
 
     /// Removes the part from the attachment's record.

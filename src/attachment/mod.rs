@@ -20,7 +20,7 @@ mod record;
 
 pub use boot::{BootIdentity, BootRelation};
 pub use file::{forget_attachment, log_unrecorded, remove_all_records};
-pub use kept::{RecordStore, StoredRecord};
+pub use kept::{REPAIR_REMEDY, RecordStore, StoredRecord};
 pub use liveness::{ContainerPairEnd, EndProof, HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence};
 pub use owner::{AttachmentId, network_hash, sha512_hex};
 pub use record::AttachmentRecord;

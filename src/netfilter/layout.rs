@@ -14,15 +14,12 @@ mod transaction;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use crate::attachment::RecordStore;
+use crate::attachment::{REPAIR_REMEDY, RecordStore};
 use crate::error::{self, Error};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement};
 
 pub use transaction::{LayoutTransaction, OwnTables};
-
-/// The remedy for damage.
-pub const REMEDY: &str = "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
 /// The rules of the chain of this name, if it is one that elements jump to.
 type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
@@ -86,7 +83,7 @@ impl TableLayout {
     /// For CHECK: fails if the table differs from its layout.
     pub fn require_whole(self, nft: &NftSocket, comparison: RuleComparison) -> error::Result<()> {
         let damage = self.find_difference(nft, comparison)?;
-        damage.map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REMEDY)))
+        damage.map_or(Ok(()), |damage| Err(Error::internal(damage.text).with_details(REPAIR_REMEDY)))
     }
 
     /// The rules of a chain that elements jump to.

@@ -28,7 +28,7 @@ use serde::Deserialize;
 use super::backend::{FilterFeature, IpFamily, PacketFilter};
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
-use crate::attachment::RecordStore;
+use crate::attachment::{REPAIR_REMEDY, RecordStore};
 use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
 
@@ -143,7 +143,7 @@ pub fn require_closed(filter: &PacketFilter) -> Result<()> {
         None => Ok(()),
         Some(rule) => {
             let msg = format!("rule{} is missing in iptables table {RAW_TABLE}", rule.quoted_words());
-            Err(Error::internal(msg).with_details(layout::REMEDY))
+            Err(Error::internal(msg).with_details(REPAIR_REMEDY))
         }
     }
 }

@@ -89,7 +89,7 @@ pub fn restore_all(filter: &PacketFilter) -> Vec<Error> {
 
 /// Restores what is not in the feature's tables.
 fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Result<()> {
-    let of_rules = feature.rules.map_or(Ok(()), |rules| rules.restore(filter));
+    let of_rules = feature.rules.map_or(Ok(()), |rules| rules.restore(&|family| filter.default_iptables(family)));
     of_rules.and((feature.restore)(filter))
 }
 

@@ -8,13 +8,13 @@ use std::cell::Cell;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::backend::PacketFilter;
 use super::elements::find_other_record;
 use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
-use super::{AttachmentId, IpFamily};
+use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 use crate::log;
+use crate::netlink::IpFamily;
 
 /// What the records of a feature want in a table of iptables.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,9 @@ pub struct RecordedRules {
     pub is_flushed: fn(&IptablesTable, IpFamily, &StoredRecord<Value>, Option<&Value>) -> bool,
 }
 
+/// Opens the tables of the node's default iptables.
+pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>;
+
 /// See [`RecordedRules::plan`].
 type PlanRecord = fn(&mut IptablesTable, IpFamily, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Option<String>;
 
@@ -42,7 +45,7 @@ impl RecordedRules {
     /// the ADD.
     pub fn add(
         &self,
-        filter: &PacketFilter,
+        tables: IptablesOpener<'_>,
         owner: AttachmentId<'_>,
         part: &impl Serialize,
         scope: ChainScope<'_>,
@@ -50,7 +53,7 @@ impl RecordedRules {
     ) -> Result<()> {
         let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
         self.families(part).try_for_each(|family| {
-            self.add_to_table(&filter.default_iptables(family)?, owner, part, scope, &|table| plan(table, family, part))
+            self.add_to_table(&tables(family)?, owner, part, scope, &|table| plan(table, family, part))
         })
     }
 
@@ -91,18 +94,18 @@ impl RecordedRules {
 
     /// Restores the missing rules of all attachments of this host. If that fails, those of each attachment by themselves,
     /// so that rules which are refused do not prevent the others; then fails as well.
-    pub fn restore(&self, filter: &PacketFilter) -> Result<()> {
+    pub fn restore(&self, tables: IptablesOpener<'_>) -> Result<()> {
         let all: Vec<_> = self.kept.find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
-        join_outcomes(IpFamily::BOTH.map(|family| self.restore_family(filter, family, &all)))
+        join_outcomes(IpFamily::BOTH.map(|family| self.restore_family(tables, family, &all)))
     }
 
-    fn restore_family(&self, filter: &PacketFilter, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
+    fn restore_family(&self, tables: IptablesOpener<'_>, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
         let is_of_family = |stored: &&StoredRecord<Value>| (self.is_of)(&stored.content, family);
         let all: Vec<StoredRecord<Value>> = all.iter().filter(is_of_family).cloned().collect();
         if all.is_empty() {
             return Ok(());
         }
-        let tables = filter.default_iptables(family)?;
+        let tables = tables(family)?;
         // Usually nothing is missing, and no lock is needed.
         let mut table = tables.read_table(self.table, ChainScope::All)?;
         self.plan_all(&mut table, family, &all);

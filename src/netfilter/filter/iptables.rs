@@ -77,11 +77,17 @@ pub(super) fn add_rules(
     if pod.bridge.is_some() {
         chains.extend([STAGE_1, STAGE_2]);
     }
-    RULES.add(filter, owner, pod, ChainScope::named_chains(&chains), &|table, family, _| {
-        remove_address_rules(table, &unshared_ips(former, family, owner));
-        create_address_rules(table, pod, family, true);
-        plan_policy(table, owner.network, pod);
-    })
+    RULES.add(
+        &|family| filter.default_iptables(family),
+        owner,
+        pod,
+        ChainScope::named_chains(&chains),
+        &|table, family, _| {
+            remove_address_rules(table, &unshared_ips(former, family, owner));
+            create_address_rules(table, pod, family, true);
+            plan_policy(table, owner.network, pod);
+        },
+    )
 }
 
 /// The attachment's rules in a family, without those that all attachments share.

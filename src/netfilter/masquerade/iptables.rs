@@ -50,9 +50,15 @@ fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
 
 pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Result<()> {
     let chains = [POSTROUTING, &owner.iptables_chain("")];
-    RULES.add(filter, owner, record, ChainScope::named_chains(&chains), &|table, family, part| {
-        plan_addition(table, owner, &recorded_addresses(part, family));
-    })
+    RULES.add(
+        &|family| filter.default_iptables(family),
+        owner,
+        record,
+        ChainScope::named_chains(&chains),
+        &|table, family, part| {
+            plan_addition(table, owner, &recorded_addresses(part, family));
+        },
+    )
 }
 
 /// The rule that jumps to the container's chain.

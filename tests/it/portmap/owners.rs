@@ -48,7 +48,7 @@ fn the_error_names_the_container_that_has_the_port() {
 }
 
 #[test]
-fn repair_does_not_claim_a_port_that_another_container_has_meanwhile() {
+fn repair_claims_no_port_that_another_container_has() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let (one, two) = (ports.pod("c1"), ports.pod("c2"));
     let http = json!([mapping(8080, 80, "tcp")]);

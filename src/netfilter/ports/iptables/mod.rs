@@ -86,7 +86,9 @@ pub(super) fn add_mappings(
     };
     let ports = forward.mappings.iter().map(|m| (m.proto.to_string(), m.host_port)).collect();
     let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
-    let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| RULES.add(filter, owner, forward, scope, &plan));
+    let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
+        RULES.add(&|family| filter.default_iptables(family), owner, forward, scope, &plan)
+    });
     let (taken, planned) = (taken.into_inner(), planned.into_inner());
     if created.is_err() || taken.is_some() {
         for family in IpFamily::BOTH.into_iter().filter(|family| planned.contains(family)) {
