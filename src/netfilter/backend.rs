@@ -79,6 +79,11 @@ impl RuleBackend {
         check(first).or_else(|error| check(other).map_err(|_| error))
     }
 
+    /// The back end of a record's part, if its feature has a choice of them.
+    pub(super) fn of_part(part: &Value) -> Option<RuleBackend> {
+        RecordedBackend::deserialize(part).ok().map(|recorded| recorded.backend)
+    }
+
     /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never
     /// used, is tried, which starts a process.
     pub fn default_backend(filter: &PacketFilter) -> RuleBackend {

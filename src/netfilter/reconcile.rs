@@ -74,9 +74,7 @@ pub fn reconcile_all(filter: &PacketFilter, mode: ReconcileMode) -> Result<Recon
     let mut failures = restore_all(filter);
     let left = find_differences(filter)?;
     differences.retain(|object| !left.contains(object));
-    if failures.is_empty() {
-        failures.extend(left.into_iter().map(|object| Error::internal(format!("not restored: {object}"))));
-    }
+    failures.extend(left.into_iter().map(|object| Error::internal(format!("not restored: {object}"))));
     Ok(ReconcileOutcome { differences, failures })
 }
 
@@ -134,18 +132,28 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
     Ok(found)
 }
 
+/// What was read of a table of iptables.
+type TablesByName<T> = RefCell<HashMap<(IpFamily, &'static str), Rc<T>>>;
+
 /// Compares attachments with the packet filter, and reads once what several attachments have in common.
 struct FilterComparison<'f> {
     filter: &'f PacketFilter,
     /// The first difference of each table from its layout.
     layouts: RefCell<HashMap<NftTable<'static>, Option<String>>>,
     /// The tables of the node's default iptables.
-    tables: RefCell<HashMap<(IpFamily, &'static str), Rc<IptablesTable>>>,
+    tables: TablesByName<IptablesTable>,
+    /// The tables of all flavours of iptables with chains of CNI plugins.
+    flavours: TablesByName<Vec<IptablesTable>>,
 }
 
 impl<'f> FilterComparison<'f> {
     fn new(filter: &'f PacketFilter) -> FilterComparison<'f> {
-        FilterComparison { filter, layouts: RefCell::default(), tables: RefCell::default() }
+        FilterComparison {
+            filter,
+            layouts: RefCell::default(),
+            tables: RefCell::default(),
+            flavours: RefCell::default(),
+        }
     }
 
     /// What is not as the attachment's part wants it: each damaged table, or else the first element, and the first rule of
@@ -159,9 +167,8 @@ impl<'f> FilterComparison<'f> {
         let (owner, part) = (stored.attachment_id(), &stored.content);
         let families: Vec<IpFamily> = feature.rules.iter().flat_map(|rules| rules.families(part)).collect();
         let mut texts = Vec::new();
-        // The reference has no elements beside rules of iptables.
         if let Some(elements) = &feature.elements
-            && (families.is_empty() || feature.state.kept.has_instance(&owner.instance_id()))
+            && self.requires_elements(feature, owner, part)?
         {
             texts = self.find_wrong_elements(feature, elements, owner, part)?;
         }
@@ -176,6 +183,16 @@ impl<'f> FilterComparison<'f> {
             texts.into_iter().map(|text| Error::internal(text).with_details(remedy())).collect();
         errors.extend((feature.check)(self.filter, owner, part).err());
         Ok(errors)
+    }
+
+    /// Whether the elements are required. Beside rules of iptables the reference has none, and a kernel without
+    /// `nf_tables` has none.
+    fn requires_elements(&self, feature: &FilterFeature, owner: AttachmentId<'_>, part: &Value) -> Result<bool> {
+        if RuleBackend::of_part(part) != Some(RuleBackend::Iptables) {
+            return Ok(true);
+        }
+        let is_recorded = feature.state.kept.has_instance(&owner.instance_id());
+        Ok(is_recorded && self.filter.nft_socket_if_present()?.is_some())
     }
 
     fn find_wrong_elements(
@@ -215,17 +232,33 @@ impl<'f> FilterComparison<'f> {
         stored: &StoredRecord<Value>,
         all: &[StoredRecord<Value>],
     ) -> Result<Option<String>> {
-        let present = self.default_table(family, rules.table)?;
-        let mut planned = IptablesTable::clone(&present);
-        let obstacle = (rules.plan)(&mut planned, family, stored, all);
-        let Some(line) = planned.first_difference(&present) else { return Ok(obstacle) };
-        for tables in self.filter.iptables_with_chains(family, rules.table, &[])? {
-            let mut planned = tables.read_table(rules.table, ChainScope::All)?;
+        let compared = self.default_table(family, rules.table).map(|present| {
+            let mut planned = IptablesTable::clone(&present);
+            let obstacle = (rules.plan)(&mut planned, family, stored, all);
+            planned.first_difference(&present).ok_or(obstacle)
+        });
+        if let Ok(Err(obstacle)) = compared {
+            return Ok(obstacle);
+        }
+        for table in self.tables_with_chains(family, rules.table)?.iter() {
+            let mut planned = table.clone();
             if (rules.plan)(&mut planned, family, stored, all).is_none() && planned.first_change().is_none() {
                 return Ok(None);
             }
         }
+        let line = compared?.unwrap_or_default();
         Ok(Some(format!("\"{line}\" is missing in {} table {}", program_name(family), rules.table)))
+    }
+
+    fn tables_with_chains(&self, family: IpFamily, name: &'static str) -> Result<Rc<Vec<IptablesTable>>> {
+        if let Some(known) = self.flavours.borrow().get(&(family, name)) {
+            return Ok(Rc::clone(known));
+        }
+        let found = self.filter.iptables_with_chains(family, name, &[])?;
+        let tables = found.iter().map(|tables| tables.read_table(name, ChainScope::All));
+        let tables: Rc<Vec<IptablesTable>> = Rc::new(tables.collect::<Result<_>>()?);
+        self.flavours.borrow_mut().insert((family, name), Rc::clone(&tables));
+        Ok(tables)
     }
 
     fn default_table(&self, family: IpFamily, name: &'static str) -> Result<Rc<IptablesTable>> {

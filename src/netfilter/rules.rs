@@ -40,32 +40,18 @@ pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>
 type PlanRecord = fn(&mut IptablesTable, IpFamily, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Option<String>;
 
 impl RecordedRules {
-    /// For ADD: commits the changes of `plan` in the table of each family in which this part has rules; also the rules of
-    /// all other attachments if those of one of them are missing. Rules of others that cannot be restored do not prevent
-    /// the ADD.
+    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of one of them are missing.
+    /// Rules of others that cannot be restored do not prevent the ADD.
     pub fn add(
-        &self,
-        tables: IptablesOpener<'_>,
-        owner: AttachmentId<'_>,
-        part: &impl Serialize,
-        scope: ChainScope<'_>,
-        plan: &dyn Fn(&mut IptablesTable, IpFamily, &Value),
-    ) -> Result<()> {
-        let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
-        self.families(part).try_for_each(|family| {
-            self.add_to_table(&tables(family)?, owner, part, scope, &|table| plan(table, family, part))
-        })
-    }
-
-    fn add_to_table(
         &self,
         tables: &IptablesHandle<'_>,
         owner: AttachmentId<'_>,
-        part: &Value,
+        part: &impl Serialize,
         scope: ChainScope<'_>,
         plan: &dyn Fn(&mut IptablesTable),
     ) -> Result<()> {
         let family = tables.family;
+        let part = &serde_json::to_value(part).map_err(|e| Error::internal(e.to_string()))?;
         let other = find_other_record(self.kept, owner, |content| (self.is_of)(content, family));
         let restores = Cell::new(false);
         let is_flushed = |table: &IptablesTable, other: &StoredRecord<Value>| {

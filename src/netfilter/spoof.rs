@@ -17,7 +17,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::backend::FilterFeature;
-use super::elements::{RecordedElements, differing_data, elements_of_part};
+use super::elements::{RecordedElements, elements_of_part};
 use super::layout::{self, HandoverCount, LayoutTransaction, RestorableState, TableLayout};
 use super::names::{parse_label, stale_matcher};
 use super::reconcile::check_attachment;
@@ -77,7 +77,10 @@ const ELEMENTS: RecordedElements = RecordedElements {
     layout: LAYOUT,
     sets: &SETS,
     of_part: |owner, part| elements_of_part(owner, part, port_elements),
-    find_conflict: differing_data,
+    // No other attachment may have the name of the port.
+    find_conflict: |_, wanted, found| {
+        (found != wanted).then(|| format!("element {wanted} of {} belongs to another attachment", wanted.set))
+    },
 };
 
 const LAYOUT: TableLayout = TableLayout {

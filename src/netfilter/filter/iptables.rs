@@ -14,6 +14,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use serde::Deserialize;
+use serde_json::Value;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
@@ -45,8 +46,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         // The reference does not accept published ports.
         let is_recorded = KEPT.has_instance(&owner.instance_id());
         create_address_rules(table, &pod, family, is_recorded);
-        if pod.policy != IngressPolicy::Open && decides_policy(stored, all) {
-            restore_policy(table, owner.network, &pod, is_recorded);
+        let is_of_family = |part: &Value| (RULES.is_of)(part, family);
+        if pod.policy != IngressPolicy::Open && decides_policy(stored, all, &is_of_family) {
+            restore_policy(table, owner.network, &pod, is_recorded, all.is_empty());
         }
         None
     },
@@ -77,17 +79,18 @@ pub(super) fn add_rules(
     if pod.bridge.is_some() {
         chains.extend([STAGE_1, STAGE_2]);
     }
-    RULES.add(
-        &|family| filter.default_iptables(family),
-        owner,
-        pod,
-        ChainScope::named_chains(&chains),
-        &|table, family, _| {
+    for family in IpFamily::BOTH {
+        if ips_of_family(&pod.ips, family).is_empty() {
+            continue;
+        }
+        let tables = filter.default_iptables(family)?;
+        RULES.add(&tables, owner, pod, ChainScope::named_chains(&chains), &|table| {
             remove_address_rules(table, &unshared_ips(former, family, owner));
             create_address_rules(table, pod, family, true);
             plan_policy(table, owner.network, pod);
-        },
-    )
+        })?;
+    }
+    Ok(())
 }
 
 /// The attachment's rules in a family, without those that all attachments share.
@@ -161,12 +164,20 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraf
     }
 }
 
-/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD.
-fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool) {
+/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an attachment
+/// that `is_alone`: the configured policy must be in force.
+fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool, is_alone: bool) {
     let Some(bridge) = pod.bridge.as_deref() else { return };
-    if !table.rules.iter().any(other_policy_matcher(bridge, pod.policy)) || has_policy_of_other(bridge, network) {
+    if is_alone || !is_other_policy_in_force(table, bridge, pod.policy) || has_policy_of_other(bridge, network) {
         plan_policy_rules(table, bridge, pod, publishes);
     }
+}
+
+/// Whether the table has a rule of another policy of the bridge. Rules that others add for the bridge are no policy.
+fn is_other_policy_in_force(table: &IptablesTable, bridge: &str, policy: IngressPolicy) -> bool {
+    let own = bridge_rules(bridge, policy);
+    let mut others = [IngressPolicy::SameBridge, IngressPolicy::Isolated].into_iter().filter(|other| *other != policy);
+    others.any(|other| bridge_rules(bridge, other).iter().any(|rule| !own.contains(rule) && table.has_rule(rule)))
 }
 
 /// Whether a rule belongs to another policy of the bridge.

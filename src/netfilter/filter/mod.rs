@@ -95,7 +95,7 @@ impl IngressPolicy {
 
 /// Whether the policy of the attachment's bridge is restored from this attachment's record if nothing of a policy is left:
 /// of the records of a network with rules in the same place, the latest one, of those of one second the strictest.
-fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>]) -> bool {
+fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_rules: &dyn Fn(&Value) -> bool) -> bool {
     fn place(kept: &StoredRecord<Value>) -> (Option<&Value>, &str, Option<&Value>) {
         (kept.content.get("backend"), kept.attachment_id().network, kept.content.get("bridge"))
     }
@@ -104,7 +104,8 @@ fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>]) -> bo
         let policy = policy.and_then(|policy| IngressPolicy::deserialize(policy).ok());
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
-    !all.iter().any(|other| place(other) == place(kept) && rank(other) > rank(kept))
+    let mut others = all.iter().filter(|other| has_rules(&other.content));
+    !others.any(|other| place(other) == place(kept) && rank(other) > rank(kept))
 }
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes

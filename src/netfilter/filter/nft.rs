@@ -166,7 +166,7 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
         // What is left of a policy is that of the latest ADD, which may be gone.
         let bridge = kept.content.get("bridge").and_then(Value::as_str);
         let has_policy = bridge.is_some_and(|bridge| change.has_occupant(&BRIDGES.element_with_key(bridge)));
-        let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all);
+        let restores = (!has_policy || change.was_flushed(SAME_BRIDGE)) && decides_policy(kept, &all, &|_| true);
         let mut elements = (ELEMENTS.of_part)(kept.attachment_id(), &kept.content);
         elements.retain(|element| restores || ![BRIDGES, SAME_BRIDGE].contains(&element.set));
         for element in &elements {
@@ -260,7 +260,7 @@ pub(super) fn decided_part(
     let Ok(pod) = AcceptedTraffic::deserialize(&part) else { return Ok(part) };
     if pod.backend == RuleBackend::Nftables
         && let Some(bridge) = pod.bridge.as_deref()
-        && (!decides_policy(kept, all)
+        && (!decides_policy(kept, all, &|_| true)
             || filter.nft_socket()?.read_element(&BRIDGES.element_with_key(bridge))?.is_some())
         && let Some(bridge) = part.get_mut("bridge")
     {

@@ -43,22 +43,24 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 /// The addresses with rules in the family's table.
 fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
     let record = MasqueradeRecord::deserialize(part).ok().filter(|record| record.backend == RuleBackend::Iptables);
-    let mut addrs = record.map(|record| record.addrs).unwrap_or_default();
-    addrs.retain(|addr| IpFamily::of_address(addr.addr()) == family);
-    addrs
+    record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
+}
+
+fn addresses_of_family(addrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
+    addrs.iter().copied().filter(|addr| IpFamily::of_address(addr.addr()) == family).collect()
 }
 
 pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Result<()> {
     let chains = [POSTROUTING, &owner.iptables_chain("")];
-    RULES.add(
-        &|family| filter.default_iptables(family),
-        owner,
-        record,
-        ChainScope::named_chains(&chains),
-        &|table, family, part| {
-            plan_addition(table, owner, &recorded_addresses(part, family));
-        },
-    )
+    for family in IpFamily::BOTH {
+        let addrs = addresses_of_family(&record.addrs, family);
+        if !addrs.is_empty() {
+            let plan = |table: &mut IptablesTable| plan_addition(table, owner, &addrs);
+            let tables = filter.default_iptables(family)?;
+            RULES.add(&tables, owner, record, ChainScope::named_chains(&chains), &plan)?;
+        }
+    }
+    Ok(())
 }
 
 /// The rule that jumps to the container's chain.

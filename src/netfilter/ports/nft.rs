@@ -382,7 +382,12 @@ fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElemen
         let owner = parse_port_owner(other);
         return Some(format!("element {wanted} of {} belongs to {owner}", wanted.set));
     }
-    if wanted.set == ATTACHMENTS { None } else { differing_data(owner, wanted, found) }
+    if wanted.set == ATTACHMENTS {
+        return None;
+    }
+    // An element without a comment is of no attachment.
+    let unowned = found.comment.is_none().then(|| SetElement { comment: wanted.comment.clone(), ..found.clone() });
+    differing_data(owner, wanted, unowned.as_ref().unwrap_or(found))
 }
 
 /// Fails if the chain `conditional` lacks rules of the attachment.

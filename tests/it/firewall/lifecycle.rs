@@ -48,6 +48,36 @@ fn add_check_del_del_in_every_version() {
 }
 
 #[test]
+fn an_exception_of_an_administrator_hides_no_lost_policy() {
+    let (node, container) = (Node::new(), Container::new());
+    let net = net(&node, "1.1.0", &json!({"backend": "iptables", "ingressPolicy": "isolated"}));
+    net.add(&container);
+    let bridge = node.sh("iptables -S CNI-ISOLATION-STAGE-2 | sed -n 's/.*-o \\([^ ]*\\) .*-j DROP/\\1/p' | head -1");
+    node.sh(&format!("iptables -I CNI-ISOLATION-STAGE-2 -o {} -s 192.0.2.1 -j RETURN", bridge.trim()));
+    net.on("CHECK", &container).ok();
+    node.sh("iptables -F FORWARD");
+    net.on("CHECK", &container).error();
+    node.cnibox(&["repair"]).run();
+    net.on("CHECK", &container).ok();
+    assert!(node.sh("iptables -S FORWARD").contains("-j CNI-ISOLATION-STAGE-1"));
+    assert!(node.sh("iptables -S CNI-ISOLATION-STAGE-2").contains("192.0.2.1"));
+}
+
+#[test]
+fn the_policy_of_each_family_is_restored() {
+    let (node, both, later) = (Node::new(), Container::new(), Container::new());
+    let net = net(&node, "1.1.0", &json!({"backend": "iptables", "ingressPolicy": "isolated"}));
+    net.add(&both);
+    let only_ipv4 = net.with(&json!({"prevResult": prev("1.1.0", &OTHER[..1])}));
+    only_ipv4.call("ADD", "later").netns(&later.path()).result();
+    let policy = || node.sh("ip6tables -S CNI-ISOLATION-STAGE-1; ip6tables -S CNI-ISOLATION-STAGE-2");
+    let before = policy();
+    node.sh("ip6tables -F CNI-ISOLATION-STAGE-1; ip6tables -F CNI-ISOLATION-STAGE-2");
+    assert!(node.cnibox(&["repair"]).run().stdout.contains("is missing in ip6tables table filter"));
+    assert_eq!(policy(), before);
+}
+
+#[test]
 fn del_without_namespace_or_prev_result_removes_its_own() {
     for backend in BACKENDS {
         let (node, container) = (Node::new(), Container::new());

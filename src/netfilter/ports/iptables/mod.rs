@@ -13,7 +13,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
@@ -63,46 +62,43 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 };
 
 /// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
-/// another container holds a port, the port is returned. In this case, and on failure, the attachment has no
-/// mappings.
+/// another container holds a port, the port is returned. In this case, and on failure, no family has new mappings.
 pub(super) fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
     forward: &PortForwarding,
 ) -> Result<Option<TakenPort>> {
-    let (taken, planned) = (RefCell::new(None), RefCell::new(Vec::new()));
-    let plan = |table: &mut IptablesTable, family: IpFamily, _: &Value| {
-        let Some(wanted) = RequiredRules::of_family(owner, forward, family) else { return };
-        let mut taken = taken.borrow_mut();
-        if taken.as_ref().is_some_and(|(of, _)| *of != family) {
-            return;
+    let (taken, mut created) = (RefCell::new(None), Vec::new());
+    for family in IpFamily::BOTH {
+        let Some(wanted) = RequiredRules::of_family(owner, forward, family) else { continue };
+        let plan = |table: &mut IptablesTable| {
+            let port = find_taken_port(table, wanted);
+            // What was restored for the holder of the port remains.
+            if port.is_none() {
+                create_rules(table, wanted);
+            }
+            taken.replace(port);
+        };
+        let ports = wanted.family_mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
+        let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
+        let outcome = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
+            RULES.add(&filter.default_iptables(family)?, owner, forward, scope, &plan)
+        });
+        if outcome.is_err() || taken.borrow().is_some() {
+            for earlier in created {
+                undo_mappings(filter, earlier, owner);
+            }
+            outcome.map_err(|error| missing_mark_chain_error(filter, family, forward).unwrap_or(error))?;
+            return Ok(taken.into_inner());
         }
-        planned.borrow_mut().push(family);
-        *taken = find_taken_port(table, wanted).map(|port| (family, port));
-        // What was restored for the holder of the port remains.
-        if taken.is_none() {
-            create_rules(table, wanted);
-        }
-    };
-    let ports = forward.mappings.iter().map(|m| (m.proto.to_string(), m.host_port)).collect();
-    let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
-    let created = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
-        RULES.add(&|family| filter.default_iptables(family), owner, forward, scope, &plan)
-    });
-    let (taken, planned) = (taken.into_inner(), planned.into_inner());
-    if created.is_err() || taken.is_some() {
-        for family in IpFamily::BOTH.into_iter().filter(|family| planned.contains(family)) {
-            undo_mappings(filter, family, owner);
-        }
+        created.push(family);
     }
-    created.map_err(|error| missing_mark_chain_error(filter, &planned, forward).unwrap_or(error))?;
-    Ok(taken.map(|(_, port)| port))
+    Ok(None)
 }
 
 /// The error if the chain of `externalSetMarkChain` does not exist.
-fn missing_mark_chain_error(filter: &PacketFilter, planned: &[IpFamily], forward: &PortForwarding) -> Option<Error> {
+fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortForwarding) -> Option<Error> {
     let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
-    let family = *planned.last()?;
     let table = filter.default_iptables(family).ok()?.read_table(NAT, ChainScope::named_chains(&[chain])).ok()?;
     (!table.has_chain(chain)).then(|| {
         let program = program_name(family);
