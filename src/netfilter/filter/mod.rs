@@ -104,8 +104,9 @@ fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_r
         let policy = policy.and_then(|policy| IngressPolicy::deserialize(policy).ok());
         (kept.record.created, policy.map(|policy| policy as u8), owner.id, owner.ifname)
     }
-    let mut others = all.iter().filter(|other| has_rules(&other.content));
-    !others.any(|other| place(other) == place(kept) && rank(other) > rank(kept))
+    // Parts are decoded last, and only up to the first such record: a table may have the rules of hundreds.
+    let mut later = all.iter().filter(|other| place(other) == place(kept) && rank(other) > rank(kept));
+    !later.any(|other| has_rules(&other.content))
 }
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes

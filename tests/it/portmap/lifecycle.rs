@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ALL, Ports, Rules, mapping};
+use super::{ALL, Ports, Rules, mapping, tcp};
 use crate::support::node::{MILESTONES, VERSIONS};
 use crate::support::strace::{self, Hits};
 
@@ -182,6 +182,50 @@ fn check_reports_every_kind_of_damage() {
         let error = ports.call("CHECK", &pod, &two()).error();
         assert!(error.msg.contains("tables table nat"), "{damage}: {error:?}");
         ports.add(&pod, &two());
+    }
+}
+
+#[test]
+fn repair_claims_no_port_that_another_container_has() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+    let http = json!([mapping(8080, 80, "tcp")]);
+    ports.add(&one, &http);
+    ports.node.sh("nft delete element inet cnibox_portmap any4 '{ tcp . 8080 }'");
+    ports.node.sh("nft delete element inet cnibox_portmap any6 '{ tcp . 8080 }'");
+    ports.add(&two, &http);
+    let repair = ports.node.cnibox(&["repair"]).run();
+    let taken = "element tcp . 8080 of map inet cnibox_portmap any4 belongs to container \"c2\"";
+    assert!(repair.stderr.contains(&format!("not restored: {taken}")), "{repair:?}");
+    assert_eq!((repair.status, repair.stdout.contains("restored: element")), (Some(1), false), "{repair:?}");
+    assert!(tcp(&ports.node, &two.container, "10.1.2.1:8080", 80).is_some());
+}
+
+#[test]
+fn an_element_of_nobody_in_place_of_a_mapping_is_found() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let one = ports.pod("c1");
+    let http = json!([mapping(8080, 80, "tcp")]);
+    ports.add(&one, &http);
+    let replaced = "tcp . 8080 : 10.9.9.9 . 81";
+    ports.node.sh(&format!(
+        "nft 'delete element inet cnibox_portmap any4 {{ tcp . 8080 }}; add element inet cnibox_portmap any4 {{ {replaced} }}'"
+    ));
+    let error = ports.call("CHECK", &one, &http).error();
+    assert_eq!(error.msg, "element tcp . 8080 of map inet cnibox_portmap any4 has another value");
+}
+
+#[test]
+fn a_refused_second_add_keeps_the_mappings_of_the_first() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+        let [http, other] = [8080, 8081].map(|port| json!([mapping(port, 80, "tcp")]));
+        ports.add(&one, &http);
+        ports.add(&two, &other);
+        let before = ports.state();
+        assert!(ports.call("ADD", &two, &http).error().msg.starts_with("host port 8080/tcp is taken"));
+        assert_eq!(ports.state(), before, "{rules:?}");
     }
 }
 
