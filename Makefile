@@ -126,8 +126,7 @@ soak: prepare-test build ## the whole suite with the long tests, SOAK rounds of 
 lint: ## formatting, clippy, rustdoc, texts of source and documentation, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(WORKSPACE) --all-targets -- -D warnings
-	$(CARGO) clippy --locked --no-default-features --features plugins --bins -- -D warnings
-	$(CARGO) clippy --locked --no-default-features --lib -- -D warnings
+	$(CARGO) clippy --locked --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WORKSPACE) --no-deps --document-private-items --quiet
 	$(CARGO) test $(WORKSPACE) --quiet --test arch --test docs --test words --test workflows --test prepare --test lanes
 	scripts/prepare.sh lint
@@ -197,8 +196,8 @@ book: ## the documentation as a book, target/book/index.html
 record: prepare-demo build ## record the demo as an animated SVG, docs/images/demo.svg
 	PYTHONDONTWRITEBYTECODE=1 $(INIT) packaging/record.py docs/images/demo.svg scripts/demo.sh $(BINARY)
 
-package: ## package the crates cnibox and cni-sanity and build them from the archives; ARGS=--allow-dirty
-	$(CARGO) package --locked -p cnibox -p cni-sanity $(ARGS)
+package: ## package the crates cnibox, cnibox-cni and cni-sanity and build them from the archives; ARGS=--allow-dirty
+	$(CARGO) package --locked -p cnibox -p cnibox-cni -p cni-sanity $(ARGS)
 
 fuzz: ## fuzz each target for 60 seconds, with a nightly compiler; ARGS="600 dhcp4": seconds, targets
 	scripts/prepare.sh fuzz

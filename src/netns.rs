@@ -23,8 +23,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{self, errno_text, io_text};
-use crate::open::open_file;
+use cni::error::{self, errno_text, io_text};
+use cni::files::open_file;
 
 /// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";

@@ -3,7 +3,8 @@
 
 use lexopt::{Arg, Parser};
 
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
+use cni::names::nearest_word;
 
 /// An option of a command.
 #[derive(Debug)]
@@ -166,13 +167,6 @@ pub fn unknown_word_error(what: &str, word: &str, known: &[&str]) -> Error {
         Some(near) => error.with_details(format!("did you mean \"{near}\"?")),
         None => error.with_details(format!("there are: {}", known.join(", "))),
     }
-}
-
-/// The known word that was probably meant: at most two letters and a third of the word differ.
-pub fn nearest_word<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
-    let distance = |known: &str| strsim::osa_distance(word, known);
-    let found = known.map(|known| (distance(known), known)).min_by_key(|(distance, _)| *distance);
-    found.filter(|(distance, near)| *distance <= 2.min(near.len() / 3)).map(|(_, near)| near)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
 
 /// The findings of one repair, without duplicates.
 #[derive(Debug, Default)]

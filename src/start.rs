@@ -22,11 +22,12 @@ use nix::unistd::{getegid, geteuid, getgid, getuid, setresgid, setresuid};
 use rustix::thread::capabilities;
 
 use crate::applets::TABLE;
-use crate::cni::SpecVersion;
-use crate::error::{Error, errno_text};
 use crate::framework::run;
-use crate::log;
+use crate::stderr;
 use crate::tool::multicall;
+use cni::SpecVersion;
+use cni::error::{Error, errno_text};
+use cni::plugin::process::print_error;
 
 /// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result
 /// that cannot be delivered is an error. After an error none of the descriptors may be used.
@@ -47,11 +48,12 @@ pub fn open_standard_files() -> nix::Result<()> {
 /// Runs the applet of the executable's own name, or of its first argument. `arguments` begin with the name;
 /// `is_secure` is the kernel's `AT_SECURE`, getauxval(3).
 pub fn run_applet(arguments: Vec<OsString>, is_secure: bool) -> ExitCode {
+    stderr::start_log();
     if is_secure && has_file_privileges() {
-        log::write_line(ELEVATED);
+        stderr::write_line(ELEVATED);
         let error = Error::internal(ELEVATED)
             .with_details("remove the bits and the capabilities from the file: \"chmod ug-s\" and \"setcap -r\"");
-        return run::print_error(&error, SpecVersion::NEWEST);
+        return print_error(&error, SpecVersion::NEWEST);
     }
     if is_secure {
         adopt_effective_ids();
@@ -101,7 +103,7 @@ fn adopt_effective_ids() {
     let (user, group) = (geteuid(), getegid());
     let taken = setresgid(group, group, group).and_then(|()| setresuid(user, user, user));
     if let Err(error) = taken {
-        log::warn(format_args!("take on the effective ids: {}", errno_text(error)));
+        warn!("take on the effective ids: {}", errno_text(error));
     }
 }
 

@@ -13,9 +13,9 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
-use crate::error::{Error, ErrorCode, Result};
 use crate::netns;
-use crate::open::open_file;
+use cni::error::{Error, ErrorCode, Result};
+use cni::files::open_file;
 
 /// The value of `key`, without the newline at its end.
 pub fn read_value(key: &str) -> Result<String> {

@@ -53,12 +53,12 @@ pub mod netfilter {
 
 /// Entry points of the fuzz targets.
 pub mod fuzz {
-    pub use crate::cni::args::CniArgPairs;
-    pub use crate::cni::json::{Json, encode_compact, encode_pretty};
-    pub use crate::cni::{CniResult, NetworkConfig, SpecVersion};
     pub use crate::leases::fuzz::parse_lease_files;
     pub use crate::netfilter::iptables::IptablesTable;
     pub use crate::netlink::fuzz::parse_replies;
+    pub use cni::args::CniArgPairs;
+    pub use cni::json::{Json, encode_compact, encode_pretty};
+    pub use cni::{CniResult, NetworkConfig, SpecVersion};
 
     pub mod dhcp {
         pub use crate::dhcp::{machine, record, rpc, timing, v4, v6};

@@ -56,7 +56,7 @@ fn keys_of_plugin(name: &str) -> Vec<Key> {
 /// The keys of the common structs that a plugin's files use.
 fn common_keys_of_plugin(name: &str) -> Vec<Key> {
     let texts: String = files_of_plugin(name).iter().map(|file| fs::read_to_string(file).unwrap()).collect();
-    let mut keys = keys_of(&root().join("src/cni/config.rs"));
+    let mut keys = keys_of(&root().join("crates/cni/src/config.rs"));
     keys.retain(|key| {
         let item = key.place.split([' ', '<']).nth(1).unwrap();
         texts.contains(&format!(": {item}"))
@@ -174,7 +174,7 @@ fn every_key_is_documented() {
         }
     }
     let common = fs::read_to_string(root().join("docs/plugins/README.md")).unwrap();
-    for key in keys_of(&root().join("src/cni/config.rs")) {
+    for key in keys_of(&root().join("crates/cni/src/config.rs")) {
         if !words(&common).contains(&key.name.as_str()) {
             missing.push(format!("docs/plugins/README.md: `{}` ({})", key.name, key.place));
         }
@@ -289,7 +289,7 @@ fn unsaid<'t>(messages: impl Iterator<Item = &'t str>) -> Vec<(&'t str, &'t str)
         "address already in use",
         "file exists",
     ];
-    let sources = sources(&root().join("src"));
+    let sources = ["src", "crates/cni/src"].map(|directory| sources(&root().join(directory))).concat();
     let parts = messages.flat_map(|message| fixed_parts(message).into_iter().map(move |p| (message, p)));
     parts.filter(|(_, part)| !ERRNO.contains(part) && !sources.contains(part)).collect()
 }
@@ -477,4 +477,45 @@ struct Other {
     for key in ["bridge", "macspoofchk", "minID", "vlanTrunk"] {
         assert!(bridge.iter().any(|name| name == key), "{key}: {bridge:?}");
     }
+}
+
+/// The library in `crates/cni` shows each public function in use.
+#[test]
+fn each_function_of_the_library_has_an_example() {
+    let mut lacking = Vec::new();
+    let mut functions = 0;
+    let mut open = vec![root().join("crates/cni/src")];
+    while let Some(directory) = open.pop() {
+        let module = ["lib.rs", "mod.rs"].map(|name| directory.join(name)).into_iter().find(|file| file.exists());
+        let module = module.map_or(String::new(), |file| fs::read_to_string(file).unwrap());
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_string_lossy();
+            let is_hidden = module.contains(&format!("#[doc(hidden)]\npub mod {name};\n"));
+            if is_hidden || name == "tests" {
+                continue;
+            }
+            if path.is_dir() {
+                open.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let mut docs = String::new();
+            for line in text.lines().map(str::trim) {
+                if line.starts_with("pub fn ") {
+                    functions += 1;
+                    if !docs.contains("```") && !docs.contains("#[doc(hidden)]") {
+                        lacking.push(format!("{}: {line}", path.display()));
+                    }
+                }
+                if line.starts_with("///") || line.starts_with("#[") || line.starts_with("// ") {
+                    docs += line;
+                } else {
+                    docs.clear();
+                }
+            }
+        }
+    }
+    assert!(functions > 80, "{functions}");
+    assert!(lacking.is_empty(), "functions without an example in their documentation:\n  {}", lacking.join("\n  "));
 }

@@ -29,6 +29,15 @@ pub fn cni_sanity() -> PathBuf {
     built("cni-sanity", "cargo build -p cni-sanity")
 }
 
+/// The executable of an example of `crates/cni`.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn example(name: &str) -> PathBuf {
+    built(&format!("examples/{name}"), "cargo build --workspace --examples")
+}
+
 /// An executable in cargo's directory of the running test.
 fn built(name: &str, remedy: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_default();

@@ -73,7 +73,9 @@ fn sources() -> Vec<(PathBuf, String)> {
         }
     }
     let mut files = Vec::new();
-    walk(&root().join("src"), &mut files);
+    for directory in ["src", "crates/cni/src"] {
+        walk(&root().join(directory), &mut files);
+    }
     files.sort();
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).unwrap();
@@ -172,7 +174,7 @@ fn advice(source: &str) -> Vec<String> {
         }
     }
     // A warning with an instruction.
-    for (call, name) in code.match_indices("log::warn") {
+    for (call, name) in code.match_indices("warn!") {
         let range = extent(&code, call + name.len());
         let within = found.iter().filter(|literal| range.contains(&literal.start));
         let texts = within.filter(|literal| INSTRUCTIONS.is_match(&literal.text));

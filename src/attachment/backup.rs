@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 
 use super::owner::{AttachmentId, network_hash};
-use crate::files::atomic::{AtomicWriter, Durability, PREFIX};
-use crate::files::{self, FileOperationContext, FileResult, dir, remove_file};
-use crate::log;
+use crate::files::dir;
+use cni::files::atomic::{AtomicWriter, Durability, PREFIX};
+use cni::files::{self, FileOperationContext, FileResult, remove_file};
 
 /// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     for entry in fs::read_dir(dir).during("list", dir)? {
         let path = entry.during("list", dir)?.path();
         if path.to_string_lossy().ends_with(ENDING) {
-            let content = read_backup(&path).inspect_err(|e| log::warn(e)).unwrap_or_default();
+            let content = read_backup(&path).inspect_err(|e| warn!("{e}")).unwrap_or_default();
             found.extend(content.map(|content| (path, content)));
         }
     }

@@ -8,8 +8,8 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::files;
 use crate::sysctl::{self, REPLACED};
+use cni::files;
 
 /// The file with the machine id, see machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";

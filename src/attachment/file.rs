@@ -24,14 +24,13 @@ use nix::sys::stat::Mode;
 use super::backup::{self, temporary_path};
 use super::owner::{AttachmentId, network_hash};
 use super::record::{AttachmentRecord, host_netns_id};
-use crate::cni::NetworkName;
-use crate::error::{Error, Result};
-use crate::files::atomic::{AtomicWriter, Durability};
 use crate::files::dir::{self, open_regular, read_up_to};
 use crate::files::lock::FileLock;
-use crate::files::{self, FileOperationContext, remove_file};
-use crate::log;
 use crate::netns;
+use cni::NetworkName;
+use cni::error::{Error, Result};
+use cni::files::atomic::{AtomicWriter, Durability};
+use cni::files::{self, FileOperationContext, remove_file};
 
 /// Logs that the data `what` of an attachment could not be recorded: as a warning, except in a user namespace. There
 /// the directory may belong to another user, as in a rootless container without a `/run` of its own, and no operator
@@ -40,7 +39,7 @@ pub fn log_unrecorded(what: fmt::Arguments<'_>) {
     let map = files::read_regular_file(Path::new("/proc/self/uid_map"), 4096).unwrap_or_default();
     let map = String::from_utf8_lossy(&map);
     let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    if is_whole || map.is_empty() { log::warn(what) } else { log::debug(what) }
+    if is_whole || map.is_empty() { warn!("{what}") } else { debug!("{what}") }
 }
 
 /// The parent directory of all records.

@@ -17,8 +17,8 @@ use super::file;
 use super::liveness::{Liveness, LivenessDoubt};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
-use crate::error::Result;
-use crate::files::{FileOperationContext, FileResult};
+use cni::error::Result;
+use cni::files::{FileOperationContext, FileResult};
 
 /// The remedy for missing rules.
 pub const REPAIR_REMEDY: &str = "\"cnibox repair\" restores all rules of this host";

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use super::BootRelation;
 use super::owner::{AttachmentId, instance_in_label};
-use crate::log;
 use crate::netlink::{Link, Netlink, NetlinkResult};
 use crate::netns::Netns;
 
@@ -161,7 +160,7 @@ pub fn judge_by_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> N
     };
     let judged = host().and_then(|host| judge_by_pair(host, evidence.owner, end));
     judged.unwrap_or_else(|error| {
-        log::debug(format_args!("the link of an attachment: {error}"));
+        debug!("the link of an attachment: {error}");
         Liveness::Unknown(LivenessDoubt::Unreadable(end.index))
     })
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use sha2::{Digest, Sha512};
 
-use crate::cni::{ContainerId, InterfaceName, NetworkName, ValidAttachment};
+use cni::{ContainerId, InterfaceName, NetworkName, ValidAttachment};
 
 /// Hexadecimal digits of each half of an instance's hash.
 const HALF: usize = 16;

@@ -1,23 +1,21 @@
 //! Programs other than plugins, such as `iptables-restore`. Executed directly, never by a shell.
 //!
-//! Used only where the kernel has no suitable interface. Plugins are run by `invoke`, with the same
-//! [`pump`].
-
-pub(crate) mod pump;
+//! Used only where the kernel has no suitable interface. Plugins are run by [`invoke`](crate::invoke), with the same
+//! function for their pipes.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 
-use self::pump::PipePump;
-use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
+use cni::error::{Error, Result, io_text};
+use cni::exec::{EndedProcess, exit_text, finish_process};
 
 /// The arguments of this process, each with a NUL at its end; proc(5).
 const OWN_ARGUMENTS: &str = "/proc/self/cmdline";
@@ -75,13 +73,9 @@ pub fn run_program(program: &Path, args: &[&str], stdin: &str) -> Result<Program
     netns::require_home_netns()?;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(failed)?;
-    let mut pump = PipePump::new(&mut child, stdin.as_bytes());
-    let served = pump.serve_pipes(None, &mut io::sink());
-    // Closes the pipes, so that the program exits even after an error.
-    let (stdout, stderr) = pump.into_output();
-    let status = child.wait().map_err(failed)?;
-    served.map_err(failed)?;
+    let child = command.spawn().map_err(failed)?;
+    let EndedProcess { status, stdout, stderr } = finish_process(child, stdin.as_bytes(), None, &mut io::sink());
+    let status = status.map_err(failed)?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let summary = format!("run {line}: {}", exit_text(status));
     Ok(ProgramOutput { code: status.code(), stdout: text(stdout), stderr: text(stderr), summary })
@@ -117,36 +111,6 @@ pub fn replace_process(program: &Path) -> Error {
     command.arg0(arguments.next().unwrap_or_default()).args(arguments);
     let cause = command.exec();
     Error::internal(format!("execute {}: {}", program.display(), io_text(&cause)))
-}
-
-/// The exit status in Go's words; runtimes match on `exit status 1` and `signal: killed`.
-pub(crate) fn exit_text(status: ExitStatus) -> String {
-    let dumped = if status.core_dumped() { " (core dumped)" } else { "" };
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("signal: {}{dumped}", signal_text(signal)),
-        (None, None) => status.to_string(),
-    }
-}
-
-fn signal_text(signal: i32) -> String {
-    let name = match signal {
-        1 => "hangup",
-        2 => "interrupt",
-        3 => "quit",
-        4 => "illegal instruction",
-        5 => "trace/breakpoint trap",
-        6 => "aborted",
-        7 => "bus error",
-        8 => "floating point exception",
-        9 => "killed",
-        11 => "segmentation fault",
-        13 => "broken pipe",
-        14 => "alarm clock",
-        15 => "terminated",
-        other => return format!("signal {other}"),
-    };
-    name.to_owned()
 }
 
 #[cfg(test)]

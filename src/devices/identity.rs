@@ -8,9 +8,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::backup::mac_text;
-use crate::error::Result;
 use crate::iface::{ContainerNetns, peer};
 use crate::netlink::{Link, MacAddress, Netlink, ParentDevice};
+use cni::error::Result;
 
 /// Kinds of virtual links whose packets pass through another link, [`Link::link`].
 /// Tunnels also have a `link`, but the namespace's owner sets their remote end.

@@ -8,12 +8,11 @@ use super::identity::{DeviceIdentity, came_from_host};
 use super::origin::OriginalState;
 use super::record::DeviceRecord;
 use super::transfer;
-use crate::cni::{CniResult, ResultInterface};
-use crate::error::{Error, ErrorContext, Result};
 use crate::iface::ContainerNetns;
-use crate::log;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, ResultInterface};
 
 /// A link of the container that may be the device, with the state to restore; without a state nothing proves that the
 /// link is the device.
@@ -60,11 +59,11 @@ impl<'a> DeviceSearch<'a> {
                 }
                 Some((link, None)) => {
                     let name = transfer::move_candidate_to_host(&inside, host, &link)?;
-                    log::warn(format_args!(
+                    warn!(
                         "nothing proves that \"{}\" of the container is {}: it is on the host as \"{name}\", down",
                         link.name,
                         self.device_description()
-                    ));
+                    );
                     return Ok(None);
                 }
                 None => {}
@@ -100,7 +99,7 @@ impl<'a> DeviceSearch<'a> {
         let Some(link) = links.iter().find(claims) else { return Ok(None) };
         if identity.is_certain() {
             let (name, device) = (&link.name, self.device_description());
-            log::warn(format_args!("\"{name}\" of the container is not {device}: it stays there"));
+            warn!("\"{name}\" of the container is not {device}: it stays there");
             return Ok(None);
         }
         Ok(identity.has_kind_of(link).then(|| (link.clone(), None)))
@@ -127,7 +126,7 @@ impl<'a> DeviceSearch<'a> {
         };
         let is_proved = came_from_host(host, inside, &link)?;
         if !is_own || (DeviceIdentity::from_link(&link).is_certain() && !is_proved) {
-            log::warn(format_args!("\"{}\" in the container is not a device of the host", link.name));
+            warn!("\"{}\" in the container is not a device of the host", link.name);
             return Ok(None);
         }
         let known = self.host_name().filter(|name| link.alias.is_empty() || link.alias == *name);

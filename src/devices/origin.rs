@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::DeviceIdentity;
 use crate::attachment::backup::mac_text;
-use crate::cni::{self, CniResult, IpConfig};
-use crate::error::{ErrorContext, Result};
 use crate::framework::Failures;
 use crate::iface::ContainerNetns;
 use crate::iface::ON_LINK;
@@ -15,7 +13,9 @@ use crate::netlink::{
     KernelRoute, Link, LinkAddress, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN, RouteAddMode,
     RouteFilter,
 };
-use crate::sort::sort_by_key;
+use cni::error::{ErrorContext, Result};
+use cni::sort::sort_by_key;
+use cni::{self, CniResult, IpConfig};
 
 /// `IFA_F_PERMANENT`: the address has no lifetime, so no protocol such as DHCP will add it again.
 const IFA_F_PERMANENT: u32 = 0x80;

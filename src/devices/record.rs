@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use super::identity::DeviceIdentity;
 use super::origin::OriginalState;
 use crate::attachment::{AttachmentId, backup};
-use crate::cni::{ContainerId, InterfaceName, NetworkName};
-use crate::error::{Error, Result};
-use crate::files::atomic::{AtomicWriter, Durability};
-use crate::files::{dir, remove_file};
+use crate::files::dir;
 use crate::framework::{Failures, GcRequest};
-use crate::log;
 use crate::netlink::{Link, Netlink};
 use crate::netns::{Netns, NetnsIdentity};
+use cni::error::{Error, Result};
+use cni::files::atomic::{AtomicWriter, Durability};
+use cni::files::remove_file;
+use cni::{ContainerId, InterfaceName, NetworkName};
 
 /// The directory of all records, with a directory for each plugin. No configuration chooses it: a record decides the
 /// name, the addresses and the routes of a link of the host.
@@ -177,7 +177,7 @@ impl<'a> DeviceRecordStore<'a> {
                 self.save_record(&record)?;
                 return Err(error.with_details("the next DEL or GC retries once"));
             }
-            Some(error) => log::warn(error),
+            Some(error) => warn!("{error}"),
             None => {}
         }
         self.remove_record(&record.container_id, &record.ifname, &record.port)
@@ -213,7 +213,7 @@ impl<'a> DeviceRecordStore<'a> {
         if !is_private_directory(&self.own) {
             return None;
         }
-        let bytes = backup::read_backup(&path).inspect_err(|e| log::warn(e)).ok()??;
+        let bytes = backup::read_backup(&path).inspect_err(|e| warn!("{e}")).ok()??;
         decode_record(&path, &bytes)
     }
 
@@ -244,19 +244,19 @@ impl<'a> DeviceRecordStore<'a> {
 
 /// The records in a directory; none if other users can write to the directory.
 fn records_in_directory(directory: &Path) -> Vec<DeviceRecord> {
-    let files = backup::read_backups(directory).inspect_err(|e| log::warn(e)).unwrap_or_default();
+    let files = backup::read_backups(directory).inspect_err(|e| warn!("{e}")).unwrap_or_default();
     files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
 /// Whether only this user can write to a directory: other users could forge records.
 fn is_private_directory(directory: &Path) -> bool {
-    dir::require_own_directory(directory).inspect_err(|e| log::warn(e)).unwrap_or(false)
+    dir::require_own_directory(directory).inspect_err(|e| warn!("{e}")).unwrap_or(false)
 }
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
     let record: DeviceRecord =
-        serde_json::from_slice(bytes).inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display()))).ok()?;
+        serde_json::from_slice(bytes).inspect_err(|e| warn!("read {}: {e}", path.display())).ok()?;
     (*path.file_name()? == *record.file_name()).then_some(record)
 }
 

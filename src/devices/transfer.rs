@@ -8,11 +8,10 @@
 use std::os::fd::AsFd;
 
 use super::origin::OriginalState;
-use crate::error::{Error, ErrorContext, Result};
 use crate::iface::ContainerNetns;
-use crate::log;
 use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
+use cni::error::{Error, ErrorContext, Result};
 
 /// Fails if the container has the name `ifname` or an alternative name of the device.
 pub fn require_free_names(inside: &ContainerNetns<'_>, device: &Link, ifname: &str) -> Result<()> {
@@ -113,6 +112,6 @@ fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: 
     let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(&device.name);
     let moved = host.change_link(link.index, if device.up { change.set_up() } else { change });
     if let Err(error) = moved {
-        log::warn(format_args!("put \"{}\" back into the container: {error}", device.name));
+        warn!("put \"{}\" back into the container: {error}", device.name);
     }
 }

@@ -14,10 +14,9 @@ use super::passing;
 use super::record::{DhcpRecord, DhcpRecordStore};
 use super::rpc::{DaemonReply, DaemonRequest, DaemonVerb, DhcpLeaseKey, LONGEST};
 use crate::cmd;
-use crate::cni::CniResult;
-use crate::error::{Error, ErrorCode, Result, io_text};
 use crate::framework::Failures;
-use crate::log;
+use cni::CniResult;
+use cni::error::{Error, ErrorCode, Result, io_text};
 
 /// The timeout of a request other than ADD, and of the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -109,7 +108,7 @@ impl DaemonClient {
             Ok(None) => return Ok(()),
             // The daemon does not write leases to such a directory either.
             Err(error) => {
-                log::warn(error);
+                warn!("{error}");
                 return Ok(());
             }
         };
@@ -121,12 +120,12 @@ impl DaemonClient {
             all.filter(|record| request.is_stale(&record.key)).collect()
         };
         if !stale.is_empty() {
-            log::warn(self.connection_error(cause));
+            warn!("{}", self.connection_error(cause));
         }
         let mut failures = Failures::new();
         for record in stale {
             if let Err(error) = interface::release_recorded(&record) {
-                log::warn(error);
+                warn!("{error}");
             }
             failures.keep_error(records.remove_record(&record.key));
         }

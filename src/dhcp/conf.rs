@@ -9,9 +9,9 @@ use super::v4::option::{
     CLIENT_ID, DOMAIN, Dhcp4Options, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU, NAME_SERVERS, OVERLOAD,
     PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK, USER_CLASS, VENDOR_CLASS,
 };
-use crate::cni::json::Json;
-use crate::error::{Error, ErrorCode, Result};
 use crate::framework::CallContext;
+use cni::error::{Error, ErrorCode, Result};
+use cni::json::Json;
 
 /// The directory for sockets of a daemon that is started on demand.
 pub(super) const DIRECTORY: &str = "/run/cni";

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timing::BootClockTime;
 use super::{v4, v6};
-use crate::cni::CniResult;
+use cni::CniResult;
 
 /// A family of addresses.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -16,15 +16,14 @@ use super::timing::{ClientTiming, NEVER};
 use super::v4::frame::{self, FrameAddresses};
 use super::v4::message::Dhcp4Message as MessageV4;
 use super::v6::message::{Dhcp6Message, Dhcp6MessageKind, in_hundredths};
-use crate::error::{Error, ErrorContext, Result};
 use crate::iface::configure;
 use crate::iface::inside::ContainerNetns;
-use crate::log;
 use crate::netlink::{
     DuplicateDetection, IpFamily, KernelRoute, Link, LinkChange, Netlink, NewLinkAddress, OperationalState,
     RouteAddMode, RouteFilter,
 };
 use crate::netns::{self, Netns};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The timeout for the carrier of the interface. Without a carrier the first message is sent anyway.
 const CARRIER: Duration = Duration::from_secs(2);
@@ -131,7 +130,7 @@ impl DhcpLeaseChange {
         for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
             let route = KernelRoute { src: None, ..route.clone() };
             if let Err(error) = inside.netlink.add_route(&route, RouteAddMode::Exclusive) {
-                log::debug(error);
+                debug!("{error}");
             }
         }
     }

@@ -52,12 +52,12 @@ use self::family::DhcpFamily;
 use self::passing::ProcfsLink;
 use self::rpc::{DaemonRequest, DaemonVerb, DhcpLeaseKey, ValidDhcpAttachment};
 use self::v4::option::CLIENT_ID;
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::{CniResult, ContainerId, InterfaceName};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::netns::Netns;
 use crate::sysctl;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::keys::DecodedKeys;
+use cni::{CniResult, ContainerId, InterfaceName};
 
 #[derive(Debug)]
 pub struct Dhcp;

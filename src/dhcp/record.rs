@@ -19,14 +19,13 @@ use super::socket::FoundInterface;
 use super::timing::{BootClockTime, ClientTiming, RandomGenerator};
 use super::v4::option::{self, Dhcp4Options, pairs};
 use super::v6;
-use crate::cni::json::{self, Json};
-use crate::error::{Error, Result};
-use crate::files::atomic::{self, AtomicWriter, Durability};
 use crate::files::dir::{self, OpenDirectory};
 use crate::files::lock::FileLock;
-use crate::log;
 use crate::netlink::MacAddress;
 use crate::sysctl::{self, REPLACED};
+use cni::error::{Error, Result};
+use cni::files::atomic::{self, AtomicWriter, Durability};
+use cni::json::{self, Json};
 
 const ENDING: &str = ".json";
 /// How many bytes of the hash of a key are in the name of its file.
@@ -212,7 +211,7 @@ impl DhcpRecordStore {
             match self.read_record_file(name) {
                 Some(content) if sysctl::is_same_boot(&content.boot, &self.boot) => found.push(content.record),
                 other => {
-                    log::warn(format_args!("no lease of this boot in {}", path.display()));
+                    warn!("no lease of this boot in {}", path.display());
                     if other.is_some_and(|content| self.is_other_boot(&content.boot)) {
                         // If this fails, the next start tries again.
                         drop(fs::remove_file(&path));

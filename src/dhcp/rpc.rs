@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::family::DhcpFamily;
 use super::v4::option::{Dhcp4Options, pairs};
-use crate::cni::json::{self, Json};
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
-use crate::sort::sort_items;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::{self, Json};
+use cni::sort::sort_items;
+use cni::{CniResult, SpecVersion};
 
 /// The version of requests and replies.
 pub const VERSION: u32 = 1;

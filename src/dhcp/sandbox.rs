@@ -15,10 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::passing::{PassedDescriptors, ProcfsLink};
 use super::timing::BootClockTime;
-use crate::error::{Error, Result};
-use crate::log;
 use crate::netlink::{Netlink, NetlinkResult};
 use crate::netns::{self, Netns};
+use cni::error::{Error, Result};
 
 /// How often the task of a lease looks at the path. An open descriptor keeps the namespace of an ended container alive
 /// for this time.
@@ -88,7 +87,7 @@ impl NamespaceNumber {
 }
 
 fn unless_failed<T>(result: NetlinkResult<T>) -> Option<T> {
-    result.map_err(log::debug).ok()
+    result.map_err(|error| debug!("{error}")).ok()
 }
 
 /// The namespace of a lease.

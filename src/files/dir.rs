@@ -6,7 +6,7 @@
 //! may write there cannot redirect root's writes.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
-use super::{FileError, FileOperationContext, FileResult};
+use cni::files::{FileError, FileOperationContext, FileResult, create_new, remove_at};
 
 /// The errors of linkat(2) on file systems without hard links, such as exFAT and many of FUSE and SMB.
 const NO_LINKS: [Errno; 5] = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
@@ -24,7 +24,6 @@ const NO_LINKS: [Errno; 5] = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Er
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
 /// The size of the buffer for names in bytes, as in glibc.
-#[cfg(feature = "plugins")]
 const LISTING_BUFFER: usize = 32 * 1024;
 
 /// An open directory: it stays the same if its path is renamed or replaced.
@@ -107,7 +106,6 @@ impl OpenDirectory {
     }
 
     /// The names of all entries. Not by readdir(3), whose buffer in musl is 2 kB: a system call for every 60 leases.
-    #[cfg(feature = "plugins")]
     pub(crate) fn entry_names(&self) -> FileResult<Vec<String>> {
         // Opens the directory again: the position in the listing belongs to the open file description.
         let directory = openat(&self.dir, ".", DIRECTORY, Mode::empty()).during("list", &self.path)?;
@@ -205,36 +203,6 @@ impl OpenDirectory {
 impl AsFd for OpenDirectory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
-    }
-}
-
-/// Creates the file `name` in the directory `dir` with this content, in place of a file that a killed process left.
-/// Errors show `path`.
-pub(super) fn create_new(dir: BorrowedFd<'_>, name: &Path, path: &Path, mode: Mode, bytes: &[u8]) -> FileResult<File> {
-    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-    let file = match openat(dir, name, flags, mode) {
-        Err(Errno::EEXIST) => {
-            // Removed, not truncated: after a kill between link and unlink the name is a second name of a valid file.
-            remove_at(dir, name, path)?;
-            openat(dir, name, flags, mode)
-        }
-        file => file,
-    };
-    let mut file = File::from(file.during("create", path)?);
-    let written = file.write_all(bytes);
-    if written.is_err() {
-        // Removes the part that fitted on a full disk.
-        remove_at(dir, name, path)?;
-    }
-    written.during("write", path).map(|()| file)
-}
-
-/// Removes the file `name` in the directory `dir`; a missing file is success, also where a file is in place of the
-/// directory. Errors show `path`.
-pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> FileResult<()> {
-    match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
-        Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(()),
-        removed => removed.during("remove", path),
     }
 }
 

@@ -14,10 +14,10 @@ use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{Mode, major, minor};
 
 use super::dir::{self, OpenDirectory, open_regular};
-use super::{FileError, FileOperationContext, FileResult, remove_file};
 use crate::netns::Netns;
-use crate::sort::sort_by_key;
-use crate::{log, trace};
+use crate::trace;
+use cni::files::{FileError, FileOperationContext, FileResult, remove_file};
+use cni::sort::sort_by_key;
 
 /// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds, those of the
 /// reference with 60,000 leases for seconds.
@@ -57,7 +57,7 @@ impl Drop for FileLock {
     /// Removes the file while the lock is held.
     fn drop(&mut self) {
         if let Some(path) = &self.passing {
-            remove_file(path).unwrap_or_else(log::debug);
+            remove_file(path).unwrap_or_else(|error| debug!("{error}"));
         }
     }
 }
@@ -104,7 +104,7 @@ impl FileLock {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
-                log::debug(error);
+                debug!("{error}");
                 Ok(None)
             }
         }
@@ -112,7 +112,7 @@ impl FileLock {
 
     /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any
     /// process in the container could hold.
-    pub fn acquire_netns_lock(netns: &Netns) -> crate::error::Result<Option<FileLock>> {
+    pub fn acquire_netns_lock(netns: &Netns) -> cni::error::Result<Option<FileLock>> {
         let (device, inode) = netns.device_and_inode()?;
         let (prefix, suffix) = OF_NETNS;
         Ok(FileLock::acquire_in_lock_directory(&format!("{prefix}{device}-{inode}{suffix}"), |path| {
@@ -307,11 +307,11 @@ mod tests {
         let path = dir.path().join("lock");
         let lock = FileLock::acquire_within(&path, TIMEOUT).unwrap();
         let error = FileLock::acquire_within(&path, Duration::from_millis(30)).unwrap_err();
-        let error = crate::error::Error::from(error);
+        let error = cni::error::Error::from(error);
         let (pid, path_text) = (std::process::id(), path.display());
         let start = format!("take lock {path_text}: held for more than 0.03 s by process {pid} (");
         assert!(error.message().starts_with(&start), "{error}");
-        assert_eq!(error.code(), crate::error::ErrorCode::TRY_AGAIN);
+        assert_eq!(error.code(), cni::error::ErrorCode::TRY_AGAIN);
         // The waiter that is left behind takes the lock and releases it.
         drop(lock);
         drop(FileLock::acquire_within(&path, TIMEOUT).unwrap());
@@ -379,8 +379,8 @@ mod tests {
     #[test]
     fn a_failed_open_names_the_file() {
         let error = FileLock::acquire_exclusive(Path::new("/nowhere/lock")).unwrap_err();
-        let error = crate::error::Error::from(error);
+        let error = cni::error::Error::from(error);
         assert_eq!(error.message(), "open lock /nowhere/lock: no such file or directory");
-        assert_eq!(error.code(), crate::error::ErrorCode::IO);
+        assert_eq!(error.code(), cni::error::ErrorCode::IO);
     }
 }

@@ -9,7 +9,7 @@ use nix::sys::stat::Mode;
 
 use super::dir::{ensure_directory, open_regular, read_up_to};
 use super::lock::FileLock;
-use super::{FileOperationContext, FileResult};
+use cni::files::{FileError, FileOperationContext, FileResult};
 
 /// A log of lines in two files.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ impl RotatingLog {
         let (mut file, meta) = opened.during("open", &self.path)?;
         // The rest of a partial write must not follow another process's line.
         if file.write(line.as_bytes()).during("write", &self.path)? < line.len() {
-            return Err(super::FileError::new("write", &self.path, io::ErrorKind::StorageFull));
+            return Err(FileError::new("write", &self.path, io::ErrorKind::StorageFull));
         }
         // The process that gets the lock renames the file, unless another process has renamed it; no process waits.
         if meta.len() + line.len() as u64 > self.limit

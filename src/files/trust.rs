@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::unistd::geteuid;
 
 use super::dir::{OTHERS_WRITE, ensure_directory};
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
 
 /// The directories of state of CNI plugins; `/var/run` is the former name of `/run`.
 const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
@@ -85,7 +85,7 @@ pub fn require_data_dir_path(path: &Path) -> Result<()> {
 }
 
 fn resolve_links(path: &Path) -> Result<PathBuf, String> {
-    let failed = |at: &Path, error| format!("{}: {}", at.display(), crate::error::io_text(&error));
+    let failed = |at: &Path, error| format!("{}: {}", at.display(), cni::error::io_text(&error));
     let root = Path::new("/");
     // In a user namespace, root of the node is a user without a number. Who has `/` can replace everything.
     let owners = [geteuid().as_raw(), fs::metadata(root).map_err(|e| failed(root, e))?.uid()];
@@ -158,7 +158,7 @@ mod tests {
         let foreign = ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
         for path in foreign {
             let error = require_data_dir_path(Path::new(path)).unwrap_err();
-            assert_eq!(error.code(), crate::error::ErrorCode::INVALID_CONFIG, "{path}");
+            assert_eq!(error.code(), cni::error::ErrorCode::INVALID_CONFIG, "{path}");
             let msg = format!("dataDir \"{path}\" is not below /run/cni or /var/lib/cni");
             assert_eq!(error.message(), msg);
         }

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::cni::{IpConfig, NetworkConfig, ResultRoute};
-use crate::error::Error;
 use crate::iface::ON_LINK;
+use cni::error::Error;
+use cni::{IpConfig, NetworkConfig, ResultRoute};
 
 /// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
 pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
@@ -70,7 +70,7 @@ pub fn gateway_warnings(net: &NetworkConfig, ips: &[IpConfig], routes: &[ResultR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn net(text: &str) -> IpNet {
         text.parse().unwrap()

@@ -4,31 +4,22 @@ use std::cell::{Cell, OnceCell};
 
 use serde::de::DeserializeOwned;
 
-use super::call::{CniVerb, PluginCall, PluginCaller};
+use super::call::{PluginCall, PluginCaller};
 use super::rollback::Rollback;
 use crate::attachment::HostPairEnd;
-use crate::cni::args::CniArgPairs;
-use crate::cni::json::Json;
-use crate::cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
-use crate::error::{Error, ErrorContext, Result};
-use crate::log;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
 use crate::netlink::Netlink;
-
-/// Whether the call only removes: DEL and GC.
-pub(super) fn is_removal(call: &PluginCall<'_>) -> bool {
-    matches!(CniVerb::parse(&call.env.command), Some(CniVerb::Del | CniVerb::Gc))
-}
+use cni::args::CniArgPairs;
+use cni::error::{Error, ErrorContext, Result};
+use cni::json::Json;
+use cni::plugin::{CniVerb, DecodedRequest, absent_key_warning};
+use cni::{CniResult, NetworkConfig, SpecVersion, ValidAttachment};
 
 /// Warns of a key that counts as absent because it does not decode.
-pub(super) fn warn_absent_key(error: &Error) {
-    log::warn(absent_key_warning(error));
-}
-
-pub(super) fn absent_key_warning(error: &Error) -> String {
-    format!("a key counts as absent: {error}")
+fn warn_absent_key(error: &Error) {
+    warn!("{}", absent_key_warning(error));
 }
 
 /// What an ADD that has the turn knows of the attachment's record.
@@ -48,6 +39,7 @@ pub struct CallContext<'a> {
     pub net: NetworkConfig,
     /// The version of the request, and so of the result.
     pub version: SpecVersion,
+    pub(super) verb: CniVerb,
     pub(super) call: &'a PluginCall<'a>,
     host: OnceCell<Netlink>,
     filter: PacketFilter,
@@ -58,10 +50,11 @@ pub struct CallContext<'a> {
 }
 
 impl<'a> CallContext<'a> {
-    pub(super) fn new(call: &'a PluginCall<'a>, net: NetworkConfig, version: SpecVersion) -> CallContext<'a> {
+    pub(super) fn new(call: &'a PluginCall<'a>, request: DecodedRequest) -> CallContext<'a> {
         CallContext {
-            net,
-            version,
+            net: request.config,
+            version: request.version,
+            verb: request.verb,
             call,
             host: OnceCell::new(),
             filter: PacketFilter::new(),
@@ -74,7 +67,12 @@ impl<'a> CallContext<'a> {
     /// Whether the call only removes (DEL, GC). A mistake that was made in the configuration after ADD must not prevent
     /// that.
     pub(super) fn is_removal(&self) -> bool {
-        is_removal(self.call)
+        self.verb.only_removes()
+    }
+
+    /// The plugin's keys of the configuration. For DEL and GC a key that does not decode counts as absent, with a warning.
+    pub(super) fn decode_keys<K: DeserializeOwned>(&self) -> Result<K> {
+        self.net.decode_keys(self.is_removal().then_some(&warn_absent_key))
     }
 
     /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone, links with its names are

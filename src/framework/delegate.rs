@@ -8,19 +8,23 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::call::{AppletKind, BuiltinPlugin, CallEnvironment, CniVerb, PluginCall, PluginCaller, PluginFunction};
+use super::call::{AppletKind, BuiltinPlugin, PluginCall, PluginCaller, PluginFunction, TURN_VARIABLE};
 use super::context::CallContext;
 use super::reclaim;
 use super::rollback::{Failures, Rollback};
 use super::turn::AttachmentTurn;
 use crate::attachment::{AttachmentId, AttachmentRecord};
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Error, ErrorCode, Result};
+use crate::invoke::{self, TracedExecutor};
 use crate::netlink::Link;
 use crate::netns::NetnsIdentity;
-use crate::options::nearest_word;
 use crate::repairs::RepairFindings;
-use crate::{invoke, log, trace};
+use crate::trace;
+use cni::error::{Error, ErrorCode, Result};
+use cni::exec;
+use cni::exec::PluginExecutor;
+use cni::names::nearest_word;
+use cni::plugin::{CallEnvironment, CniVerb};
+use cni::{CniResult, SpecVersion};
 
 /// A plugin found on `CNI_PATH`.
 #[derive(Clone, Debug)]
@@ -42,7 +46,7 @@ impl<'a> CallContext<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn find_delegate(&'a self, name: &'a str) -> Result<DelegatePlugin<'a>> {
         let own = self.call.table.find_plugin(name);
-        let found = invoke::find_plugin(name, &invoke::split_path(&self.call.env.path));
+        let found = exec::find_plugin(name, &exec::split_path(&self.call.env.path));
         let program = match (found, own) {
             (Ok(path), Some(own)) if invoke::is_own_executable(&path) => DelegateProgram::Own(own),
             (Ok(path), _) => DelegateProgram::Foreign(path),
@@ -156,7 +160,7 @@ impl<'a> CallContext<'a> {
             Ok(ipam) => ipam.run_verb(CniVerb::Del).map(drop),
             // ADD has not called such a plugin.
             Err(error) if cx.is_wrong_ipam() => {
-                log::warn(format_args!("no address is released by \"ipam\": {error}"));
+                warn!("no address is released by \"ipam\": {error}");
                 Ok(())
             }
             Err(error) => Err(error),
@@ -223,14 +227,14 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn plugin_call(&self, verb: CniVerb) -> PluginCall<'_> {
-        let PluginCall { table, caller, turn, .. } = self.cx.call;
+        let PluginCall { caller, turn, .. } = self.cx.call;
         let caller = match caller {
             PluginCaller::Lint => PluginCaller::Lint,
             PluginCaller::Collector => PluginCaller::Collector,
             PluginCaller::Runtime | PluginCaller::Plugin(_) => PluginCaller::Plugin(self.cx.host_end()),
         };
         let turn = if self.is_for_same_attachment() { turn.clone() } else { AttachmentTurn::default() };
-        PluginCall { env: self.env.with_verb(verb), stdin: self.conf, table: *table, caller, turn }
+        PluginCall { env: self.env.with_verb(verb), stdin: self.conf, caller, turn, ..self.cx.call.clone() }
     }
 
     /// Whether the plugin is called for the attachment of this call.
@@ -248,10 +252,7 @@ impl<'a> DelegatePlugin<'a> {
     }
 
     fn execute_foreign(&self, path: &Path, verb: CniVerb) -> Result<Option<CniResult>> {
-        let mut env = self.env.with_verb(verb);
-        if self.is_for_same_attachment() && self.cx.call.has_turn(self.cx.attachment_id()) {
-            env.turn = self.cx.attachment_id().instance_id();
-        }
+        let env = self.env.with_verb(verb);
         // The process inherits the other variables; a variable that is unset in both environments stays unset.
         let inherited = self.cx.call.env.to_variables();
         let mut given = Vec::new();
@@ -260,11 +261,14 @@ impl<'a> DelegatePlugin<'a> {
                 given.push((key, value.to_owned()));
             }
         }
-        let exec = invoke::PluginCommand { path, env: given, stdin: self.conf, deadline: None };
-        let stdout = invoke::execute_plugin(&exec)?;
+        if self.is_for_same_attachment() && self.cx.call.has_turn(self.cx.attachment_id()) {
+            given.push((TURN_VARIABLE, self.cx.attachment_id().instance_id()));
+        }
+        let call = exec::PluginCommand { path, env: given, stdin: self.conf, deadline: None };
+        let stdout = TracedExecutor.run_plugin(&call)?;
         if verb != CniVerb::Add {
             return Ok(None);
         }
-        invoke::read_result(&stdout, self.cx.version).map(Some)
+        exec::read_result(&stdout, self.cx.version).map(Some)
     }
 }

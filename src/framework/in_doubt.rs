@@ -10,12 +10,12 @@ use std::path::Path;
 use super::context::CallContext;
 use super::plugin::GcRequest;
 use crate::attachment::Liveness;
-use crate::cni::ValidAttachment;
-use crate::cni::json::{self, Json};
-use crate::error::{ErrorContext, Result};
 use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
-use crate::log;
 use crate::netlink::{Link, Netlink};
+use cni::ValidAttachment;
+use cni::error::{ErrorContext, Result};
+use cni::json::{self, Json};
+use cni::plugin::CniVerb;
 
 const VALID: &str = "cni.dev/valid-attachments";
 
@@ -54,7 +54,7 @@ impl<'a> CallContext<'a> {
         }
         // Leases that cannot be read are not released either: host-local's GC fails.
         let leases = read_network_leases(&self.net.json, self.net.name.as_str());
-        let leases = leases.inspect_err(|e| log::debug(e)).ok().flatten();
+        let leases = leases.inspect_err(|e| debug!("{e}")).ok().flatten();
         let mut leases = leases.unwrap_or_default();
         leases.retain(|status| matches!(status.liveness, Liveness::Unknown(_)));
         let mut in_doubt = Vec::new();
@@ -70,10 +70,10 @@ impl<'a> CallContext<'a> {
                 none => none.insert(self.find_unlabelled_ends(plugin)?),
             };
             if let Some(end) = ends.end_for_address(lease.ip)? {
-                log::warn(format_args!(
+                warn!(
                     "GC keeps {lease}: it was made without a label, and \"{}\" may be its container's link; DEL releases it",
                     end.name
-                ));
+                );
                 in_doubt.push(attachment);
             }
         }
@@ -104,7 +104,7 @@ impl<'a> CallContext<'a> {
         let ipam = self.ipam_plugin()?;
         let unlisted = self.unlisted.get().map(Vec::as_slice).unwrap_or_default();
         if unlisted.is_empty() {
-            return ipam.run_verb(super::CniVerb::Gc).map(drop);
+            return ipam.run_verb(CniVerb::Gc).map(drop);
         }
         let mut conf = self.net.json.clone();
         let valid = self.net.valid_attachments()?.unwrap_or_default();
@@ -115,7 +115,7 @@ impl<'a> CallContext<'a> {
         };
         conf.set_member(VALID, Json::Array(valid.iter().chain(unlisted).map(object).collect()));
         let conf = json::encode_compact(&conf).context(|| "GC of the IPAM plugin")?;
-        ipam.with_config(conf.as_bytes()).run_verb(super::CniVerb::Gc).map(drop)
+        ipam.with_config(conf.as_bytes()).run_verb(CniVerb::Gc).map(drop)
     }
 }
 

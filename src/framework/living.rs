@@ -12,12 +12,12 @@ use std::path::Path;
 use super::call::PluginCaller;
 use super::context::CallContext;
 use crate::attachment::{AttachmentId, AttachmentRecord, liveness};
-use crate::cni::ValidAttachment;
-use crate::cni::json::Json;
-use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
-use crate::{files, log};
+use cni::ValidAttachment;
+use cni::error::Result;
+use cni::files;
+use cni::json::Json;
 
 /// The directories in which libcni caches the results of ADD: that of runtimes, and that of multus.
 const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
@@ -84,10 +84,10 @@ impl CallContext<'_> {
                     continue;
                 }
                 if self.call.caller == PluginCaller::Runtime {
-                    log::warn(format_args!(
+                    warn!(
                         "GC keeps container {id}, interface {ifname}, which the list lacks: it is alive, and in the cache \
                          {cache}; its runtime's DEL ends it"
-                    ));
+                    );
                 }
                 living.push(attachment);
             }

@@ -8,9 +8,6 @@ use serde::de::DeserializeOwned;
 use super::call::ConfigRemarks;
 use super::context::CallContext;
 use super::rollback::{Failures, Rollback};
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::{CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::iface::child::{self, CheckedLink, NewChildLink, RecordedLink};
 use crate::iface::{ContainerNetns, veth};
 use crate::netfilter::AttachmentId;
@@ -18,6 +15,10 @@ use crate::netfilter::names::stale_matcher;
 use crate::netlink::{Link, Netlink};
 use crate::netns::{Netns, NetnsIdentity};
 use crate::repairs::RepairFindings;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::keys::DecodedKeys;
+use cni::plugin::PREV_RESULT_REMEDY;
+use cni::{CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment};
 
 /// A CNI plugin. Every plugin implements every verb of the specification.
 pub trait Plugin {
@@ -144,10 +145,7 @@ impl AddRequest {
 
 /// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
 pub fn require_prev_result<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
-    prev.ok_or_else(|| {
-        Error::internal(msg)
-            .with_details("it needs an interface: put it after an interface plugin, such as bridge or ptp, in a list")
-    })
+    prev.ok_or_else(|| Error::internal(msg).with_details(PREV_RESULT_REMEDY))
 }
 
 /// The request of a CHECK or a repair.

@@ -14,12 +14,12 @@ use super::living::may_be_cached;
 use super::reclaim::{LEASER, log_reclaimed, remove_attachment_state, remove_if_ended};
 use super::turn::AttachmentTurn;
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness};
-use crate::error::{ErrorContext, Result};
 use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PortOwner};
 use crate::netlink::{Netlink, NetlinkResult};
-use crate::sort::collect_set;
+use cni::error::{ErrorContext, Result};
+use cni::sort::collect_set;
 
 /// The parents of directories whose leases are believed without a configuration that names them: only root can write
 /// there.

@@ -15,14 +15,13 @@ use super::turn::AttachmentTurn;
 use crate::attachment::{
     AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, RecordStore, log_unrecorded,
 };
-use crate::cni::{CniResult, NetworkName};
-use crate::error::{Error, ErrorContext, Result};
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
-use crate::log;
 use crate::netfilter::{PacketFilter, reconcile, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, NetworkName};
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's
 /// network namespace. The caller has the [turn](super::turn).
@@ -146,7 +145,7 @@ impl<'a> CallContext<'a> {
         match record.liveness_by(host) {
             Liveness::Gone(_) => {
                 let removed = remove_proved_leases(&record, Some(owner)).and_then(|()| remove_ended(&record));
-                removed.map_or_else(log::warn, drop);
+                removed.map_or_else(|error| warn!("{error}"), drop);
             }
             life if is_of_container(&record, life, req) => self.record.set(KnownRecord::Current),
             _ => {}
@@ -210,7 +209,7 @@ pub fn remove_ended_owners(ip: IpAddr, next: AttachmentId<'_>) -> Result<()> {
     for record in AttachmentRecord::find_others_by_address(ip, next) {
         if !remove_if_ended(&record)? && record.network == next.network && record.liveness() == Liveness::Alive {
             let AttachmentRecord { id, ifname, .. } = &record;
-            log::warn(format_args!("{ip} is also in use by container {id}, interface {ifname}"));
+            warn!("{ip} is also in use by container {id}, interface {ifname}");
         }
     }
     Ok(())
@@ -263,7 +262,7 @@ fn remove_ended(record: &AttachmentRecord) -> Result<bool> {
 
 /// Logs what was reclaimed, and adds it to the call's trace.
 pub fn log_reclaimed(what: String) {
-    log::warn(&what);
+    warn!("{}", &what);
     trace::root_span().add_text("cnibox.reclaimed", || what);
 }
 
@@ -281,7 +280,7 @@ pub fn release_recorded_leases(owner: AttachmentId<'_>, done: &[&Path]) -> Resul
         let store = LeaseStore::open_existing(dir, owner.network, LeaseOptions::default());
         let released = store.map(|store| store.map_or(Ok(Vec::new()), |mut it| it.release_attachment(owner)));
         for ip in failures.keep_error(released.and_then(|released| released)).unwrap_or_default() {
-            log::warn(format_args!("released {ip}, whose lease is in {}", dir.display()));
+            warn!("released {ip}, whose lease is in {}", dir.display());
         }
     }
     failures.into_result()

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
-use super::call::{Applet, AppletTable, CallEnvironment, CniVerb, PluginCall};
-use crate::cni::json::{Json, encode_compact};
-use crate::cni::secrets::{self, VisibleKeys};
-use crate::error::{Error, Result};
+use super::call::{Applet, AppletTable, PluginCall};
 use crate::files::ring::RotatingLog;
-use crate::log;
+use crate::secrets::{self, VisibleKeys};
+use crate::stderr;
 use crate::trace::{self, TRACEPARENT, TraceParent};
+use cni::error::{Error, Result};
+use cni::json::{Json, encode_compact};
+use cni::plugin::{CallEnvironment, CniVerb};
 
 /// Limit of each file of a ring in bytes.
 const LIMIT: u64 = 1 << 20;
@@ -66,7 +67,7 @@ pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
 /// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or `CNI_LOG=trace` is set.
 pub fn start_recording(name: impl FnOnce() -> String) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|header| TraceParent::parse(&header));
-    if log::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
+    if stderr::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
         trace::start_recording(name(), parent);
     }
 }
@@ -130,7 +131,7 @@ fn write_recording(ring: &RotatingLog, values: &[String]) {
     let line = trace::finish_recording(&|error| secrets::redact_values(error, values));
     if let Some(Err(error)) = line.map(|line| ring.append_line(&line)) {
         // A recording that cannot be written must not fail the call.
-        log::debug(error);
+        debug!("{error}");
     }
 }
 
@@ -148,7 +149,7 @@ fn configuration_text(json: Json, shown: &VisibleKeys) -> String {
 mod tests {
     use super::*;
     use crate::applets::TABLE;
-    use crate::cni::json::keys::DecodedKeys;
+    use cni::json::keys::DecodedKeys;
 
     /// A value of each of these keys, `7` where any value is possible.
     fn sample(keys: &DecodedKeys) -> Json {

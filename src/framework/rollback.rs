@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
-use crate::log;
+use cni::error::{Error, Result};
 
 type UndoFunction<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
@@ -49,7 +48,7 @@ impl Drop for Rollback<'_> {
     fn drop(&mut self) {
         while let Some((what, undo)) = self.steps.pop().or_else(|| self.last.pop()) {
             if let Err(error) = undo() {
-                log::warn(format_args!("roll back: {what}: {error}"));
+                warn!("roll back: {what}: {error}");
             }
         }
     }

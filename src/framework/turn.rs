@@ -7,9 +7,8 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::attachment::{AttachmentId, AttachmentRecord};
-use crate::error::Result;
 use crate::files::lock::{BRIEF, FileLock, TIMEOUT};
-use crate::log;
+use cni::error::Result;
 
 /// Set if this call, or the call that runs it in the same process, has the turn. Empty inside if nobody can have it,
 /// because there is no directory for locks.
@@ -39,7 +38,7 @@ impl AttachmentTurn {
     pub(super) fn take_for_del(&self, owner: AttachmentId<'_>) {
         self.0.get_or_init(|| {
             AttachmentRecord::lock_attachment(owner, BRIEF).unwrap_or_else(|error| {
-                log::warn(format_args!("DEL goes on: {error}"));
+                warn!("DEL goes on: {error}");
                 None
             })
         });

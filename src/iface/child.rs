@@ -23,12 +23,11 @@ use super::configure::{self, AddressStyle};
 use super::inside::{ContainerNetns, DEL_FIRST};
 use super::mtu::{MtuConfig, default_route_link};
 use super::{routes, verify, veth};
-use crate::cni::{CniResult, InterfaceName};
-use crate::error::{Error, ErrorContext, Result};
-use crate::log;
 use crate::netlink::{Link, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName};
 
 /// Attempts to choose a free index.
 const INDEX_TRIES: usize = 5;
@@ -168,7 +167,7 @@ pub fn delete_link(netns: &Netns, ifname: &InterfaceName, kind: &str, recorded: 
     let inside = Netlink::open_in(netns)?;
     let mut named = inside.find_link(ifname.as_str())?;
     if named.take_if(|link| link.kind.as_deref() != Some(kind)).is_some() {
-        log::warn(format_args!("\"{ifname}\" is not of kind {kind}, and is left alone"));
+        warn!("\"{ifname}\" is not of kind {kind}, and is left alone");
     }
     if let Some(link) = &named {
         inside.delete_link_by_index(link.index)?;

@@ -7,15 +7,14 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::{ContainerNetns, ON_LINK};
-use crate::cni::ip::host_net;
-use crate::cni::{self, CniResult, IpConfig};
-use crate::error::{Error, ErrorContext, Result};
-use crate::log;
 use crate::netlink::{
     self, DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, MultipathHop, Netlink, NewLinkAddress,
     OnOffSetting, OperationalState, RouteAddMode, WaitOutcome,
 };
 use crate::sysctl;
+use cni::error::{Error, ErrorContext, Result};
+use cni::ip::host_net;
+use cni::{self, CniResult, IpConfig};
 
 /// How long to wait for duplicate address detection, if the plugin uses it.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -131,7 +130,7 @@ fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
         return Ok(inside.netlink.wait_for_addresses(link.index, DETECTION_TIMEOUT)?);
     }
     let name = &link.name;
-    log::warn(format_args!("\"{name}\" has no carrier: its IPv6 addresses are still tentative"));
+    warn!("\"{name}\" has no carrier: its IPv6 addresses are still tentative");
     Ok(())
 }
 
@@ -141,7 +140,7 @@ pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>)
     let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
     let addrs: Vec<_> = addrs.filter_map(v6).collect();
     if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL_ADDRESS_TIMEOUT)? {
-        log::debug(format_args!("{addrs:?} have no local routes yet"));
+        debug!("{addrs:?} have no local routes yet");
     }
     Ok(())
 }
@@ -176,7 +175,7 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     // namespaces share one list.
     let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
     if let Err(error) = inside.netlink.change_link(link.index, change) {
-        log::debug(error);
+        debug!("{error}");
     }
 }
 
@@ -185,7 +184,7 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {
-        log::debug(error);
+        debug!("{error}");
     }
 }
 
@@ -204,7 +203,7 @@ pub fn prepare_ipv6(
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
         if let Err(error) = sysctl::ensure_value(key, value) {
-            log::debug(error);
+            debug!("{error}");
         }
     };
     inside.netns.run_inside(|| {
@@ -212,7 +211,7 @@ pub fn prepare_ipv6(
         // `ensure`: a parameter with the right value need not be writable.
         sysctl::ensure_value(&key(ifname, "disable_ipv6"), "0").context(|| "configure the interface")?;
         if let Err(error) = sysctl::ensure_value(&key(ifname, "keep_addr_on_down"), "1") {
-            log::warn(format_args!("{error}; IPv6 addresses are lost if the interface is set down"));
+            warn!("{error}; IPv6 addresses are lost if the interface is set down");
         }
         for (name, value) in optional {
             try_set(&key(ifname, name), value);
@@ -354,8 +353,8 @@ pub fn describe_route(route: &KernelRoute, ifname: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
-    use crate::cni::{ResultInterface, SpecVersion};
+    use cni::json::Json;
+    use cni::{ResultInterface, SpecVersion};
 
     fn result(text: &str) -> CniResult {
         CniResult::decode(&Json::parse(text.as_bytes()).unwrap(), SpecVersion::NEWEST).unwrap()

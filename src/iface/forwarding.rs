@@ -2,10 +2,10 @@
 
 use ipnet::IpNet;
 
-use crate::error::{ErrorContext, Result};
 use crate::netlink::{Link, Netlink, RouteFilter};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
+use cni::error::{ErrorContext, Result};
 
 const FORWARD_IPV4: &str = "net/ipv4/ip_forward";
 const FORWARD_IPV6: &str = "net/ipv6/conf/all/forwarding";

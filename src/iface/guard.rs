@@ -8,11 +8,11 @@
 #[cfg(test)]
 mod tests;
 
-use crate::error::{Error, ErrorContext, Result};
 use crate::iface::redirect;
 use crate::netlink::traffic::program::{ClassicInstruction, ProgramFilter};
 use crate::netlink::traffic::{Qdisc, QdiscHook, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The parent of the egress filters of a `clsact` qdisc.
 const CLSACT_EGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0xfff3);

@@ -1,8 +1,8 @@
 //! A container's network namespace, and a netlink socket in it.
 
-use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
+use cni::error::{Error, Result};
 
 /// The remedy for a name that is taken in the container.
 pub(super) const DEL_FIRST: &str = "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::{IpFamily, KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The least MTU of an interface with IPv6 addresses, in bytes (RFC 8200, section 5): with a lower MTU the kernel
 /// deletes the addresses.
@@ -129,7 +129,7 @@ fn outgoing_link(route: &KernelRoute) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn read(text: &str) -> Result<MtuConfig, String> {
         let json = Json::parse(text.as_bytes()).unwrap();

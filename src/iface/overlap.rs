@@ -2,8 +2,8 @@
 
 use ipnet::IpNet;
 
-use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, Netlink, RT_TABLE_MAIN, RouteFilter};
+use cni::error::{Error, Result};
 
 /// Warnings about the routes of the main table to a part of the subnets, or to a network that contains a subnet. Routes
 /// through the bridge `own` and the gateways of its VLANs, and routes other than [subnet routes](is_subnet_route), do

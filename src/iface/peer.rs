@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 
 use super::ContainerNetns;
-use crate::cni::CniResult;
-use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
+use cni::CniResult;
+use cni::error::Result;
 
 /// Whether two [`Link::link_netnsid`] stand for the same network namespace: `outer` of a link on the host, and `inner`
 /// of a link in the container.

@@ -1,10 +1,10 @@
 //! Redirects: a link passes all packets that it receives to another link, which sends them. They are filters of traffic
 //! control, which see the packets before the network stack does.
 
-use crate::error::{ErrorContext, Result};
 use crate::netlink::traffic::{Qdisc, QdiscHook, RedirectFilter, TrafficFilterInfo, TrafficHandle};
 use crate::netlink::{Link, Netlink};
-use crate::sort::collect_set;
+use cni::error::{ErrorContext, Result};
+use cni::sort::collect_set;
 
 /// The handle of an `ingress` or `clsact` qdisc, always.
 pub(super) const INGRESS: TrafficHandle = TrafficHandle::new(0xffff, 0);

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use super::configure::{describe_route, route_gateways};
 use super::{ContainerNetns, ON_LINK};
-use crate::cni::CniResult;
-use crate::cni::ip::max_prefix_len;
-use crate::error::Result;
 use crate::netlink::{KernelRoute, Link, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
+use cni::CniResult;
+use cni::error::Result;
+use cni::ip::max_prefix_len;
 
 /// The metric of an IPv6 route that is added without one.
 pub const IPV6_METRIC: u32 = 1024;

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
-use crate::sort::sort_by_key;
+use cni::error::{Error, Result};
+use cni::sort::sort_by_key;
 
 /// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
@@ -115,7 +115,7 @@ pub fn return_to_main_table(
             Err(error) if error.is_unanswered() => return Err(error.into()),
             // The link may be going down, or another program may have added an equal route.
             Err(error) => {
-                crate::log::debug(format_args!("move a route back to the main table: {error}"));
+                debug!("move a route back to the main table: {error}");
             }
         }
     }

@@ -13,10 +13,10 @@ use nix::errno::Errno;
 use nix::libc;
 
 use crate::cmd;
-use crate::cni::InterfaceName;
-use crate::error::{Error, ErrorContext, Result, errno_text, io_text};
 use crate::netlink::Link;
 use crate::netns::{self, Netns};
+use cni::InterfaceName;
+use cni::error::{Error, ErrorContext, Result, errno_text, io_text};
 
 /// The kind of tap devices, and of tun devices.
 pub const TUN: &str = "tun";

@@ -6,9 +6,9 @@
 use super::ContainerNetns;
 use super::configure::effective_gateway;
 use super::routes::satisfies_route;
-use crate::cni::{CniResult, InterfaceName, ResultInterface, ResultRoute};
-use crate::error::{Error, Result};
 use crate::netlink::{KernelRoute, Link, RouteFilter};
+use cni::error::{Error, Result};
+use cni::{CniResult, InterfaceName, ResultInterface, ResultRoute};
 
 /// The prefix, in `details`, of a command to run in the container's network namespace.
 pub const IN_CONTAINER: &str = "in the container: ";

@@ -8,13 +8,12 @@ use nix::errno::Errno;
 
 use super::inside::{ContainerNetns, DEL_FIRST};
 use super::peer;
-use crate::cni::{CniResult, InterfaceName, ResultInterface};
-use crate::error::{Error, ErrorContext, Result};
-use crate::log;
 use crate::netlink::{self, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
 use crate::sysctl;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName, ResultInterface};
 
 /// Attempts to choose a free name.
 const NAME_TRIES: usize = 10;
@@ -132,7 +131,7 @@ pub fn refuse_advertisements(link: &Link) {
         // Without the file the link has no IPv6, and accepts nothing.
         && sysctl::key_exists(&key)
     {
-        log::warn(error);
+        warn!("{error}");
     }
 }
 
@@ -209,7 +208,7 @@ fn delete_by_container_end(
     if let Some(end) = peer::find_host_end(host, inside, &link)?.filter(may_be_own) {
         return Ok(host.delete_link_by_index(end.index)?);
     }
-    log::warn(format_args!("\"{ifname}\" is not this attachment's veth, and is left alone"));
+    warn!("\"{ifname}\" is not this attachment's veth, and is left alone");
     Ok(false)
 }
 

@@ -50,8 +50,7 @@ use super::quarantine::AddressQuarantine;
 use crate::attachment::boot::current_unix_time;
 use crate::attachment::{AttachmentId, BootIdentity};
 use crate::files::dir::{OpenDirectory, require_owner};
-use crate::files::{FileError, FileOperationContext, FileResult};
-use crate::log;
+use cni::files::{FileError, FileOperationContext, FileResult};
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
@@ -278,13 +277,13 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    let warn = |e| log::warn(format_args!("no lease journal: {e}"));
+    let warn = |e| warn!("no lease journal: {e}");
     network.open_private(DIRECTORY).map_err(warn).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
 pub(super) fn log_unwritable(error: &FileError) {
-    log::debug(format_args!("no lease journal: {error}"));
+    debug!("no lease journal: {error}");
 }
 
 /// The temporary name of leases in [`DIRECTORY`], and in networks that cannot have one.

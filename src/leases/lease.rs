@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::attachment::{AttachmentId, EndProof};
-use crate::cni::names::is_identifier;
 use crate::files::lock;
+use cni::names::is_identifier;
 
 /// The keys for leases in the configuration of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use super::lease::{AddressLease, ReclaimedLease};
 use super::quarantine::{AddressQuarantine, RemovalTime};
 use crate::attachment::boot::current_unix_time;
 use crate::attachment::{BootIdentity, ContainerPairEnd, EndProof, HostPairEnd};
-use crate::sort::sort_items;
+use cni::sort::sort_items;
 
 /// The end of every line.
 pub(super) const END: &str = " .";

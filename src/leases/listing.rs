@@ -16,9 +16,9 @@ use super::quarantine::AddressQuarantine;
 use crate::attachment::backup::require_writable;
 use crate::attachment::{BootIdentity, Liveness};
 use crate::files::dir::OpenDirectory;
-use crate::files::{FileOperationContext, FileResult};
-use crate::sort::{sort_by_key, sort_items};
-use crate::{error, log};
+use cni::error;
+use cni::files::{FileOperationContext, FileResult};
+use cni::sort::{sort_by_key, sort_items};
 
 /// Limit of a lease file's size in bytes.
 const MAX_BYTES: usize = 4096;
@@ -216,7 +216,7 @@ pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile 
         }
         Err(e) => {
             let path = dir.file_path(&name);
-            log::debug(format_args!("skip lease {}: {}", path.display(), error::io_text(&e)));
+            debug!("skip lease {}: {}", path.display(), error::io_text(&e));
             return AddressFile::Nothing;
         }
     };

@@ -23,9 +23,10 @@ use super::quarantine::AddressQuarantine;
 use crate::attachment::{AttachmentId, BootIdentity, HostPairEnd, Liveness};
 use crate::files::dir::OpenDirectory;
 use crate::files::lock::FileLock;
-use crate::files::{FileOperationContext, FileResult};
-use crate::sort::sort_by_key;
-use crate::{error, log};
+use crate::stderr;
+use cni::error;
+use cni::files::{FileOperationContext, FileResult};
+use cni::sort::sort_by_key;
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
@@ -98,7 +99,7 @@ impl LeaseStore {
         let (directory, temp) = journal::temporary_lease_file(&self.dir, self.directory.as_ref());
         let file = directory.create_file(temp, lease.file_text().as_bytes())?;
         if let Err(e) = journal::mark_lease(&file) {
-            log::debug(format_args!("the lease of {ip} is not marked: {e}"));
+            debug!("the lease of {ip} is not marked: {e}");
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = change_journal(self.journal.take(), |journal| {
@@ -109,7 +110,7 @@ impl LeaseStore {
         // A temporary file that cannot be removed is no error, because it does not affect the lease. The next command
         // that writes a lease removes the file.
         if let Err(error) = directory.remove_file(temp) {
-            log::debug(format_args!("left behind: {error}"));
+            debug!("left behind: {error}");
         }
         let reserved = linked?;
         self.journal = if reserved {
@@ -235,7 +236,7 @@ impl LeaseStore {
         if let Err(e) = read.as_ref()
             && e.kind() != ErrorKind::NotFound
         {
-            log::write_line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
+            stderr::write_line(format_args!("Error retrieving last reserved ip: {}", error::io_text(e)));
         }
         std::str::from_utf8(&read.ok()?.0).ok()?.trim().parse().ok()
     }
@@ -336,23 +337,23 @@ impl LeaseStore {
     fn recover_lost_lease(&mut self, ip: IpAddr, meta: &Metadata, noted: &JournalContents) -> Option<AddressLease> {
         if noted.is_of_earlier_boot(ip, meta, &self.boot) {
             match self.remove_unlisted_file(ip) {
-                Ok(()) => log::warn(format_args!("freed {ip}: its lease was lost in a power cut")),
-                Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
+                Ok(()) => warn!("freed {ip}: its lease was lost in a power cut"),
+                Err(e) => warn!("cannot free {ip}, a lost lease: {e}"),
             }
             return None;
         }
         let Some(entry) = noted.entry_of_file(ip, meta) else {
-            log::warn(format_args!(
+            warn!(
                 "{ip} stays reserved: its lease lost its text, and nothing says whose it was; \
                  if no container has the address: {}",
                 self.free_command(ip)
-            ));
+            );
             return None;
         };
         let lease = entry.lease.clone();
         match journal::rewrite_lease(&self.dir, &lease, meta) {
-            Ok(()) => log::warn(format_args!("the lease of {lease} lost its text, and was written again")),
-            Err(e) => log::warn(format_args!("the lease of {lease} lost its text: {e}")),
+            Ok(()) => warn!("the lease of {lease} lost its text, and was written again"),
+            Err(e) => warn!("the lease of {lease} lost its text: {e}"),
         }
         Some(lease)
     }

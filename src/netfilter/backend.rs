@@ -18,11 +18,11 @@ use super::layout::{HandoverCount, OwnTables, RestorableState};
 use super::rules::RecordedRules;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
-use crate::error::{Error, ErrorContext, Result, join_outcomes};
-use crate::files;
 use crate::netlink;
 pub use crate::netlink::IpFamily;
 use crate::netlink::nftables::{NftSocket, NftTable};
+use cni::error::{Error, ErrorContext, Result, join_outcomes};
+use cni::files;
 
 /// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
 const PROBED: NftTable<'_> = NftTable::new_inet("cnibox_probe");

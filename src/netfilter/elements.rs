@@ -18,7 +18,7 @@ use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     CommentSelector, ElementKey, NftBatch, NftSet, NftSocket, NftTable, NftValue, SetElement,
 };
-use crate::sort::collect_set;
+use cni::sort::collect_set;
 
 /// Returns the elements to delete; may add other deletions.
 pub type FindElements<'f> = &'f mut dyn FnMut(&NftSocket, &mut NftBatch) -> NetlinkResult<Vec<SetElement>>;

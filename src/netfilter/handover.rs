@@ -15,7 +15,7 @@
 
 use super::backend::PacketFilter;
 use super::layout::HandoverCount;
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
 
 /// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. From now on our
 /// plugins must not run: rules that they add later stay in our layout. Continues after an error; the errors are joined.

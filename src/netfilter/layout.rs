@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use crate::attachment::{REPAIR_REMEDY, RecordStore};
-use crate::error::{self, Error};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement};
+use cni::error::{self, Error};
 
 pub use transaction::{LayoutTransaction, OwnTables};
 

@@ -29,8 +29,8 @@ use super::backend::{FilterFeature, IpFamily, PacketFilter};
 use super::iptables::{self, ChainScope};
 use super::layout::{self, HandoverCount, RestorableState, RuleComparison, TableLayout};
 use crate::attachment::{REPAIR_REMEDY, RecordStore};
-use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::nftables::{NetfilterHook, NftChain, NftRule, NftTable, PacketField, RAW};
+use cni::error::{Error, ErrorContext, Result};
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_localhost")
     .with_comment("cnibox: loopback addresses are the host's own, also with route_localnet");

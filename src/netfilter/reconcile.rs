@@ -17,10 +17,9 @@ use super::layout::{RuleComparison, TableLayout};
 use super::rules::RecordedRules;
 use super::{AttachmentId, IpFamily};
 use crate::attachment::{AttachmentRecord, StoredRecord};
-use crate::error::{Error, ErrorContext, Result};
-use crate::log;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::NftTable;
+use cni::error::{Error, ErrorContext, Result};
 
 /// The attachments whose locks are held at once: each is an open file.
 const LOCKED: usize = 64;
@@ -283,10 +282,10 @@ pub fn require_serviceable(
     backend.map_or(Ok(()), |backend| backend.require_usable(filter))?;
     for feature in features {
         match filter.query_nft(&|_| restore_tables(filter, feature)) {
-            Err(error) if backend != Some(RuleBackend::Nftables) => log::warn(unrestored(&error)),
+            Err(error) if backend != Some(RuleBackend::Nftables) => warn!("{}", unrestored(&error)),
             outcome => outcome.or_unavailable()?,
         }
-        restore_other_objects(filter, feature).unwrap_or_else(|error| log::warn(unrestored(&error)));
+        restore_other_objects(filter, feature).unwrap_or_else(|error| warn!("{}", unrestored(&error)));
     }
     Ok(())
 }
@@ -301,7 +300,7 @@ fn restore_tables(filter: &PacketFilter, feature: &FilterFeature) -> NetlinkResu
     for layout in feature.state.layouts {
         let damage = layout.find_difference(filter.nft_socket()?, RuleComparison::ByComment)?;
         if let Some(damage) = damage.filter(|damage| damage.exists || (feature.state.needs_table)(layout)) {
-            log::debug(format_args!("restored: {}", damage.text));
+            debug!("restored: {}", damage.text);
             damaged.push(*layout);
         }
     }

@@ -12,9 +12,8 @@ use super::elements::find_other_record;
 use super::iptables::{ChainScope, IptablesHandle, IptablesTable};
 use super::names::AttachmentId;
 use crate::attachment::{RecordStore, StoredRecord};
-use crate::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
-use crate::log;
 use crate::netlink::IpFamily;
+use cni::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 
 /// What the records of a feature want in a table of iptables.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +73,7 @@ impl RecordedRules {
             return Err(error);
         }
         tables.update_table(self.table, scope, plan)?;
-        log::warn(format_args!("could not restore the rules of other containers: {error}"));
+        warn!("could not restore the rules of other containers: {error}");
         Ok(())
     }
 

@@ -23,12 +23,12 @@ use super::names::{parse_label, stale_matcher};
 use super::reconcile::check_attachment;
 use super::{AttachmentId, PacketFilter};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result, join_outcomes};
 use crate::netlink::nftables::{
     NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RAW, RuleInfo,
     SetElement, TableFamily, ValueType,
 };
 use crate::netlink::{self, MacAddress};
+use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 const TABLE: NftTable<'_> =
     NftTable::new(TableFamily::Bridge, "cnibox_spoof").with_comment("cnibox: containers send with their own MAC only");

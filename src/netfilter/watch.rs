@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::backend::{IpFamily, PacketFilter};
-use crate::log;
 use crate::netlink::nftables::{self, NftSocket};
 
 /// The poll interval where the kernel sends no events: for the rules of iptables-legacy.
@@ -34,7 +33,7 @@ impl PacketFilterWatch {
     pub fn restart_watch(&mut self, filter: &PacketFilter) {
         let dropped = self.nft.as_ref().map(|nft| nft.wait_for_change(Instant::now()));
         if !matches!(dropped, Some(Ok(_))) {
-            self.nft = NftSocket::watch_changes().inspect_err(|e| log::debug(e)).ok();
+            self.nft = NftSocket::watch_changes().inspect_err(|e| debug!("{e}")).ok();
         }
         let has_legacy = |table| IpFamily::BOTH.iter().any(|family| filter.has_legacy_table(*family, table));
         self.polls = self.nft.is_none() || has_legacy("nat") || has_legacy("filter");

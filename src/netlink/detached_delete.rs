@@ -25,7 +25,7 @@ use super::attribute::read_u32_at;
 use super::error::RequestFailure;
 use super::request::{KernelMessage, NetlinkRequest};
 use super::socket::{NetlinkSocket, request_span};
-use crate::open::open_file;
+use cni::files::open_file;
 
 /// The bit of `SIGCHLD` in the masks of `/proc/<pid>/status`.
 const SIGCHLD: u64 = 1 << (libc::SIGCHLD - 1);

@@ -5,7 +5,7 @@ use std::io;
 
 use nix::errno::Errno;
 
-use crate::error::{ErrorCode, errno_text};
+use cni::error::{ErrorCode, errno_text};
 
 /// The result of a netlink request.
 pub type NetlinkResult<T, E = NetlinkError> = Result<T, E>;
@@ -24,7 +24,7 @@ pub enum NetlinkError {
         remedy: Option<String>,
     },
     /// The network namespace could not be entered.
-    Netns(crate::error::Error),
+    Netns(cni::error::Error),
     /// There is no link with this name or index.
     NoLink(String),
     /// Duplicate address detection failed or timed out.
@@ -110,9 +110,9 @@ impl From<crate::netns::NetnsError> for NetlinkError {
     }
 }
 
-impl From<NetlinkError> for crate::error::Error {
+impl From<NetlinkError> for cni::error::Error {
     fn from(error: NetlinkError) -> Self {
-        let plain = crate::error::Error::internal(error.to_string());
+        let plain = cni::error::Error::internal(error.to_string());
         let is_full = error.errno() == Some(Errno::EXFULL);
         let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_missing_capability_has_a_remedy() {
-        let top = crate::error::Error::from(refused(Errno::EPERM, None));
+        let top = cni::error::Error::from(refused(Errno::EPERM, None));
         assert_eq!(top.code(), ErrorCode::INTERNAL);
         assert_eq!(top.details(), "cnibox needs CAP_NET_ADMIN in this network namespace");
     }

@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use std::hash::{BuildHasher, Hasher};
 use std::str::FromStr;
 
-use crate::error::Error;
+use cni::error::Error;
 
 /// A 48-bit Ethernet address. Its text has lower-case digits and colons.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -33,7 +33,7 @@ impl MacAddress {
 
     /// The address of an interface, from a configuration or a request. Fails with code 7 if the text is not a MAC
     /// address, and for multicast addresses and zero, which the kernel refuses.
-    pub fn parse_unicast(text: &str) -> crate::error::Result<MacAddress> {
+    pub fn parse_unicast(text: &str) -> cni::error::Result<MacAddress> {
         let mac: MacAddress = text
             .parse()
             .map_err(|why: String| Error::config(why).with_details("write six bytes, as in 02:00:00:00:00:01"))?;

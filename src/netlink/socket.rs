@@ -22,7 +22,6 @@ use rtnetlink::sys::{self, SocketAddr};
 use super::deferred_close::DeferredClose;
 use super::error::{NetlinkResult, RequestFailure, unless_absent};
 use super::request::{KernelMessage, NetlinkReply, NetlinkRequest, repeat_until_consistent};
-use crate::log;
 use crate::netns;
 use crate::trace;
 
@@ -128,7 +127,7 @@ impl NetlinkSocket {
     pub(super) fn request_dump(&self, request: &NetlinkRequest) -> NetlinkResult<Vec<Vec<u8>>, RequestFailure> {
         let reply = repeat_until_consistent(&mut || self.exchange_one(request, NLM_F_DUMP))?;
         if reply.interrupted {
-            log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
+            warn!("a netlink dump was interrupted every time; its result may be inconsistent");
         }
         Ok(reply.bodies)
     }

@@ -6,14 +6,14 @@
 
 use serde::Deserialize;
 
-use crate::cni::CniResult;
-use crate::cni::config::MacConfig;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
 use crate::iface::child;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::{ContainerNetns, mtu, veth};
 use crate::netlink::{LinkKind, MacAddress, NewLink};
+use cni::CniResult;
+use cni::config::MacConfig;
+use cni::error::{Error, ErrorContext, Result};
 
 const KIND: &str = "dummy";
 

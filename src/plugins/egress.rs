@@ -18,11 +18,6 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::attachment::AttachmentRecord;
-use crate::cni::CniResult;
-use crate::cni::config::Args;
-use crate::cni::json::Json;
-use crate::cni::json::keys::DecodedKeys;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, require_prev_result,
 };
@@ -35,6 +30,11 @@ use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
 use crate::repairs::RepairFindings;
+use cni::CniResult;
+use cni::config::Args;
+use cni::error::{Error, ErrorContext, Result};
+use cni::json::Json;
+use cni::json::keys::DecodedKeys;
 
 /// The maximum number of addresses of the host, besides routers, that the filter of a port knows.
 const MOST_HOST_ADDRESSES: usize = 64;

@@ -14,19 +14,18 @@ use std::slice;
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
-use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
 use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
 use crate::netfilter::iptables::table;
 use crate::netfilter::reconcile::check_attachment;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, SpecVersion};
 
 const ADMIN_REMEDY: &str = "add the rules to the chain admin, as in: \
     nft add rule inet cnibox_firewall admin ip daddr 192.0.2.1 reject";
@@ -110,7 +109,7 @@ impl Plugin for Firewall {
             Some(Nftables) => "nftables",
             _ => "iptables",
         };
-        conf.ineffective_keys(chosen).iter().for_each(log::warn);
+        conf.ineffective_keys(chosen).iter().for_each(|warning| warn!("{warning}"));
         let admin = zone.is_none().then(|| conf.admin_chain());
         let (ips, ports) = (result_addresses(prev), bridge_ports(prev));
         let mut undo = Rollback::new();
@@ -212,9 +211,7 @@ impl<'a> FirewallBackends<'a> {
             "firewalld" => Some(FirewalldZone::open_zone(conf.zone_name())?),
             other => {
                 if !["", "auto"].contains(&other) {
-                    log::warn(format_args!(
-                        "firewall: unknown backend \"{other}\" is ignored; choose nftables, iptables or firewalld"
-                    ));
+                    warn!("firewall: unknown backend \"{other}\" is ignored; choose nftables, iptables or firewalld");
                 }
                 FirewalldZone::find_running(conf.zone_name())
             }

@@ -8,14 +8,14 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, ResultInterface, SpecVersion};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
 use crate::netlink::{IpvlanMode, LinkKind};
 use crate::repairs::RepairFindings;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, ResultInterface, SpecVersion};
 
 const KIND: &str = "ipvlan";
 

@@ -6,12 +6,12 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IpConfig};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::veth::interface_entry;
 use crate::iface::{ContainerNetns, verify};
 use crate::netlink::LinkChange;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, IpConfig};
 
 const LO: &str = "lo";
 

@@ -9,16 +9,15 @@
 
 use serde::Deserialize;
 
-use crate::cni::CniResult;
-use crate::cni::config::MacConfig;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin};
 use crate::iface::ContainerNetns;
 use crate::iface::child::{self, MasterConfig, NewChildLink};
 use crate::iface::mtu::MtuConfig;
-use crate::log;
 use crate::netlink::{Link, LinkKind, MacAddress, MacvlanMode};
 use crate::repairs::RepairFindings;
+use cni::CniResult;
+use cni::config::MacConfig;
+use cni::error::{Error, ErrorContext, Result};
 
 const KIND: &str = "macvlan";
 
@@ -71,7 +70,7 @@ impl Plugin for Macvlan {
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
         if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
-            log::warn(format_args!("mode \"passthru\" keeps the master's MAC: {mac} is not used"));
+            warn!("mode \"passthru\" keeps the master's MAC: {mac} is not used");
         }
         Ok(result)
     }
@@ -149,7 +148,7 @@ impl MacvlanPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorCode;
+    use cni::error::ErrorCode;
 
     fn plan(conf: &MacvlanConfig, from_args: &str) -> Result<MacvlanPlan> {
         MacvlanPlan::from_config(conf, from_args)

@@ -14,9 +14,6 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::attachment::{AttachmentRecord, HostPairEnd};
-use crate::cni::ip::{host_net, max_prefix_len};
-use crate::cni::{CniResult, IpConfig};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -27,12 +24,14 @@ use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
 use crate::iface::{ContainerNetns, forwarding, overlap, verify};
 use crate::iface::{ON_LINK, routes};
-use crate::log;
 use crate::netfilter::names::parse_label;
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
-use crate::sort::{sort_by_key, sort_items};
+use cni::error::{Error, ErrorContext, Result};
+use cni::ip::{host_net, max_prefix_len};
+use cni::sort::{sort_by_key, sort_items};
+use cni::{CniResult, IpConfig};
 
 /// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
@@ -258,7 +257,7 @@ impl PtpHostEnd<'_> {
     /// link.
     fn warn_of_subnet(&self, host: &Netlink, wider: &KernelRoute, address: IpNet) {
         let Some(oif) = wider.oif.filter(|_| overlap::is_subnet_route(wider)) else { return };
-        let links = host.dump_links().inspect_err(|e| log::debug(e)).unwrap_or_default();
+        let links = host.dump_links().inspect_err(|e| debug!("{e}")).unwrap_or_default();
         let is_of_network = |link: &&Link| {
             let network = parse_label(&link.alias).map(|(_, _, network)| network);
             link.index != self.link.index && network == Some(self.owner.network)
@@ -267,7 +266,7 @@ impl PtpHostEnd<'_> {
             return;
         }
         if let Some(link) = links.iter().find(|link| link.index == oif) {
-            log::warn(overlap::conflict_warning(wider, address.trunc(), link));
+            warn!("{}", overlap::conflict_warning(wider, address.trunc(), link));
         }
     }
 }

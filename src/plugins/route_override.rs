@@ -14,18 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::AttachmentId;
 use crate::attachment::backup::{self, BackupFile};
-use crate::cni::config::Args;
-use crate::cni::{CniResult, InterfaceName, ResultRoute};
-use crate::error::{Error, ErrorContext, Result};
-use crate::files;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
 use crate::iface::{ContainerNetns, ON_LINK, configure, routes, tables, verify};
-use crate::log;
 use crate::netlink::{KernelRoute, Link, Netlink, NetlinkResult, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
-use crate::sort::sort_by_key;
+use cni::config::Args;
+use cni::error::{Error, ErrorContext, Result};
+use cni::files;
+use cni::sort::sort_by_key;
+use cni::{CniResult, InterfaceName, ResultRoute};
 
 /// The directory of all records. No configuration chooses it.
 const DIR: &str = "/run/cni/route-override";
@@ -155,7 +154,7 @@ impl Plugin for RouteOverride {
             let changes = OverrideRecord::changes_of(owner, &netlink, &content);
             match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
                 Err(error) if error.is_unanswered() => return Err(error.into()),
-                undone => drop(undone.inspect_err(|error| log::debug(error))),
+                undone => drop(undone.inspect_err(|error| debug!("{error}"))),
             }
         }
         Ok(file.remove_files()?)
@@ -370,7 +369,7 @@ impl OverrideRecord {
 
     /// `None` for a malformed record, with a warning.
     fn parse(content: &[u8]) -> Option<OverrideRecord> {
-        let warn = |error: &serde_json::Error| log::warn(format_args!("a record in {DIR} is ignored: {error}"));
+        let warn = |error: &serde_json::Error| warn!("a record in {DIR} is ignored: {error}");
         serde_json::from_slice(content).inspect_err(warn).ok()
     }
 

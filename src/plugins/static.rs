@@ -12,14 +12,14 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::cni::config::Args;
-use crate::cni::json::Json;
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
-use crate::error::{Error, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, addressing,
 };
+use cni::config::Args;
+use cni::error::{Error, Result};
+use cni::json::Json;
+use cni::json::keys::DecodedKeys;
+use cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
 
 #[derive(Debug)]
 pub struct Static;

@@ -8,15 +8,15 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::cni::CniResult;
-use crate::cni::config::{Args, MacConfig};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback};
 use crate::iface::child;
 use crate::iface::configure::AddressStyle;
 use crate::iface::tun::{self, TUN};
 use crate::iface::{ContainerNetns, mtu, veth};
 use crate::netlink::{Link, LinkChange, MacAddress};
+use cni::CniResult;
+use cni::config::{Args, MacConfig};
+use cni::error::{Error, ErrorContext, Result};
 
 pub struct Tap;
 

@@ -11,8 +11,6 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, InterfaceName, IpConfig, ResultInterface};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
@@ -22,6 +20,8 @@ use crate::iface::{ContainerNetns, child, redirect, verify, veth};
 use crate::netfilter::AttachmentId;
 use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::{CniResult, InterfaceName, IpConfig, ResultInterface};
 
 #[derive(Debug)]
 pub struct TcRedirectTap;

@@ -13,8 +13,6 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, InterfaceName, SpecVersion};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
@@ -22,11 +20,12 @@ use crate::framework::{
 };
 use crate::iface::tables::{self, RoutingTables};
 use crate::iface::{ContainerNetns, child, configure, verify};
-use crate::log;
 use crate::netlink::{
     DuplicateDetection, KernelRoute, Link, LinkAddress, LinkChange, LinkKind, Netlink, NewLink, NewLinkAddress,
     RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::{CniResult, InterfaceName, SpecVersion};
 
 /// The alias of a VRF that this plugin has created.
 const OURS: &str = "cnibox";
@@ -143,7 +142,7 @@ impl Plugin for Vrf {
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
         let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
-            log::warn(error);
+            warn!("{error}");
             None
         });
         let link = netlink.find_link(req.ifname.as_str())?;
@@ -225,7 +224,7 @@ fn find_vrf_to_leave(netlink: &Netlink, conf: &VrfConfig, link: Option<&Link>) -
         return Ok(Some(RoutingDomain { link, table }));
     }
     let found = conf.vrf_name().and_then(|name| find_vrf(netlink, name));
-    Ok(found.inspect_err(|error| log::warn(error)).unwrap_or_default())
+    Ok(found.inspect_err(|error| warn!("{error}")).unwrap_or_default())
 }
 
 /// The table for a new VRF.
@@ -236,7 +235,7 @@ fn choose_table(netlink: &Netlink, conf: &VrfConfig) -> Result<u32> {
     }
     let links = netlink.dump_links()?;
     if let Some(other) = links.iter().find(|link| link.vrf_table == Some(table)) {
-        log::warn(format_args!("{} shares the table {table} with {}", conf.vrfname, other.name));
+        warn!("{} shares the table {table} with {}", conf.vrfname, other.name);
     }
     Ok(table)
 }
@@ -276,7 +275,7 @@ fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
     if let Err(error) = state.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
-        log::debug(format_args!("after leaving the VRF: {error}"));
+        debug!("after leaving the VRF: {error}");
     }
     Ok(())
 }
@@ -353,7 +352,7 @@ impl VolatileState {
         for (table, wanted) in [(local, hosts), (main, networks)] {
             let filter = RouteFilter { table: Some(table), ..RouteFilter::default() };
             if !wanted.is_empty() && !netlink.wait_for_routes(&filter, &wanted, SETTLE)? {
-                log::debug(format_args!("the table {table} has no routes to {wanted:?} yet"));
+                debug!("the table {table} has no routes to {wanted:?} yet");
             }
         }
         Ok(())
@@ -379,7 +378,7 @@ fn result_in_table(prev: &CniResult, table: u32) -> CniResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::ResultRoute;
+    use cni::ResultRoute;
 
     #[test]
     fn invalid_vrf_names_are_refused() {

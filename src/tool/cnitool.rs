@@ -14,14 +14,15 @@ use sha2::{Digest, Sha512};
 
 use super::directories::CONF_DIR;
 use super::{ToolCommand, lint, print_text};
-use crate::cni::ValidAttachment;
-use crate::cni::json::{Json, encode_pretty};
-use crate::error::{Error, ErrorCode, Result};
 use crate::framework::{AppletTable, record};
-use crate::invoke::split_path;
+use crate::invoke::TracedExecutor;
 use crate::options::{CommandLine, CommandOption, long_option, unknown_word_error, usage_error};
-use crate::runtime::cache::encode_hex;
-use crate::runtime::{AttachmentParams, DEFAULT_CACHE_DIR, NetworkList, OnAddError, Runtime};
+use cni::ValidAttachment;
+use cni::error::{Error, ErrorCode, Result};
+use cni::exec::split_path;
+use cni::json::{Json, encode_pretty};
+use cni::runtime::cache::encode_hex;
+use cni::runtime::{AttachmentParams, DEFAULT_CACHE_DIR, NetworkList, OnAddError, Runtime};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnitool",
@@ -155,6 +156,7 @@ fn run_command(options: &CnitoolOptions, table: AppletTable) -> Result<String> {
     let runtime = Runtime {
         cache_dir: options.cache_dir.clone(),
         on_add_error: OnAddError::Undo,
+        executor: Box::new(TracedExecutor),
         ..Runtime::new(options.plugin_dirs.clone())
     };
     let (command, subject) = (options.line.words[0].as_str(), &options.line.words[1]);

@@ -13,18 +13,17 @@ use std::path::{Path, PathBuf};
 
 use super::in_process::InProcessExecutor;
 use super::life::{ContainerState, container_states};
-use crate::cni::NetworkName;
-use crate::error::Result;
 use crate::framework::AppletTable;
-use crate::invoke::split_path;
 use crate::leases::{self, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
-use crate::log;
 use crate::options::{CommandLine, CommandOption, long_option};
-use crate::runtime::{
-    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, Json, NetworkList, OnDelError, PluginConfig, Runtime,
-    find_config_files,
+use cni::NetworkName;
+use cni::error::Result;
+use cni::exec::split_path;
+use cni::json::Json;
+use cni::runtime::{
+    CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, NetworkList, OnDelError, PluginConfig, Runtime, find_config_files,
 };
-use crate::sort::sort_items;
+use cni::sort::sort_items;
 
 /// The default directory of network configurations.
 pub(super) const CONF_DIR: &str = "/etc/cni/net.d";
@@ -192,10 +191,10 @@ impl ToolDirectories {
         distinct(&mut cached);
         for LeaseDirectory { network, data_dir } in cached.iter().filter(|store| !stores.contains(store)) {
             let dir = data_dir.display();
-            log::warn(format_args!(
+            warn!(
                 "network {network}: its leases in {dir} are left out, because no configuration of this node names \
                  them: --data-dir {dir} adds them"
-            ));
+            );
         }
         Ok(stores)
     }

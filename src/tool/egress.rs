@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::{JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
@@ -15,6 +14,7 @@ use crate::netfilter::egress::report::{Flow, PortReport, list_ports};
 use crate::netfilter::egress::{self, RestrictedPort, source};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
+use cni::error::{Error, ErrorContext, Result};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox egress ls",

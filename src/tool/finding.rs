@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::{json_text, print_text};
-use crate::cni::json::place::TextPosition;
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
+use cni::json::place::TextPosition;
 
 /// How urgent a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

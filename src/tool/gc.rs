@@ -13,17 +13,16 @@ use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
 use super::snapshot::NodeSnapshot;
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand, print_text};
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, LivenessDoubt};
-use crate::cni::{ContainerId, NetworkName};
-use crate::error::{Error, Result};
 use crate::framework::{AppletTable, AttachmentTurn, Failures, reclaim};
-use crate::invoke::PluginExecutor;
 use crate::leases::{DATA_DIR, LeaseStatus, ReclaimedLease};
-use crate::log;
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PortOwner};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words};
-use crate::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
-use crate::sort::sort_items;
+use cni::error::{Error, Result};
+use cni::exec::PluginExecutor;
+use cni::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
+use cni::sort::sort_items;
+use cni::{ContainerId, NetworkName};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox gc",
@@ -334,10 +333,10 @@ impl GarbageCollector<'_> {
         runtime.del_and_keep_cached(&own, &ended.attach)?;
         let first = list.plugins.first().map_or("", |plugin| &plugin.plugin_type);
         let (object, network) = (ended.object(), &ended.network);
-        log::warn(format_args!(
+        warn!(
             "{object} (network {network}): no DEL was sent to \"{first}\", a plugin of another program, which may be \
              attaching it again; it stays in the cache"
-        ));
+        );
         Ok(None)
     }
 

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cni::json::encode_pretty;
-use crate::error::Result;
-use crate::framework::call::{CallEnvironment, PluginCall, PluginCaller};
+use crate::framework::call::{PluginCall, PluginCaller, TURN_VARIABLE};
 use crate::framework::{AppletTable, AttachmentTurn, BuiltinPlugin};
-use crate::invoke::{self, PluginCommand, PluginExecutor, ProcessExecutor};
+use crate::invoke::{self, TracedExecutor};
 use crate::repairs::RepairFindings;
+use cni::error::Result;
+use cni::exec::{PluginCommand, PluginExecutor};
+use cni::json::encode_pretty;
+use cni::plugin::CallEnvironment;
 
 /// Runs the plugins of this executable in this process, and others as processes.
 #[derive(Debug)]
@@ -19,12 +21,12 @@ pub(super) struct InProcessExecutor {
 
 impl PluginExecutor for InProcessExecutor {
     fn find_plugin(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
-        ProcessExecutor.find_plugin(name, dirs)
+        TracedExecutor.find_plugin(name, dirs)
     }
 
     fn run_plugin(&self, call: &PluginCommand<'_>) -> Result<Vec<u8>> {
         let Some(plugin) = self.find_own_plugin(call.path) else {
-            return ProcessExecutor.run_plugin(call);
+            return TracedExecutor.run_plugin(call);
         };
         match (plugin.run)(&self.build_call(&call.env, call.stdin)?)? {
             None => Ok(Vec::new()),
@@ -63,7 +65,8 @@ impl InProcessExecutor {
         };
         let env = CallEnvironment::from_lookup(var);
         env.require_variables()?;
-        Ok(PluginCall { env, stdin, table: self.table, caller: self.caller, turn: self.turn.clone() })
+        let turn_of_caller = var(TURN_VARIABLE);
+        Ok(PluginCall { env, stdin, table: self.table, caller: self.caller, turn: self.turn.clone(), turn_of_caller })
     }
 
     pub(super) fn find_own_plugin(&self, path: &Path) -> Option<BuiltinPlugin> {

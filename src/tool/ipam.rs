@@ -11,13 +11,12 @@ use super::life::{alive_and_reason, format_alive};
 use super::outcome::{ActionOutcome, report_outcomes};
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand, format_table, json_text, print_text};
 use crate::attachment::Liveness;
-use crate::cni::NetworkName;
-use crate::error::{Error, Result};
 use crate::framework::AppletTable;
 use crate::leases::{AddressLease, AddressReservation, LeaseStatus, ReclaimedLease};
-use crate::log;
 use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
-use crate::sort::{sort_by, sort_by_key};
+use cni::NetworkName;
+use cni::error::{Error, Result};
+use cni::sort::{sort_by, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "ipam",
@@ -242,7 +241,7 @@ fn list_rows(stores: &[LeaseDirectory]) -> Result<Vec<LeaseListRow>> {
         // Only root may read leases, and a list without them would look like a free network.
         let unreadable = listing.taken_addresses().len().saturating_sub(leases.len() + reserved.len());
         if unreadable > 0 {
-            log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
+            warn!("network {network}: {unreadable} leases cannot be read");
         }
         rows.extend(leases.into_iter().map(|status| LeaseListRow::from_lease(network, status)));
         rows.extend(reserved.iter().map(|reserved| LeaseListRow::from_reservation(network, reserved)));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::attachment::{AttachmentId, Liveness};
 use crate::framework::reclaim;
-use crate::runtime::CachedAttachment;
+use cni::runtime::CachedAttachment;
 
 /// The state of the container of a cached attachment.
 pub(super) struct ContainerState {

@@ -24,10 +24,10 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::cni::json::encode_pretty;
-use crate::error::{Error, Result};
-use crate::log;
 use crate::options::{self, CommandLine, CommandOption, ParsedCommandLine, long_option};
+use crate::stderr;
+use cni::error::{Error, Result};
+use cni::json::encode_pretty;
 
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
@@ -80,12 +80,12 @@ impl ToolCommand {
             Ok(Ok(job)) => work(job),
             Ok(Err(text)) => print_text(&text),
             Err(error) => {
-                log::write_line(format_args!("{command}: {error}; see: {command} --help"));
+                stderr::write_line(format_args!("{command}: {error}; see: {command} --help"));
                 return ExitCode::from(WRONG_USAGE);
             }
         };
         done.unwrap_or_else(|error| {
-            log::write_line(format_args!("{command}: {error}"));
+            stderr::write_line(format_args!("{command}: {error}"));
             ExitCode::FAILURE
         })
     }
@@ -105,7 +105,7 @@ impl ToolCommand {
 /// Prints a text on stdout, with control characters as escapes.
 fn print_text(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(log::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.write_all(stderr::escape_control_chars(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
@@ -121,7 +121,7 @@ fn format_table<const N: usize>(heading: [&str; N], lines: impl IntoIterator<Ite
 
 /// Formats lines of cells, each column as wide as its widest cell. A cell is one line.
 fn format_columns<const N: usize>(lines: Vec<[String; N]>) -> String {
-    let one_line = |cell: String| log::escape_control_chars(&cell).replace('\n', "\\n");
+    let one_line = |cell: String| stderr::escape_control_chars(&cell).replace('\n', "\\n");
     let lines: Vec<_> = lines.into_iter().map(|line| line.map(one_line)).collect();
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();

@@ -7,12 +7,14 @@ use super::{
     ToolCommand, WRONG_USAGE, cnitool, doctor, egress, gc, install, ipam, lint, pause, print_text, repair, sysdump,
     trace,
 };
-use crate::cni::SpecVersion;
-use crate::error::{Error, ErrorCode, Result};
 use crate::framework::call::{AppletMain, ToolFunction};
 use crate::framework::{Applet, AppletTable, run};
-use crate::log;
 use crate::options::{self, CommandLine, all_options, unexpected_argument, unknown_word_error, usage_error};
+use crate::stderr;
+use cni::SpecVersion;
+use cni::error::{Error, ErrorCode, Result};
+use cni::names::nearest_word;
+use cni::plugin::process::print_error;
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -66,7 +68,7 @@ pub fn run_linked_applet(applet: &Applet, args: Vec<String>, table: AppletTable)
     if is_called_by_runtime() {
         let error = Error::config(format!("\"{}\" is a tool, not a plugin", applet.name));
         let error = error.with_details("correct \"type\" in the network configuration");
-        return run::print_error(&error, SpecVersion::NEWEST);
+        return print_error(&error, SpecVersion::NEWEST);
     }
     run::print_about(applet.name, &SpecVersion::ALL);
     tool(vec!["--help".to_owned()], table)
@@ -86,7 +88,7 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
         None | Some("help" | "--help" | "-h") => help_text(applets),
         Some(word @ ("list" | "--list" | "version" | "--version" | "-V")) => match args.get(1) {
             Some(extra) => {
-                log::write_line(format_args!("cnibox {word}: {}", unexpected_argument(extra)));
+                stderr::write_line(format_args!("cnibox {word}: {}", unexpected_argument(extra)));
                 return WRONG_USAGE.into();
             }
             None if word.ends_with("list") => applet_list(applets),
@@ -107,16 +109,16 @@ pub fn main(name: &str, args: &[String], table: AppletTable) -> ExitCode {
 fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
     let words = names.iter().copied().chain(all_commands().map(|(word, _)| word));
-    let remedy = match options::nearest_word(name, words) {
+    let remedy = match nearest_word(name, words) {
         Some(near) => format!("did you mean \"{near}\"?"),
         None => format!("the applets are: {}", names.join(", ")),
     };
     let error = Error::new(ErrorCode::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
     let error = error.with_details(remedy);
     if is_called_by_runtime() {
-        return run::print_error(&error, SpecVersion::NEWEST);
+        return print_error(&error, SpecVersion::NEWEST);
     }
-    log::write_line(error);
+    stderr::write_line(error);
     status
 }
 

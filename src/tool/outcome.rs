@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::{json_text, print_text};
-use crate::error::{Error, Result};
-use crate::log;
+use cni::error::{Error, Result};
 
 /// The action for an attachment that stays because nothing proves that it has ended.
 pub(super) const IN_DOUBT: &str = "in doubt";
@@ -58,7 +57,7 @@ impl ActionOutcome {
 
     /// A failure, which is also logged.
     pub(super) fn log_failure(network: &str, object: String, error: &Error) -> ActionOutcome {
-        log::warn(format_args!("{object}: {error}"));
+        warn!("{object}: {error}");
         ActionOutcome::new(FAILED, network, object, error.message()).with_remedy(error.details())
     }
 }

@@ -11,9 +11,9 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::ToolCommand;
-use crate::error::{Error, Result};
 use crate::framework::AppletTable;
 use crate::options::require_no_words;
+use cni::error::{Error, Result};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox pause",

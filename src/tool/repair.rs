@@ -17,16 +17,15 @@ use super::pause::{StopSignals, WakeReason};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{DRY_RUN, JSON, ToolCommand, doctor, install, print_text};
 use crate::attachment::AttachmentId;
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{AppletTable, AttachmentTurn};
-use crate::log;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
 
 use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::netfilter::{PacketFilter, PacketFilterWatch};
 use crate::netlink::LossEvents;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use crate::repairs::RepairFindings;
-use crate::runtime::{CachedAttachment, Runtime};
+use cni::runtime::{CachedAttachment, Runtime};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox repair",
@@ -114,7 +113,7 @@ impl RepairJob {
     fn repair_once(&self, mode: ReconcileMode, json: bool) -> Result<ExitCode> {
         let repairs = self.repair_all(mode);
         let is_dry = mode == ReconcileMode::Report;
-        repairs.repair_errors().iter().for_each(log::warn);
+        repairs.repair_errors().iter().for_each(|warning| warn!("{warning}"));
         report_outcomes(&repair_outcomes(&repairs, is_dry), json, is_dry, "nothing was missing")
     }
 
@@ -168,7 +167,7 @@ impl RepairJob {
         // A call of the runtime that has the turn attaches or detaches the container.
         let _turn = match AttachmentTurn::take(owner) {
             Ok(turn) => turn,
-            Err(error) => return log::debug(error),
+            Err(error) => return debug!("{error}"),
         };
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
@@ -178,7 +177,7 @@ impl RepairJob {
         for (path, request) in requests {
             match plugins.run_repair(&path, &env, &request, repairs) {
                 Ok(()) => {}
-                Err(error) if error.code() == ErrorCode::INVALID_NETNS => return log::debug(error),
+                Err(error) if error.code() == ErrorCode::INVALID_NETNS => return debug!("{error}"),
                 Err(error) => repairs.record_failure(error.context(title())),
             }
         }
@@ -233,7 +232,7 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
 /// manager notices.
 fn keep_installed(directory: PathBuf, table: AppletTable) {
     thread::spawn(move || {
-        install::maintain_installation(&directory, table).unwrap_or_else(log::warn);
+        install::maintain_installation(&directory, table).unwrap_or_else(|error| warn!("{error}"));
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }
@@ -243,7 +242,7 @@ fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> R
     let left = repairs.changed_state().iter().map(|what| format!("left alone: {what}"));
     let failed = repairs.repair_errors().iter().map(ToString::to_string);
     let troubles: HashSet<String> = left.chain(failed).collect();
-    troubles.difference(reported).for_each(log::warn);
+    troubles.difference(reported).for_each(|warning| warn!("{warning}"));
     *reported = troubles;
     let line = |what| format!("restored: {what}\n");
     let text: String = repairs.missing_state().iter().map(line).collect();
@@ -265,7 +264,7 @@ fn wait_for_change(
             Some(WakeReason::Change) => {}
         }
         let is_lost = links.drain_events().or_else(|error| {
-            log::debug(error);
+            debug!("{error}");
             *links = LossEvents::listen_for_losses()?;
             Ok::<_, Error>(true)
         })?;

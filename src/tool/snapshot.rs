@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::attachment::{AttachmentId, AttachmentRecord};
-use crate::runtime::{CachedAttachment, Runtime};
+use cni::runtime::{CachedAttachment, Runtime};
 
 /// How long a runtime may take for the calls of a list, before or after which it writes or deletes the attachment's file in
 /// its cache.

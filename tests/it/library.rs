@@ -1,4 +1,4 @@
-//! `cnibox::runtime` as used by other programs: the examples, with the real plugins.
+//! The crate in `crates/cni` as used by other programs: its examples, with the real plugins.
 //!
 //! `cargo build --workspace --examples` builds them.
 
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::{Deserializer, Value, json};
 
+use crate::support::compare;
 use crate::support::node::{Call, Container, Node, assert_unchanged};
 
 /// A node with the network `pods` in `net.d`, and its own cache at libcni's path.
@@ -26,11 +27,8 @@ fn list_of(node: &Node) -> PathBuf {
 
 /// A call of an example with this node's plugins.
 fn example(node: &Node, name: &str, args: &[&str]) -> Call {
-    let tests = std::env::current_exe().unwrap();
-    let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
-    assert!(program.exists(), "{}: first cargo build --workspace --examples", program.display());
     let bin = node.bin().display().to_string();
-    node.tool("cnitool", args).env("CNI_PATH", &bin).program(program)
+    node.tool("cnitool", args).env("CNI_PATH", &bin).program(cnibox_tests::example(name))
 }
 
 #[test]
@@ -74,4 +72,23 @@ fn the_example_runtime_attaches_runs_and_detaches() {
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("No such file"), "{outcome:?}");
     assert_unchanged(&before, &node.snapshot());
+}
+
+/// bridge, host-local, portmap and loopback of the reference, by the example runtime.
+#[test]
+fn the_example_runtime_drives_the_plugins_of_the_reference() {
+    let Some(peer) = compare::peer("the example runtime") else { return };
+    let node = node();
+    let bridge =
+        json!({"type": "bridge", "bridge": "pods0", "isGateway": true, "ipam": node.host_local(&["10.4.0.0/24"])});
+    let tuning = json!({"type": "tuning", "mtu": 1400});
+    let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge, tuning]});
+    fs::write(list_of(&node), list.to_string()).unwrap();
+    let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && cat /sys/class/net/eth0/mtu";
+    let call = example(&node, "runtime", &[&list_of(&node).display().to_string(), "sh", "-c", script]);
+    let outcome = call.env("CNI_PATH", &peer.display().to_string()).run();
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    assert!(outcome.stdout.ends_with("}\n1400\n"), "{outcome:?}");
+    assert_eq!(fs::read_dir("/var/lib/cni/results").unwrap().count(), 0);
+    assert_eq!(node.leases("pods"), Vec::<String>::new());
 }

@@ -69,7 +69,7 @@
 //! | `install` | `cnibox install` and `uninstall`, on directories in use |
 //! | `ipam` | `cnibox ipam`: leases listed, released, reclaimed |
 //! | `language` | options, exit statuses and JSON that all tools have in common; words of the release before |
-//! | `library` | the programs in examples/, which use `cnibox::runtime` |
+//! | `library` | the examples of `crates/cni`: a plugin and two runtimes |
 //! | `lint` | mistakes in configurations, reported before a container is attached |
 //! | `messages`, `advice` | what operators are told after mistakes, and what follows from following it |
 //! | `repair` | `cnibox repair`: lost state of live containers is restored |

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cnibox_tests::cni_sanity;
+use cnibox_tests::{cni_sanity, example};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -72,6 +72,22 @@ fn assert_sound(args: &[&str], types: usize) {
 #[test]
 fn the_plugins_of_this_project_conform() {
     assert_sound(&[], 23);
+}
+
+/// The example of `crates/cni`, behind bridge of this project.
+#[test]
+fn the_example_plugin_conforms_in_all_versions() {
+    let directory = sound();
+    fs::copy(example("hostsdir"), directory.path().join("hostsdir")).unwrap();
+    let config = directory.path().join("hostsdir.json");
+    fs::write(&config, r#"{"name": "sanity", "type": "hostsdir", "directory": "/run/hosts.d"}"#).unwrap();
+    let config = config.display().to_string();
+    let (status, report) = sanity(directory.path(), &["--config", &config, "--profile", "chained"]);
+    let verdicts = report["verdicts"].as_array().unwrap();
+    let failures: Vec<&Value> = verdicts.iter().filter(|v| v["passed"] == false && !is_known(v)).collect();
+    assert!(status == Some(0) && failures.is_empty(), "{failures:#?}");
+    // As a chained plugin, in seven versions.
+    assert_eq!(verdicts.iter().filter(|v| v["id"] == "chained.no-prev-result").count(), 7);
 }
 
 /// Plugins killed at system calls, full disks, many concurrent calls.

@@ -10,6 +10,7 @@ use super::assertion::{Assertion, Level};
 use super::catalogue;
 use super::check::Verdict;
 use super::known;
+use super::profiles::Profile;
 
 const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
 
@@ -18,6 +19,7 @@ const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informat
 pub struct Case {
     pub name: String,
     pub kind: String,
+    pub profile: Profile,
     pub version: String,
     pub directory: PathBuf,
     pub config: Option<PathBuf>,

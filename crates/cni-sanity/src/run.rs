@@ -115,6 +115,7 @@ fn discover(directory: &Path, options: &Options) -> Result<(VecDeque<Case>, Vec<
             let case = |name: &str| Case {
                 name: name.to_owned(),
                 kind: kind.name.to_owned(),
+                profile: kind.profile,
                 version: version.to_owned(),
                 directory: directory.to_owned(),
                 config: options.config.clone(),
@@ -259,7 +260,7 @@ fn run_in_world(case: &Case, check: &mut Check) -> Result<Option<String>> {
     let conf = case.config.as_deref().map(read_config).transpose()?;
     world::enter()?;
     let known = KINDS.into_iter().find(|kind| kind.name == case.kind);
-    let kind = known.or_else(|| foreign(conf.as_ref()?, Profile::Interface));
+    let kind = known.or_else(|| foreign(conf.as_ref()?, case.profile));
     let kind = &kind.ok_or_else(|| format!("no type {}", case.kind))?;
     if case.name != "protocol"
         && let Some(lack) = world::lacks(kind.needs)?

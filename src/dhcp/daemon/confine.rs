@@ -9,8 +9,7 @@
 use std::path::Path;
 
 use super::seccomp::{Condition, RefusedCall, compile_filter, install_filter, native_architecture};
-use crate::error::{Error, Result, io_text};
-use crate::log;
+use cni::error::{Error, Result, io_text};
 use landlock::{
     ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
     Scope, path_beneath_rules,
@@ -168,7 +167,7 @@ pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     drop_capabilities()?;
     let failed = |e: RulesetError| Error::internal(format!("restrict files: {e}"));
     if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
-        log::warn("this kernel has no Landlock: the files of root are not protected from the daemon");
+        warn!("this kernel has no Landlock: the files of root are not protected from the daemon");
     }
     let Some(architecture) = native_architecture() else {
         return Err(Error::internal(format!("filter system calls: unknown architecture {}", std::env::consts::ARCH)));

@@ -45,10 +45,10 @@ use self::confine::WritableFiles;
 use self::options::DaemonOptions;
 use self::registry::LeaseRegistry;
 use super::record::DhcpRecordStore;
-use crate::error::{Error, Result, io_text};
-use crate::files::atomic::{AtomicWriter, Durability};
-use crate::log;
 use crate::options::{ParsedCommandLine, version_text};
+use crate::stderr;
+use cni::error::{Error, Result, io_text};
+use cni::files::atomic::{AtomicWriter, Durability};
 
 /// The line that a daemon started on demand prints when plugins can connect.
 pub const READY: &str = "ready";
@@ -63,17 +63,17 @@ pub fn main(args: Vec<String>) -> ExitCode {
     let options = match read {
         Ok(Ok(options)) => options,
         Ok(Err(text)) => {
-            log::write_line(text);
+            stderr::write_line(text);
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            log::write_line(format_args!("{error}; see dhcp daemon --help"));
+            stderr::write_line(format_args!("{error}; see dhcp daemon --help"));
             return ExitCode::from(2);
         }
     };
     let on_demand = options.on_demand;
     let Err(error) = run_daemon(options) else { return ExitCode::SUCCESS };
-    log::write_line(&error);
+    stderr::write_line(&error);
     if on_demand {
         report_to_plugin(&error.to_string());
     }
@@ -119,7 +119,7 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
             0 => String::new(),
             hidden => format!(", {hidden} in doubt"),
         };
-        log::write_line(format_args!("ready, with {open} leases resumed{hidden}"));
+        stderr::write_line(format_args!("ready, with {open} leases resumed{hidden}"));
         registry.resume_leases(recorded);
         if on_demand {
             report_ready(null);
@@ -132,10 +132,10 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
 /// Leaves the plugin's session and working directory, whose file system may have to be unmounted.
 fn leave_session() {
     if let Err(errno) = setsid() {
-        log::debug(errno);
+        debug!("{errno}");
     }
     if let Err(error) = std::env::set_current_dir("/") {
-        log::debug(error);
+        debug!("{error}");
     }
 }
 
@@ -143,7 +143,7 @@ fn leave_session() {
 fn report_ready(null: io::Result<File>) {
     report_to_plugin(READY);
     if let Err(error) = null.and_then(|null| dup2_stdout(null).map_err(io::Error::from)) {
-        log::warn(Error::io("close standard output", &error));
+        warn!("{}", Error::io("close standard output", &error));
     }
 }
 
@@ -157,7 +157,7 @@ fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        log::debug(errno);
+        debug!("{errno}");
     }
 }
 
@@ -187,7 +187,7 @@ struct RemovedOnDrop(PathBuf);
 impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            log::debug(error);
+            debug!("{error}");
         }
     }
 }

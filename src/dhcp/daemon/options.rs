@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::super::conf::SOCKET;
 use super::super::timing::ClientTiming;
-use crate::error::Result;
 use crate::options::{self, CommandLine, CommandOption, ParsedCommandLine, long_option, require_no_words, usage_error};
+use cni::error::Result;
 
 const OPTIONS: &[CommandOption] = &[
     long_option("--socketpath", "PATH", "the socket to listen on (/run/cni/dhcp.sock)"),

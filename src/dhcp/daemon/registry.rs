@@ -13,7 +13,7 @@ use super::super::rpc::DhcpLeaseKey;
 use super::super::sandbox::{self, InterfaceError, LeaseSandbox};
 use super::super::socket;
 use super::options::DaemonOptions;
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
 
 /// The maximum number of threads in containers' namespaces.
 const VISITS: usize = 16;

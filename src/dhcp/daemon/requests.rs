@@ -21,10 +21,9 @@ use super::options::DaemonOptions;
 use super::registry::{LeasePhase, LeaseRegistry, LeaseTaskHandle, LeaseTaskRequest};
 use super::sockets::LeaseSockets;
 use super::task::LeaseTask;
-use crate::cni::CniResult;
-use crate::error::{Error, Result};
-use crate::log;
 use crate::netlink::MacAddress;
+use cni::CniResult;
+use cni::error::{Error, Result};
 
 impl LeaseRegistry {
     /// The leases on disk, with their namespaces. For the start, while opening those of processes is permitted. A
@@ -42,7 +41,7 @@ impl LeaseRegistry {
                 && let Some(thread) = threads.get_or_init(occupants::all_namespaces).get(&record.netns_id)
                 && let Err(error) = sandbox.reopen_through(&thread.join(occupants::NAMESPACE))
             {
-                log::debug(Error::from(error));
+                debug!("{}", Error::from(error));
             }
             (record, Rc::new(sandbox))
         };
@@ -189,7 +188,7 @@ impl LeaseRegistry {
             handle.release_lease().await;
             // A task that has panicked did not remove its lease.
             if let Err(error) = self.remove_lease(key, &handle.phase) {
-                log::warn(error);
+                warn!("{error}");
             }
         };
         join_all(leases.map(release)).await;

@@ -28,8 +28,8 @@ use super::super::rpc::{DaemonReply, DaemonRequest, LONGEST};
 use super::occupants;
 use super::registry::LeaseRegistry;
 use super::sockets::watch_readable;
-use crate::error::{Error, Result, io_text};
-use crate::log;
+use crate::stderr;
+use cni::error::{Error, Result, io_text};
 
 /// The maximum number of connections; more wait in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 1024;
@@ -104,12 +104,12 @@ async fn accept_connections(listener: net::UnixListener, registry: Rc<LeaseRegis
                 spawn_local(async move {
                     let _permit = permit;
                     if let Err(error) = serve_connection(stream, &registry).await {
-                        log::write_line(format_args!("a request: {error}"));
+                        stderr::write_line(format_args!("a request: {error}"));
                     }
                 });
             }
             Err(error) => {
-                log::warn(Error::io("accept a connection", &error));
+                warn!("{}", Error::io("accept a connection", &error));
                 sleep(RECOVERY).await;
             }
         }

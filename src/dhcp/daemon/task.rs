@@ -17,8 +17,8 @@ use super::super::sandbox::{InterfaceError, LeaseSandbox};
 use super::super::timing::{NEVER, boot_time_now};
 use super::registry::{LeasePhase, LeaseRegistry, LeaseTaskRequest};
 use super::sockets::LeaseSockets;
-use crate::error::Error;
-use crate::log;
+use crate::stderr;
+use cni::error::Error;
 
 /// Why the task ends without a request.
 pub(super) enum LeaseTaskEnd {
@@ -285,6 +285,6 @@ impl LeaseTask {
     }
 
     pub(super) fn log_line(&self, what: &dyn Display) {
-        log::write_line(format_args!("{}: {what}", self.record.key));
+        stderr::write_line(format_args!("{}: {what}", self.record.key));
     }
 }

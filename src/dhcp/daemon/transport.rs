@@ -15,7 +15,7 @@ use super::super::v6::{message::Dhcp6Message as MessageV6, neighbour};
 use super::super::{socket, timing::boot_time_now};
 use super::sockets::{send_frame, watch_readable};
 use super::task::LeaseTask;
-use crate::error::Error;
+use cni::error::Error;
 
 /// The timeout and the poll interval of duplicate address detection for the link-local address. Waiting for the
 /// kernel's event in the namespace would need a thread for each container.

@@ -18,7 +18,7 @@ use super::occupants;
 use super::registry::{LeasePhase, LeaseTaskRequest};
 use super::sockets::LeaseSockets;
 use super::task::{LeaseTask, LeaseTaskEnd};
-use crate::error::Error;
+use cni::error::Error;
 
 /// The first wait for a namespace that is out of view, doubled up to the longest one.
 const FIRST_WAIT: Duration = Duration::from_millis(100);

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::super::timing::{BootClockTime, LeaseTimers, NEVER, RandomGenerator, millis};
 use super::message::Dhcp4Message;
 use super::option::{self, Dhcp4Options, pairs};
-use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute};
 use crate::netlink::MacAddress;
+use cni::{CniResult, DnsConfig, IpConfig, ResultRoute};
 
 /// The lease time if the server sends none, as in the reference.
 const DEFAULT_TIME: Duration = Duration::from_secs(60 * 60);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::super::timing::{BootClockTime, LeaseTimers, NEVER, RandomGenerator, millis};
 use super::super::v4::lease::SHORTEST_TIME;
 use super::message::{AssociationAddress, Dhcp6Message, IdentityAssociation};
-use crate::cni::{CniResult, DnsConfig, IpConfig};
+use cni::{CniResult, DnsConfig, IpConfig};
 
 /// An infinite lifetime, in seconds.
 const INFINITE: u32 = u32::MAX;

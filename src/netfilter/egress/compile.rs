@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::sort::sort_items;
+use cni::sort::sort_items;
 
 /// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports
 /// has all numbers of its ports.

@@ -21,10 +21,10 @@ use self::assembler::{
 };
 use self::search::put_search;
 use super::compile::{AllowedRange, AllowedTraffic, LAST_SERVICE, ServiceRange, address_number};
-use crate::error::{Error, Result};
 use crate::netlink::MacAddress;
 use crate::netlink::traffic::program::ClassicInstruction;
-use crate::sort::sort_items;
+use cni::error::{Error, Result};
+use cni::sort::sort_items;
 
 /// The most instructions of a program. The kernel accepts 4096, but lists a filter in a message of 32 KiB.
 pub const MOST_INSTRUCTIONS: usize = 4000;

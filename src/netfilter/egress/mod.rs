@@ -36,12 +36,11 @@ use super::backend::{FilterFeature, PacketFilter};
 use super::layout::{LayoutTransaction, RestorableState, RuleComparison, TableLayout};
 use super::names::{AttachmentId, is_left_in_place, stale_matcher};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result, join_outcomes};
 use crate::files::lock::{FileLock, TIMEOUT};
-use crate::log;
 use crate::netlink::nftables::{NftBatch, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::traffic::program::ClassicInstruction;
 use crate::netlink::{MacAddress, NetlinkResult};
+use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("egress");
@@ -280,7 +279,7 @@ pub fn add_port(
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
         Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
-        Err(error) => log::warn(format_args!("delete the former egress policy of port \"{}\": {error}", port.end)),
+        Err(error) => warn!("delete the former egress policy of port \"{}\": {error}", port.end),
     }
     Ok(())
 }
@@ -355,7 +354,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            create_if_missing(change, policy).unwrap_or_else(log::warn);
+            create_if_missing(change, policy).unwrap_or_else(|error| warn!("{error}"));
         }
         for element in &elements {
             change.restore_with_data(element);

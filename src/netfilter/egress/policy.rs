@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::compile::{
     AllowedTraffic, Entry, Service, ServiceRange, Verdict, combine_services, flatten, merge_services,
 };
-use crate::error::{Error, ErrorContext, Result};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The largest number of networks in the entries of a policy.
 const MOST_NETWORKS: usize = 1024;

@@ -1,6 +1,6 @@
 //! What containers were refused: counters, and the last flows.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::compile::Service;
@@ -8,11 +8,11 @@ use super::policy::service_of_packet;
 use super::table::{FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
 use super::{KEPT, RestrictedPort};
 use crate::attachment::StoredRecord;
-use crate::error::Result;
 use crate::netfilter::PacketFilter;
 use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
 use crate::netlink::{MacAddress, NetlinkResult};
-use crate::sort::{sort_by, sort_by_key};
+use cni::error::Result;
+use cni::sort::{sort_by, sort_by_key};
 
 /// The maximum number of flows that are reported for a container.
 pub const FLOWS: usize = 50;
@@ -46,11 +46,17 @@ pub fn list_ports(filter: &PacketFilter) -> Result<Vec<PortReport>> {
 /// The content of the tables.
 #[derive(Default)]
 struct Refusals {
-    policies: HashMap<MacAddress, String>,
-    refused: HashMap<MacAddress, PacketCount>,
+    containers: HashMap<MacAddress, ContainerRefusals>,
     malformed: HashMap<String, PacketCount>,
-    /// For each container the remaining time and the flow.
-    flows: HashMap<MacAddress, Vec<(u64, Flow)>>,
+}
+
+/// The entries of one container.
+#[derive(Clone, Default)]
+struct ContainerRefusals {
+    policy: String,
+    refused: PacketCount,
+    /// The remaining time of each flow, and the flow.
+    flows: Vec<(u64, Flow)>,
 }
 
 impl Refusals {
@@ -58,13 +64,13 @@ impl Refusals {
         let mut all = Refusals::default();
         for element in nft.dump_elements(PACKET_SETS.ports)? {
             if let (Some(mac), Some(chain)) = (mac_of(&element.key.0), element.target_chain()) {
-                all.policies.insert(mac, chain.to_owned());
+                chain.clone_into(&mut all.containers.entry(mac).or_default().policy);
             }
         }
         for set in [PACKET_SETS.refused, FRAME_SETS.refused, GUARD_REFUSED] {
             for (SetElement { key, .. }, count) in nft.dump_counters(set)? {
                 if let Some(mac) = mac_of(&key.0) {
-                    add(all.refused.entry(mac).or_default(), count);
+                    add(&mut all.containers.entry(mac).or_default().refused, count);
                 }
             }
         }
@@ -92,24 +98,23 @@ impl Refusals {
                 [NftValue::Mac(mac), NftValue::Ip(ip)] => (mac, (*ip, None)),
                 _ => continue,
             };
-            self.flows.entry(*mac).or_default().push((left, flow));
+            self.containers.entry(*mac).or_default().flows.push((left, flow));
         }
         Ok(())
     }
 
     fn of_port(&self, stored: StoredRecord<RestrictedPort>) -> PortReport {
         let RestrictedPort { mac, end, .. } = &stored.content;
-        let mut flows = self.flows.get(mac).cloned().unwrap_or_default();
+        let ContainerRefusals { policy, refused, mut flows } = self.containers.get(mac).cloned().unwrap_or_default();
         sort_by(&mut flows, |a, b| b.cmp(a));
-        let mut known = HashSet::new();
-        let flows = flows.into_iter().map(|(_, flow)| flow).filter(|flow| known.insert(*flow)).take(FLOWS).collect();
-        PortReport {
-            policy: self.policies.get(mac).cloned().unwrap_or_default(),
-            refused: self.refused.get(mac).copied().unwrap_or_default(),
-            malformed: self.malformed.get(end).copied().unwrap_or_default(),
-            flows,
-            stored,
+        let mut latest = Vec::new();
+        for (_, flow) in flows {
+            if latest.len() < FLOWS && !latest.contains(&flow) {
+                latest.push(flow);
+            }
         }
+        let malformed = self.malformed.get(end).copied().unwrap_or_default();
+        PortReport { policy, refused, malformed, flows: latest, stored }
     }
 }
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::policy::EgressPolicy;
-use crate::cni::json::Json;
-use crate::cni::json::keys::DecodedKeys;
-use crate::error::{Error, ErrorContext, Result};
-use crate::files::{self, trust};
+use crate::files::trust;
+use cni::error::{Error, ErrorContext, Result};
+use cni::files;
+use cni::json::Json;
+use cni::json::keys::DecodedKeys;
 
 /// The key of `CNI_ARGS` with the name of a policy.
 const POLICY_NAME: &str = "EGRESS_POLICY";
@@ -59,7 +60,7 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
 pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let of = format!("policy \"{}\"", path.display());
     let read = files::read_regular_file(path, LARGEST_POLICY);
-    let bytes = read.map_err(|error| Error::config(format!("read {of}: {}", crate::error::io_text(&error))))?;
+    let bytes = read.map_err(|error| Error::config(format!("read {of}: {}", cni::error::io_text(&error))))?;
     let json = Json::parse(&bytes).context(|| of.clone())?;
     require_keys(&json, DecodedKeys::of_type::<EgressPolicy>, &of)?;
     json.decode().context(|| of.clone())

@@ -14,14 +14,13 @@ use serde_json::Value;
 
 use super::dbus::DbusConnection;
 use crate::attachment::{RecordStore, StoredRecord};
-use crate::cni::ip::host_net;
-use crate::error::{Error, Result, io_text};
-use crate::log;
 use crate::netfilter::AttachmentId;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::elements::find_other_record;
 use crate::netfilter::layout::RestorableState;
-use crate::sort::sort_items;
+use cni::error::{Error, Result, io_text};
+use cni::ip::host_net;
+use cni::sort::sort_items;
 
 /// The default of `firewalldZone`.
 pub const DEFAULT_ZONE: &str = "trusted";
@@ -63,8 +62,8 @@ pub struct FirewalldZone<'a> {
 impl<'a> FirewalldZone<'a> {
     /// The zone `name`; `None` if firewalld is not running.
     pub fn find_running(name: &'a str) -> Option<FirewalldZone<'a>> {
-        let mut bus = DbusConnection::connect_system_bus().inspect_err(|e| log::debug(io_text(e))).ok()?;
-        let is_running = bus.has_name_owner(NAME).inspect_err(|e| log::debug(io_text(e))).ok()?;
+        let mut bus = DbusConnection::connect_system_bus().inspect_err(|e| debug!("{}", io_text(e))).ok()?;
+        let is_running = bus.has_name_owner(NAME).inspect_err(|e| debug!("{}", io_text(e))).ok()?;
         is_running.then_some(FirewalldZone { bus, name })
     }
 
@@ -153,7 +152,7 @@ impl<'a> FirewalldZone<'a> {
     fn first_missing_source(&mut self, all: &[&ZoneSources]) -> Option<String> {
         let mut zones = HashMap::new();
         all.iter().find_map(|ZoneSources { zone, ips }| {
-            let ask = || self.list_sources(zone).inspect_err(|e| log::debug(io_text(e))).ok();
+            let ask = || self.list_sources(zone).inspect_err(|e| debug!("{}", io_text(e))).ok();
             let sources = zones.entry(zone).or_insert_with(ask).as_ref()?;
             let mut wanted = ips.iter().map(|ip| host_net(*ip).to_string());
             let absent = wanted.find(|source| !sources.contains(source))?;
@@ -170,7 +169,7 @@ impl<'a> FirewalldZone<'a> {
                     && !e.to_string().contains("ZONE_ALREADY_SET")
                 {
                     let (source, cause) = (host_net(*ip), io_text(&e));
-                    log::warn(format_args!("restore source {source} in zone {zone}: {cause}"));
+                    warn!("restore source {source} in zone {zone}: {cause}");
                 }
             }
             // A DEL that has ended meanwhile has removed the record first.
@@ -214,7 +213,7 @@ impl<'a> FirewalldZone<'a> {
     fn remove_source(&mut self, zone: &str, ip: IpAddr) {
         if let Err(error) = self.change_source("removeSource", zone, ip) {
             let (source, error) = (host_net(ip), io_text(&error));
-            log::debug(format_args!("remove source {source} from zone {zone}: {error}"));
+            debug!("remove source {source} from zone {zone}: {error}");
         }
     }
 

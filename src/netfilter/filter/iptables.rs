@@ -23,14 +23,13 @@ use self::words::{
 };
 use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
-use crate::error::Result;
 use crate::leases;
-use crate::log;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::other_attachments;
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable};
 use crate::netfilter::names::AttachmentId;
 use crate::netfilter::rules::RecordedRules;
+use cni::error::Result;
 
 const FILTER: &str = "filter";
 
@@ -109,9 +108,7 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
 fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
-            log::warn(format_args!(
-                "firewall: {error}: frames that are not IP pass between isolated containers of a bridge"
-            ));
+            warn!("firewall: {error}: frames that are not IP pass between isolated containers of a bridge");
             Ok(())
         }
         outcome => Ok(outcome?),

@@ -22,8 +22,8 @@ use super::backend::FilterFeature;
 use super::layout::{HandoverCount, RestorableState};
 use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::{AttachmentRecord, RecordStore, StoredRecord};
-use crate::error::{Error, Result, join_outcomes};
 use crate::netlink::{Link, Netlink};
+use cni::error::{Error, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("firewall");

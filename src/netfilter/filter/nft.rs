@@ -45,7 +45,6 @@ use serde_json::Value;
 
 use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, unused_policy_links};
 use crate::attachment::StoredRecord;
-use crate::error;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::{LayoutTransaction, TableLayout};
@@ -55,6 +54,7 @@ use crate::netlink::nftables::{
     BRIDGE_FILTER, CT_STATE_ANSWERS, FILTER, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable,
     NftValue, PacketField, SetElement, TableFamily, ValueType,
 };
+use cni::error;
 
 const TABLE: NftTable<'_> = NftTable::new_inet("cnibox_firewall").with_comment("cnibox: plugin firewall");
 const FORWARD: NftChain<'_> = TABLE.named_chain("forward").at_filter_hook(NetfilterHook::Forward, FILTER);

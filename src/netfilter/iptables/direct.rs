@@ -9,12 +9,11 @@ use nix::errno::Errno;
 use super::encoding::{decode_rule, encode_rule};
 use super::table::{IptablesRule, IptablesTable, TableChange};
 use super::{ChainScope, nft_table_for};
-use crate::error::{Error, ErrorCode, Result};
-use crate::log;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{
     self, DSTNAT, FILTER, ForeignRule, NetfilterHook, NftBatch, NftChain, NftSocket, RAW, RulePosition, SRCNAT,
 };
+use cni::error::{Error, ErrorCode, Result};
 
 /// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
@@ -68,7 +67,7 @@ pub(super) fn update_table(
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
             // A rule of another program jumps to a chain, which stays, without rules.
             Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
-                log::warn(format_args!("a chain of iptables table {name} stays: {error}"));
+                warn!("a chain of iptables table {name} stays: {error}");
                 keeps_chains = true;
             }
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EOPNOTSUPP)) => {

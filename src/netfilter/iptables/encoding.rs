@@ -15,9 +15,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::extensions::{IptablesMatch, IptablesTarget};
-use crate::cni::ip::host_net;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol};
+use cni::ip::host_net;
 
 /// The word in place of the expressions that are not decoded, which equals no word of a rule of this program.
 const OTHER: &str = "(other)";

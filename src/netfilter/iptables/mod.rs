@@ -29,13 +29,12 @@ use std::time::{Duration, Instant};
 
 pub use self::table::{IptablesRule, IptablesTable};
 use crate::cmd;
-use crate::error::{Error, ErrorCode, Result};
 use crate::files::lock::FileLock;
-use crate::log;
 use crate::netlink::IpFamily;
 use crate::netlink::nftables::{self, NftSocket};
 use crate::netns;
 use ::iptables::IPTables;
+use cni::error::{Error, ErrorCode, Result};
 
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
 const LOCK: &str = "/run/cnibox-iptables.lock";
@@ -283,7 +282,7 @@ fn take_lock_or_continue() -> Option<FileLock> {
         return None;
     }
     take_lock().unwrap_or_else(|error| {
-        log::warn(format_args!("{error}; continuing without the lock"));
+        warn!("{error}; continuing without the lock");
         None
     })
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use crate::error::{Error, Result};
+use cni::error::{Error, Result};
 
 /// The maximum length of a chain name: `XT_EXTENSION_MAXNAMELEN` - 1.
 const CHAIN: usize = 28;

@@ -8,7 +8,6 @@ use serde::de::DeserializeOwned;
 
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{RecordStore, StoredRecord};
-use crate::log;
 use crate::netfilter::names::{has_same_owner, instance_in_comment, is_left_in_place};
 use crate::netlink::nftables::{
     ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
@@ -187,11 +186,11 @@ impl LayoutTransaction<'_> {
             return true;
         };
         if left.data != element.data {
-            log::warn(format_args!(
+            warn!(
                 "{element} of {} has another value, and is left: its owner is \"{}\"",
                 element.set,
                 left.comment.as_deref().unwrap_or_default()
-            ));
+            );
         }
         self.require_unchanged();
         self.batch.delete_element(left);
@@ -348,7 +347,7 @@ impl LayoutTransaction<'_> {
             if self.state_of_table(table).is_none() {
                 match TableState::read_table(self.nft, *layout, &[], comparison) {
                     Ok((view, _)) => self.views.push(view),
-                    Err(e) => log::warn(format_args!("table {table} is not restored: {e}")),
+                    Err(e) => warn!("table {table} is not restored: {e}"),
                 }
             }
         }

@@ -20,8 +20,8 @@ use super::super::iptables::{ChainScope, IptablesRule, IptablesTable};
 use super::super::names::{AttachmentId, rule_comment_prefix};
 use super::super::rules::RecordedRules;
 use super::{KEPT, MasqueradeRecord};
-use crate::cni::ip::host_net;
-use crate::error::Result;
+use cni::error::Result;
+use cni::ip::host_net;
 
 const NAT: &str = "nat";
 const POSTROUTING: &str = "POSTROUTING";

@@ -22,7 +22,7 @@ use super::names::stale_matcher;
 use super::reconcile::check_attachment;
 use super::{AttachmentId, PacketFilter, RuleBackend};
 use crate::attachment::RecordStore;
-use crate::error::{Error, ErrorContext, Result, join_outcomes};
+use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
 const KEPT: RecordStore = RecordStore("masquerade");

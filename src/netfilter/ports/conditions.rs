@@ -12,9 +12,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::cni::ip::host_net;
 use crate::netfilter::backend::IpFamily;
 use crate::netlink::nftables::{NftRule, PacketField};
+use cni::ip::host_net;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum MappingCondition {

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::PortForwarding;
-use crate::log;
 use crate::netlink::conntrack::{ConntrackSocket, FlowSelection, TrackedFlow};
 use crate::netlink::nftables::{RuleInfo, TransportProtocol};
 use crate::netlink::{self, IpFamily, Netlink};
@@ -56,6 +55,6 @@ fn delete_flows(flows: FlowSelection, which: &mut dyn FnMut(&TrackedFlow) -> boo
     let deleted: netlink::NetlinkResult<_> =
         ConntrackSocket::open().and_then(|conntrack| conntrack.delete_flows(flows, which));
     if let Err(error) = deleted {
-        log::warn(format_args!("delete tracked UDP connections: {error}"));
+        warn!("delete tracked UDP connections: {error}");
     }
 }

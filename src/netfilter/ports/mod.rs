@@ -29,9 +29,9 @@ use super::backend::FilterFeature;
 use super::layout::{RestorableState, hand_over};
 use super::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
 use crate::attachment::RecordStore;
-use crate::cni::{ContainerId, NetworkName};
-use crate::error::{Error, Result, join_outcomes};
 use crate::netlink::nftables::TransportProtocol;
+use cni::error::{Error, Result, join_outcomes};
+use cni::{ContainerId, NetworkName};
 
 /// The addresses of the host that a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -13,7 +13,6 @@ use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
-use crate::error::{Error, Result};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::LayoutTransaction;
@@ -23,7 +22,8 @@ use crate::netlink::nftables::{
     CommentSelector, ElementData, ElementKey, NftBatch, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo,
     SetElement, TransportProtocol,
 };
-use crate::sort::collect_set;
+use cni::error::{Error, Result};
+use cni::sort::collect_set;
 
 /// The length of each half of an instance's hash that fits into an interface name.
 const HALF: usize = 15;

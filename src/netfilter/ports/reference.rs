@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::layout::{self, ANY, HOST, MAPPED};
 use super::{PortForwarding, SourceTranslation, flows};
-use crate::cni::ip::host_net;
 use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::names::container_of_label;
 use crate::netfilter::{AttachmentId, IpFamily};
@@ -19,6 +18,7 @@ use crate::netlink::nftables::{
     DSTNAT, ElementData, ElementKey, NetfilterHook, NftBatch, NftChain, NftRule, NftSocket, NftTable, NftValue, SRCNAT,
     SetElement,
 };
+use cni::ip::host_net;
 
 /// The chains with rules of containers; releases differ in which they use.
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];

@@ -13,7 +13,7 @@ use super::rule::{CT_STATUS_DNAT, NftRule, RegisterIndex, build_expression, comp
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::ElementKey;
-use crate::sort::sort_items;
+use cni::sort::sort_items;
 
 /// `NFT_SET_ELEM_INTERVAL_END`: the element is the first key after an interval.
 const INTERVAL_END: u32 = 1;

@@ -231,7 +231,7 @@ fn a_missing_driver_is_reported_with_its_module() {
         Ok(()) => assert_eq!(netlink.require_link("veth.7").unwrap().link, Some(veth.index)),
         Err(error) => {
             assert_eq!(error.errno(), Some(Errno::EOPNOTSUPP));
-            let top = crate::error::Error::from(error);
+            let top = cni::error::Error::from(error);
             assert_eq!(top.details(), r#"load the kernel module "8021q" on the node"#);
         }
     }

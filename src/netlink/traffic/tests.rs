@@ -54,7 +54,7 @@ fn errors_name_qdisc_and_link() {
     assert_eq!(error.to_string(), "add qdisc tbf to \"v0\": invalid argument");
     let other = Qdisc::Other("nothing".to_owned());
     let error = netlink.add_qdisc(index, QdiscHook::Root, ONE, &other).unwrap_err();
-    let error = crate::error::Error::from(error);
+    let error = cni::error::Error::from(error);
     assert!(error.details().contains("\"sch_nothing\""), "{error}");
 }
 

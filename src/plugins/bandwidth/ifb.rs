@@ -2,10 +2,9 @@
 //! the attachment, and the host's end of the veth pair.
 
 use crate::attachment::{AttachmentId, network_hash, sha512_hex};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::Rollback;
-use crate::log;
 use crate::netlink::{Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The prefix and the length of names, as in the reference.
 const PREFIX: &str = "bwp";
@@ -88,7 +87,7 @@ pub(super) fn create_device<'a>(
             Err(error) => {
                 // The kernel may have created the link, and only its reply was lost.
                 if let Err(error) = host.delete_link(&name) {
-                    log::debug(error);
+                    debug!("{error}");
                 }
                 return Err(error).context(|| "adding link");
             }

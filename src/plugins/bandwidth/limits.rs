@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
 use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, TokenBucket};
+use cni::error::{Error, Result};
 
 /// The maximum queueing delay of a packet, in milliseconds.
 const LATENCY: u64 = 25;
@@ -126,7 +126,7 @@ fn least_burst(rate: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn limits(text: &str) -> Result<BandwidthLimits> {
         Json::parse(text.as_bytes()).unwrap().decode::<BandwidthConfig>().unwrap().resolve_limits()

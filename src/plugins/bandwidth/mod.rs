@@ -13,18 +13,17 @@ mod shape;
 
 pub use self::limits::BandwidthConfig;
 use self::limits::BandwidthLimits;
-use crate::cni::{CniResult, InterfaceName, ResultInterface, SpecVersion};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
 use crate::iface::{ContainerNetns, guard, peer, redirect, verify, veth};
-use crate::log;
 use crate::netfilter::{AttachmentId, names};
 use crate::netlink::traffic::TokenBucket;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName, ResultInterface, SpecVersion};
 
 #[derive(Debug)]
 pub struct Bandwidth;
@@ -62,7 +61,7 @@ impl Plugin for Bandwidth {
         let former = limits.ingress.map(|_| shape::read_bucket(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
         for key in conf.obsolete_keys() {
-            log::warn(format_args!("\"{key}\" is ignored: the limits are for all traffic"));
+            warn!("\"{key}\" is ignored: the limits are for all traffic");
         }
 
         let existing = match limits.egress {
@@ -187,10 +186,7 @@ fn warn_of_small_buckets(limits: &BandwidthLimits, end: &Link) {
         let frame = u64::from(end.mtu) + 14;
         let bytes = limits::bucket_capacity(bucket.rate, bucket.buffer.into());
         if bytes < u128::from(frame) {
-            log::warn(format_args!(
-                "a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"",
-                end.name
-            ));
+            warn!("a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"", end.name);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Token buckets on links, and the redirect of a container's packets to its ifb device.
 
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::Rollback;
 use crate::iface::redirect;
 use crate::netlink::traffic::{Qdisc, QdiscHook, QdiscInfo, TokenBucket, TrafficHandle};
 use crate::netlink::{Link, Netlink};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The handle of token buckets, as in the reference.
 const BUCKET: TrafficHandle = TrafficHandle::new(1, 0);

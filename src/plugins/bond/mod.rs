@@ -14,11 +14,8 @@ mod ports;
 use serde::Deserialize;
 
 use self::plan::{BondPlan, NumberOrText};
-use crate::cni::config::MacConfig;
-use crate::cni::{CniResult, InterfaceName};
 use crate::devices::record::DeviceRecordStore;
 use crate::devices::transfer;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -27,6 +24,9 @@ use crate::iface::ContainerNetns;
 use crate::iface::child::{self, CheckedLink, NewChildLink};
 use crate::netlink::{LinkChange, LinkKind};
 use crate::repairs::RepairFindings;
+use cni::config::MacConfig;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName};
 
 const KIND: &str = "bond";
 

@@ -5,9 +5,9 @@ use std::num::ParseIntError;
 use serde::Deserialize;
 
 use super::{BondConfig, BondLink};
-use crate::error::{Error, Result};
 use crate::iface::child;
 use crate::netlink::{BOND_HASH_POLICIES, BOND_MODES, BondSettings, Link, MacAddress};
+use cni::error::{Error, Result};
 
 /// The interval of the kernel's documentation, in ms.
 const DEFAULT_MIIMON: i64 = 100;
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     fn plan(text: &str) -> Result<BondPlan> {
-        let json = crate::cni::json::Json::parse(text.as_bytes()).unwrap();
+        let json = cni::json::Json::parse(text.as_bytes()).unwrap();
         BondPlan::from_config(&json.decode()?, "")
     }
 
@@ -190,7 +190,7 @@ mod tests {
             assert_eq!((miimon, plan.mtu, fail_over_mac), (250, 1400, 2));
             assert_eq!((all_slaves_active, tlb_dynamic_lb), (Some(1), Some(0)));
         }
-        assert_eq!(with(r#","miimon":"ten""#).unwrap_err().code(), crate::error::ErrorCode::DECODE);
+        assert_eq!(with(r#","miimon":"ten""#).unwrap_err().code(), cni::error::ErrorCode::DECODE);
     }
 
     #[test]

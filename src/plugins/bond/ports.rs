@@ -3,7 +3,6 @@
 use nix::errno::Errno;
 
 use super::{BondConfig, KIND};
-use crate::cni::InterfaceName;
 use crate::devices::identity::{DeviceIdentity, came_from_host};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::OriginalState;
@@ -11,12 +10,12 @@ use crate::devices::record::{
     DeviceRecord, DeviceRecordStore, missing_device_remedy, recorded_device_remedy, state_for_record,
 };
 use crate::devices::transfer;
-use crate::error::{Error, Result};
 use crate::framework::{AddRequest, CallContext, DelRequest};
 use crate::iface::ContainerNetns;
-use crate::log;
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
+use cni::InterfaceName;
+use cni::error::{Error, Result};
 
 /// The links of a new bond, on the host or in the container, which no other interface uses. They keep their names, which
 /// must be free in the container.
@@ -186,10 +185,7 @@ pub(super) fn unrecorded_ports(
     for port in inside.netlink.dump_links()?.into_iter().filter(|link| link.master == Some(bond.index)) {
         let is_named = conf.links.iter().any(|link| link.name == port.name);
         if !is_named || !(in_container || came_from_host(cx.host_netlink()?, &inside, &port)?) {
-            log::warn(format_args!(
-                "nothing proves that \"{}\" is a link of the bond: it stays in the container",
-                port.name
-            ));
+            warn!("nothing proves that \"{}\" is a link of the bond: it stays in the container", port.name);
             continue;
         }
         // As the host sees it.

@@ -1,11 +1,11 @@
 //! The MAC that the runtime or the container's annotation requests for the container's end.
 
 use super::{BridgeConfig, BridgePlan};
-use crate::error::{Error, Result};
 use crate::framework::CallContext;
 use crate::netfilter::names::parse_label;
 use crate::netfilter::{PacketFilter, spoof};
 use crate::netlink::{BridgePortVlans, Link, MacAddress, Netlink};
+use cni::error::{Error, Result};
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
 pub(super) fn requested_address(cx: &CallContext<'_>, conf: &BridgeConfig) -> Result<Option<MacAddress>> {

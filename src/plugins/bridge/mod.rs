@@ -19,9 +19,6 @@ mod vlan_gateway;
 use serde::Deserialize;
 
 use crate::attachment::{AttachmentRecord, HostPairEnd};
-use crate::cni::config::{Args, MacConfig};
-use crate::cni::{CniResult, InterfaceName};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -34,7 +31,10 @@ use crate::netfilter::spoof::{self, CheckedPort};
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
 use crate::repairs::RepairFindings;
-use crate::sort::sort_by_key;
+use cni::config::{Args, MacConfig};
+use cni::error::{Error, ErrorContext, Result};
+use cni::sort::sort_by_key;
+use cni::{CniResult, InterfaceName};
 
 use self::shared::SharedBridge;
 use self::vlan::{ConfiguredVlans, VlanTrunkEntry};

@@ -5,8 +5,6 @@ use ipnet::IpNet;
 
 use super::shared::{self, SharedBridge};
 use super::{BridgePlan, start_port, vlan, vlan_gateway};
-use crate::cni::{CniResult, IpConfig, ResultInterface};
-use crate::error::{Error, Result};
 use crate::framework::{CallContext, CheckRequest, Rollback};
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, configure, forwarding, verify, veth};
@@ -14,6 +12,8 @@ use crate::netfilter::spoof::{self, CheckedPort};
 use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting, OperationalState};
 use crate::repairs::RepairFindings;
+use cni::error::{Error, Result};
+use cni::{CniResult, IpConfig, ResultInterface};
 
 pub(super) fn restore_attachment(
     cx: &CallContext<'_>,

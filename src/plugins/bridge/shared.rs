@@ -5,12 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{BridgeConfig, BridgePlan};
-use crate::cni::ResultRoute;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::Rollback;
 use crate::iface::{configure, forwarding, overlap, veth};
-use crate::log;
 use crate::netlink::{Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, OnOffSetting};
+use cni::ResultRoute;
+use cni::error::{Error, ErrorContext, Result};
 
 /// A bridge, or the gateway's interface of a VLAN.
 pub(super) struct SharedBridge {
@@ -112,8 +111,8 @@ pub(super) fn add_default_route(routes: &mut Vec<ResultRoute>, gw: IpAddr) {
 /// Warns of subnets of a new bridge that the node routes to another link.
 pub(super) fn warn_of_routes(host: &Netlink, bridge: &str, gateways: &[IpNet]) {
     match overlap::conflicting_routes(host, gateways, bridge) {
-        Ok(warnings) => warnings.iter().for_each(log::warn),
-        Err(error) => log::debug(error),
+        Ok(warnings) => warnings.iter().for_each(|warning| warn!("{warning}")),
+        Err(error) => debug!("{error}"),
     }
 }
 

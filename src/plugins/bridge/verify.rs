@@ -2,13 +2,13 @@
 
 use super::shared::require_bridge;
 use super::{BridgeConfig, BridgePlan, spoof_port, vlan_gateway};
-use crate::cni::{CniResult, ResultInterface};
-use crate::error::{Error, Result};
 use crate::framework::{CallContext, CheckRequest};
 use crate::iface::child::CheckedLink;
 use crate::iface::{ContainerNetns, verify, veth};
 use crate::netfilter::{AttachmentId, masquerade, spoof};
 use crate::netlink::{Link, Netlink};
+use cni::error::{Error, Result};
+use cni::{CniResult, ResultInterface};
 
 pub(super) fn check_attachment(cx: &CallContext<'_>, plan: &BridgePlan<'_>, req: &CheckRequest) -> Result<()> {
     let conf = plan.conf;

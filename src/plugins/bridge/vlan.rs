@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 use serde::Deserialize;
 
 use super::BridgeConfig;
-use crate::error::{Error, ErrorContext, Result};
 use crate::netlink::{BridgePortVlans, Link, Netlink, PortVlanRange, VlanTagging};
+use cni::error::{Error, ErrorContext, Result};
 
 /// The VLAN IDs of 802.1Q.
 const IDS: RangeInclusive<u16> = 1..=4094;
@@ -180,7 +180,7 @@ fn parse_vlan_id(id: i64, refusal: &str) -> Result<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn vlans(text: &str) -> Result<ConfiguredVlans> {
         ConfiguredVlans::from_config(&Json::parse(text.as_bytes()).unwrap().decode::<BridgeConfig>().unwrap())

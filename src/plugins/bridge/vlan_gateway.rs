@@ -6,13 +6,13 @@
 //! port of the VLAN. A gateway that the reference plugin has created is adopted.
 
 use super::{BridgePlan, vlan};
-use crate::error::{Error, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::framework::Rollback;
 use crate::iface::veth;
 use crate::netlink::{
     BridgePortVlans, Link, LinkChange, LinkKind, MacAddress, Netlink, NewLink, PortVlanRange, VethPeer, VlanTagging,
 };
+use cni::error::{Error, ErrorContext, Result};
 
 /// The lock for the gateways of all bridges.
 const LOCK: &str = "bridge-vlan.lock";

@@ -5,10 +5,10 @@ use std::net::Ipv4Addr;
 use ipnet::{IpNet, Ipv4Net};
 
 use super::subnet::SubnetEnv;
-use crate::cni::json::Json;
-use crate::cni::{NetworkConfig, ResultRoute};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
-use crate::sort::sort_by;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::Json;
+use cni::sort::sort_by;
+use cni::{NetworkConfig, ResultRoute};
 
 /// The subnet for DEL and GC if the subnet file is missing: host-local requires a range, but does not use it for these
 /// verbs.
@@ -122,7 +122,7 @@ impl DelegateMembers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json;
+    use cni::json;
 
     fn derived(request: &str, env: Option<&SubnetEnv>) -> Result<String> {
         let mut net = NetworkConfig::parse(request.as_bytes()).unwrap();

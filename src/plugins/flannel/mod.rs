@@ -19,17 +19,16 @@ use self::derive::derive_config;
 use self::record::{DelegateRecord, DelegateRecordStore, RecordedNamespace};
 use self::subnet::SubnetEnv;
 use crate::attachment::AttachmentId;
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::json::{self, Json};
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::files::trust;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, CniVerb, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
-    in_doubt,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback, in_doubt,
 };
-use crate::log;
 use crate::repairs::RepairFindings;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::keys::DecodedKeys;
+use cni::json::{self, Json};
+use cni::plugin::CniVerb;
+use cni::{CniResult, SpecVersion};
 
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 const DATA_DIR: &str = "/var/lib/cni/flannel";
@@ -69,7 +68,7 @@ impl FlannelConfig {
     /// without records the delegate's configuration is derived from the request.
     fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
         let derived = |error: &_| {
-            log::warn(format_args!("{error}; its records are ignored"));
+            warn!("{error}; its records are ignored");
         };
         self.open_records().inspect_err(derived).ok()
     }
@@ -100,7 +99,7 @@ impl Plugin for Flannel {
         let delegate = cx.find_delegate(delegate_type(&json)).context(|| "failed to delegate add")?;
         let delegate = delegate.with_config(text.as_bytes());
         let former = records.find_record(&owner)?;
-        log::debug(format_args!("netconf sent to delegate plugin: {text}"));
+        debug!("netconf sent to delegate plugin: {text}");
         let mut undo = Rollback::new();
         let (cleaner, saved) = (delegate.clone(), &records);
         undo.add_step("undo the delegate's ADD", move || match former {
@@ -152,7 +151,7 @@ impl Plugin for Flannel {
         }
         let saved = record.as_ref().and_then(|record| {
             let derived = "the saved configuration is derived again";
-            record.parse_config().inspect_err(|e| log::warn(format_args!("{derived}: {e}"))).ok()
+            record.parse_config().inspect_err(|e| warn!("{derived}: {e}")).ok()
         });
         let derived = || derive_config(&cx.net, conf.read_subnet_env().ok().as_ref());
         let mut json = saved.map_or_else(derived, Ok)?;
@@ -233,9 +232,7 @@ fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
     if leases.is_some_and(|leases| leases.iter().all(|status| status.lease.id != *id)) {
         return record.remove_files();
     }
-    log::warn(format_args!(
-        "GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it"
-    ));
+    warn!("GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it");
     Ok(())
 }
 

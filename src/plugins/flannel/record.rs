@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use crate::attachment::AttachmentId;
 use crate::attachment::backup::{remove_temporaries, temporary_path};
-use crate::cni::json::Json;
-use crate::cni::names::is_identifier;
-use crate::error::{Error, Result};
-use crate::files::atomic::{AtomicWriter, Durability};
-use crate::files::{self, FileOperationContext, dir, remove_file, trust};
-use crate::log;
+use crate::files::{dir, trust};
 use crate::netns::NetnsIdentity;
+use cni::error::{Error, Result};
+use cni::files::atomic::{AtomicWriter, Durability};
+use cni::files::{self, FileOperationContext, remove_file};
+use cni::json::Json;
+use cni::names::is_identifier;
 
 /// The directory beside the reference's records.
 const OWN: &str = ".cnibox";
@@ -206,7 +206,7 @@ impl DelegateRecordStore {
     /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
         let readable =
-            |found: Result<Option<DelegateRecord>>| found.inspect_err(|error| log::warn(error)).unwrap_or_default();
+            |found: Result<Option<DelegateRecord>>| found.inspect_err(|error| warn!("{error}")).unwrap_or_default();
         let (first, further) = (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
         let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
         let further = further.iter().filter_map(|name| name.split_once(':'));

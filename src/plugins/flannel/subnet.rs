@@ -4,9 +4,9 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use crate::cni::ip::parse_cidr;
-use crate::error::{Error, ErrorCode, Result, io_text};
-use crate::{files, log};
+use cni::error::{Error, ErrorCode, Result, io_text};
+use cni::files;
+use cni::ip::parse_cidr;
 
 /// Limit of the file's size in bytes: room for thousands of networks.
 const MAX_BYTES: usize = 64 << 10;
@@ -102,7 +102,7 @@ fn parse_mtu(text: &str) -> Result<u32, String> {
 fn parse_flag(text: &str) -> bool {
     let is_set = matches!(text.trim(), "1" | "t" | "T" | "TRUE" | "True" | "true" | "yes" | "on");
     if is_set && text != "true" {
-        log::warn(format_args!("FLANNEL_IPMASQ={text} is read as true"));
+        warn!("FLANNEL_IPMASQ={text} is read as true");
     }
     is_set
 }

@@ -4,10 +4,10 @@ use std::path::{Component, Path, PathBuf};
 
 use super::HostDeviceConfig;
 use super::sysfs::{self, Sysfs};
-use crate::error::{Error, Result};
 use crate::iface::child;
 use crate::netlink::{Link, MacAddress, Netlink};
-use crate::sort::sort_by;
+use cni::error::{Error, Result};
+use cni::sort::sort_by;
 
 /// Kinds of links on top of another link that may share its address: of two links with the same address, the upper one
 /// is never selected.
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     fn conf(text: &str) -> HostDeviceConfig {
-        crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
+        cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
     }
 
     fn sysfs() -> (tempfile::TempDir, Sysfs) {

@@ -16,12 +16,10 @@ use serde::Deserialize;
 
 use self::find::DeviceSelector;
 use self::sysfs::Sysfs;
-use crate::cni::{CniResult, ResultInterface};
 use crate::devices::location::DeviceSearch;
 use crate::devices::origin::HostNetwork;
 use crate::devices::record::{DeviceRecord, DeviceRecordStore, missing_device_remedy, state_for_record};
 use crate::devices::transfer;
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -29,6 +27,8 @@ use crate::framework::{
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, verify};
 use crate::netlink::Link;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::{CniResult, ResultInterface};
 
 const NAME: &str = "host-device";
 

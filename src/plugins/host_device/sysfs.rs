@@ -7,10 +7,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result, io_text};
-use crate::files;
 use crate::netlink::{Link, ParentDevice};
-use crate::sort::sort_items;
+use cni::error::{Error, Result, io_text};
+use cni::files;
+use cni::sort::sort_items;
 
 /// Userspace drivers of PCI devices, for which the kernel has no network interface.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];

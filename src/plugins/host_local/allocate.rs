@@ -8,11 +8,10 @@ use ipnet::IpNet;
 
 use super::range::{AddressRange, RangeSet};
 use crate::attachment::{AttachmentId, AttachmentRecord, HostPairEnd, Liveness};
-use crate::cni::IpConfig;
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{Failures, reclaim};
 use crate::leases::{LeaseListing, LeaseStore};
-use crate::log;
+use cni::IpConfig;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
 
 /// How many candidates are tried one by one before the directory is read: reading thousands of entries costs more than
 /// a few dozen failed attempts.
@@ -35,7 +34,7 @@ pub fn allocate_all(
     };
     let mut failures = Failures::new();
     let reclaimed = reclaim::remove_ended_leases(store, Some(owner), &mut failures)?;
-    failures.into_result().unwrap_or_else(log::warn);
+    failures.into_result().unwrap_or_else(|error| warn!("{error}"));
     if reclaimed.is_empty() {
         return Err(error);
     }
@@ -78,7 +77,7 @@ impl<'a> AddressAllocation<'a> {
         if outcome.is_err() {
             for ip in &self.reserved {
                 if let Err(e) = self.store.release_address(*ip, self.owner) {
-                    log::warn(format_args!("roll back: release {ip}: {e}"));
+                    warn!("roll back: release {ip}: {e}");
                 }
             }
         }
@@ -197,7 +196,7 @@ fn reserve_address(
     let sharing = AttachmentRecord::find_others_by_address(ip, owner);
     let has_it = |other: &&AttachmentRecord| other.network == owner.network && other.liveness() == Liveness::Alive;
     let Some(AttachmentRecord { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
-    log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
+    warn!("{ip} is not leased, but is in use by container {id}");
     store.release_address(ip, owner).map(|_| false)
 }
 

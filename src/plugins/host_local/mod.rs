@@ -24,16 +24,15 @@ use serde::de::DeserializeOwned;
 
 use self::range::{AddressRange, RangeConfig, RangeSet};
 use crate::attachment::AttachmentId;
-use crate::cni::json::Json;
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
-use crate::error::{Error, ErrorCode, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, addressing, reclaim,
 };
 use crate::leases::{AddressLease, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
-use crate::log;
-use crate::sort::sort_by_key;
+use cni::error::{Error, ErrorCode, ErrorContext, Result};
+use cni::json::Json;
+use cni::json::keys::DecodedKeys;
+use cni::sort::sort_by_key;
+use cni::{CniResult, DnsConfig, IpConfig, ResultRoute, ip};
 
 #[derive(Debug)]
 pub struct HostLocal;
@@ -135,10 +134,10 @@ impl Plugin for HostLocal {
 
     fn add(cx: &CallContext<'_>, conf: &HostLocalConfig, req: &AddRequest) -> Result<CniResult> {
         let plan = HostLocalPlan::from_config(cx, conf)?;
-        plan.warnings.iter().for_each(log::warn);
+        plan.warnings.iter().for_each(|warning| warn!("{warning}"));
         for AddressRange { subnet, gateway, .. } in plan.sets.iter().flat_map(RangeSet::ranges) {
             if gateway.is_ipv4() != subnet.addr().is_ipv4() {
-                log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
+                warn!("gateway {gateway} is of another family than {subnet}");
             }
         }
         let dns = if plan.ipam.resolv_conf.is_empty() {
@@ -191,7 +190,7 @@ impl Plugin for HostLocal {
         // The order of a directory is random.
         sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {
-            log::warn(format_args!("released {lease}"));
+            warn!("released {lease}");
         }
         let mut failures = Failures::new();
         for lease in stay {

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::cni::ip;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::addressing;
+use cni::error::{Error, ErrorContext, Result};
+use cni::ip;
 
 /// A range of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]

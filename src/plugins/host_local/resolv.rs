@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::cni::DnsConfig;
-use crate::error::{Error, Result};
-use crate::files;
+use cni::DnsConfig;
+use cni::error::{Error, Result};
+use cni::files;
 
 /// The maximum size of a file, in bytes.
 const MAX_SIZE: usize = 1 << 20;

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use crate::cni::ip;
-use crate::error::{Error, ErrorCode, Result};
 use crate::netfilter::iptables::table;
 use crate::netfilter::ports::conditions::{ConditionRefusal, MappingConditions};
 use crate::netfilter::ports::{IptablesOptions, ListenAddresses, MappedPort, SourceTranslation};
 use crate::netfilter::{IpFamily, PacketFilter, RuleBackend};
 use crate::netlink::nftables::TransportProtocol;
+use cni::error::{Error, ErrorCode, Result};
+use cni::ip;
 
 /// The default bit of packets' marks that requests masquerading.
 const MARK_BIT: u8 = 13;

@@ -17,19 +17,18 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 
 pub use self::conf::PortmapConfig;
-use crate::cni::{CniResult, IpConfig};
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, port_owner,
     require_prev_result,
 };
-use crate::log;
 use crate::netfilter::ports::conditions::MappingConditions;
 use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
 use crate::netfilter::reconcile::check_attachment;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
 use crate::sysctl;
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, IpConfig};
 
 /// How long ADD waits for a port of another container.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -66,7 +65,7 @@ impl Plugin for Portmap {
             return Ok(prev.clone());
         }
         let backend = conf.choose_backend(filter).context(|| "failed to parse config")?;
-        conf.ineffective_key(backend).iter().for_each(log::warn);
+        conf.ineffective_key(backend).iter().for_each(|warning| warn!("{warning}"));
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let mut forward = build_forwarding(conf, backend, mappings, first_addresses(prev, owner.ifname))?;
         let mut undo = Rollback::new();

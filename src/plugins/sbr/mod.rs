@@ -15,17 +15,16 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use self::plan::{RoutingPlan, RuleSource};
-use crate::cni::ip::parse_ip;
-use crate::cni::{CniResult, InterfaceName, IpConfig};
-use crate::error::{Error, ErrorContext, Result};
 use crate::files::lock::FileLock;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     require_prev_result,
 };
 use crate::iface::{ContainerNetns, tables, verify};
-use crate::log;
 use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteFilter};
+use cni::error::{Error, ErrorContext, Result};
+use cni::ip::parse_ip;
+use cni::{CniResult, InterfaceName, IpConfig};
 
 /// The first table for addresses.
 const FIRST_TABLE: u32 = 100;
@@ -148,7 +147,7 @@ impl Plugin for Sbr {
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
         let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
-            log::warn(error);
+            warn!("{error}");
             None
         });
         let link = netlink.find_link(req.ifname.as_str())?;
@@ -314,10 +313,10 @@ fn verify_source_hint(source: &RuleSource, own: &[&KernelRoute]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorCode;
+    use cni::error::ErrorCode;
 
     fn conf(text: &str) -> SbrConfig {
-        crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
+        cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
     }
 
     fn refusal(text: &str) -> String {
@@ -357,8 +356,8 @@ mod tests {
             {"address":"10.1.0.2/24","interface":0},{"address":"10.2.0.2/24","interface":1},
             {"address":"10.3.0.2/24"},{"address":"10.4.0.2/24","interface":7},
             {"address":"10.5.0.2/24","interface":-1},{"address":"10.2.0.2/16","interface":1}]}"#;
-        let json = crate::cni::json::Json::parse(text.as_bytes()).unwrap();
-        let prev = CniResult::decode(&json, crate::cni::SpecVersion::NEWEST).unwrap();
+        let json = cni::json::Json::parse(text.as_bytes()).unwrap();
+        let prev = CniResult::decode(&json, cni::SpecVersion::NEWEST).unwrap();
         let ips = interface_addresses(&prev, &InterfaceName::parse("net1").unwrap()).unwrap();
         let ips: Vec<_> = ips.iter().map(|ip| ip.address.to_string()).collect();
         assert_eq!(ips, ["10.2.0.2/24", "10.3.0.2/24", "10.4.0.2/24", "10.5.0.2/24"]);

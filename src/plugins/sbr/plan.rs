@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{FIRST_TABLE, is_own_table, is_rule_from};
-use crate::cni::IpConfig;
-use crate::error::{ErrorContext, Result};
 use crate::iface::ON_LINK;
 use crate::iface::tables::{self, RoutingTables};
 use crate::netlink::{KernelRoute, Link, Netlink, PolicyRule, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
+use cni::IpConfig;
+use cni::error::{ErrorContext, Result};
 
 /// An address and its table.
 #[derive(Clone, Copy)]

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::backup::mac_text;
-use crate::cni::InterfaceName;
-use crate::error::{Error, ErrorContext, Result};
 use crate::framework::Failures;
 use crate::iface::verify::IN_CONTAINER;
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink};
+use cni::InterfaceName;
+use cni::error::{Error, ErrorContext, Result};
 
 /// Attributes of an interface; `None` if not configured. As JSON they are the reference's backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,10 +9,10 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 use super::attributes::InterfaceAttributes;
 use crate::attachment::AttachmentId;
 use crate::attachment::backup::{self, BackupFile};
-use crate::cni::json::Json;
-use crate::error::{Error, Result};
-use crate::files;
 use crate::framework::Failures;
+use cni::error::{Error, Result};
+use cni::files;
+use cni::json::Json;
 
 /// The content of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -22,17 +22,16 @@ use self::backup::TuningBackup;
 use self::sysctls::{ConfiguredSysctls, KernelParameter};
 use crate::attachment::backup::{self as files, BackupFile};
 use crate::attachment::{AttachmentId, AttachmentRecord};
-use crate::cni::config::{Args, MacConfig};
-use crate::cni::{CniResult, InterfaceName, ResultInterface};
-use crate::error::{Error, ErrorContext, Result};
 use crate::files::trust;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, GcRequest, Plugin, Rollback, require_prev_result,
 };
 use crate::iface::mtu;
-use crate::log;
 use crate::netlink::{MacAddress, Netlink};
 use crate::netns::Netns;
+use cni::config::{Args, MacConfig};
+use cni::error::{Error, ErrorContext, Result};
+use cni::{CniResult, InterfaceName, ResultInterface};
 
 #[derive(Debug)]
 pub struct Tuning;
@@ -82,7 +81,7 @@ impl TuningConfig {
     /// The directory of backups for DEL and GC, which no invalid key prevents: the backups are ignored if other users
     /// than root could have written them.
     fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
-        let ignored = |error: &_| log::warn(format_args!("{error}; its backups are ignored"));
+        let ignored = |error: &_| warn!("{error}; its backups are ignored");
         trust::resolve_data_dir(self.backup_directory()).inspect_err(ignored).ok()
     }
 
@@ -164,7 +163,7 @@ impl Plugin for Tuning {
             Ok(Some(backup)) if !backup.may_belong_to(&owner) => return Ok(()),
             Ok(backup) => backup,
             Err(error) => {
-                log::warn(format_args!("\"{}\" stays as it is: {error}", req.ifname));
+                warn!("\"{}\" stays as it is: {error}", req.ifname);
                 None
             }
         };
@@ -181,7 +180,7 @@ impl Plugin for Tuning {
                     backup.write_file(&file)?;
                     return Err(error.with_details("the next DEL tries once more"));
                 }
-                log::warn(error);
+                warn!("{error}");
             }
         }
         Ok(file.remove_files()?)
@@ -208,11 +207,11 @@ impl Plugin for Tuning {
 fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: MacAddress) {
     let is_leased = |record: AttachmentRecord| record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity();
     if former.parse() != Ok(mac) && AttachmentRecord::find_by_attachment(*owner).is_some_and(is_leased) {
-        log::warn(format_args!(
+        warn!(
             "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
              creates the interface instead of tuning",
             req.ifname
-        ));
+        );
     }
 }
 
@@ -277,7 +276,7 @@ impl TuningPlan {
             let original = InterfaceAttributes::from_link(link, &attributes);
             let former = file.read_content()?;
             let earlier = former.as_deref().map(TuningBackup::parse).transpose().unwrap_or_else(|error| {
-                log::warn(format_args!("a backup is replaced: {error}"));
+                warn!("a backup is replaced: {error}");
                 None
             });
             undo.add_step("restore the backup", move || {

@@ -6,9 +6,9 @@ use std::path::Path;
 use regex_lite::Regex;
 
 use super::sysctls::KernelParameter;
-use crate::cni::InterfaceName;
-use crate::error::{Error, Result};
-use crate::files;
+use cni::InterfaceName;
+use cni::error::{Error, Result};
+use cni::files;
 
 /// Regular expressions of the keys that the administrator allows, one per line. Without the file all keys are allowed.
 const ALLOWLIST: &str = "/etc/cni/tuning/allowlist.conf";
@@ -113,7 +113,7 @@ fn compile_expression(line: &str) -> Result<Regex> {
 mod tests {
     use super::super::sysctls::ConfiguredSysctls;
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn restricted(key: &str, ifname: &str) -> Result<Vec<String>> {
         let ifname = InterfaceName::parse(ifname).unwrap();

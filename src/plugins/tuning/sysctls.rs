@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use crate::cni::InterfaceName;
-use crate::error::{Error, Result};
 use crate::iface::verify::IN_CONTAINER;
 use crate::sysctl;
+use cni::InterfaceName;
+use cni::error::{Error, Result};
 
 /// The placeholder of the container's interface in a key.
 const IFNAME: &str = "IFNAME";
@@ -190,7 +190,7 @@ fn parse_number(text: &str) -> Option<i128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Json;
+    use cni::json::Json;
 
     fn eth0() -> InterfaceName {
         InterfaceName::parse("eth0").unwrap()

@@ -7,17 +7,18 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 
 use crate::attachment::AttachmentRecord;
-use crate::cni::{SpecVersion, VersionNumber};
-use crate::error::Result;
 use crate::framework::port_owner::{self, PortOwnerState};
 use crate::iface::verify::IN_CONTAINER;
 use crate::leases::{LeaseListing, LeaseStatus};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::ports::{self, PORTS};
-use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConfig, Runtime};
 use crate::tool::directories::{LeaseDirectory, ToolDirectories};
 use crate::tool::finding::{Finding, FindingSubject};
 use crate::tool::life::{ContainerState, doubt_reason, end_reason};
+use cni::error::Result;
+use cni::json::Json;
+use cni::runtime::{CachedAttachment, NetworkList, PluginConfig, Runtime};
+use cni::{SpecVersion, VersionNumber};
 
 /// The remedy for remains of dead containers.
 const COLLECT: &str = "cnibox gc";

@@ -24,15 +24,15 @@ use super::directories::{CACHE, CONF, LEASES, PLUGIN_PATH, ToolDirectories};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::snapshot::{NodeSnapshot, wait_for_running_calls};
 use super::{JSON, ToolCommand, lint};
-use crate::error::Result;
 use crate::framework::AppletTable;
 use crate::invoke;
 use crate::netfilter::PacketFilter;
+use cni::error::Result;
 
 use crate::netfilter::reconcile::{ReconcileMode, reconcile_all};
 use crate::options::{CommandOption, require_no_words};
-use crate::runtime::{NetworkList, Runtime};
-use crate::sort::{collect_set, sort_by_key};
+use cni::runtime::{NetworkList, Runtime};
+use cni::sort::{collect_set, sort_by_key};
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox doctor",

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use super::attachments::RoutedNetwork;
 use super::forward;
-use crate::files;
 use crate::netfilter::PacketFilter;
 use crate::netlink::nftables::{NftSocket, NftTable, TableFamily};
 use crate::netlink::{self, Link, Netlink};
-use crate::runtime::{Json, NetworkList, PluginConfig};
 use crate::sysctl;
 use crate::tool::finding::Finding;
+use cni::files;
+use cni::json::Json;
+use cni::runtime::{NetworkList, PluginConfig};
 
 /// The state files of systemd-networkd, named by the indexes of links.
 const NETWORKD: &str = "/run/systemd/netif/links";

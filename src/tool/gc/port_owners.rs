@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::{COLLECT, GarbageCollector};
-use crate::error::Result;
 use crate::framework::port_owner::{self, PortOwnerState};
 use crate::netfilter::ports::PortOwner;
 use crate::tool::outcome::ActionOutcome;
+use cni::error::Result;
 
 impl GarbageCollector<'_> {
     /// Removes, or with `dry_run` lists, what leads ports to containers that have ended, without a record of them.

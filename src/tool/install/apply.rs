@@ -12,10 +12,10 @@ use super::options::InstallMode;
 use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallPlan, InstallStep, PlannedConfig};
 use super::{BINARY, InstallJob, STATE};
-use crate::error::{Error, Result};
-use crate::files::{FileOperationContext, remove_file, sync_directory};
 use crate::framework::{Applet, AppletMain, BuiltinPlugin, Rollback};
-use crate::invoke::{self, ProcessExecutor};
+use cni::error::{Error, Result};
+use cni::exec::{ProcessExecutor, query_version_info};
+use cni::files::{FileOperationContext, remove_file, sync_directory};
 
 /// The timeout of a plugin's VERSION, on a node under load.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
@@ -173,7 +173,7 @@ fn verify_plugin(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()
     let AppletMain::Plugin(BuiltinPlugin { versions, .. }) = applet.main else {
         return Ok(fs::metadata(path).map(drop).during("open", path)?);
     };
-    let info = invoke::query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
+    let info = query_version_info(&ProcessExecutor, path, Some(VERSION_TIMEOUT))?;
     match versions.iter().find(|version| is_own_binary && !info.supports_version(version.as_str())) {
         Some(version) => Err(Error::internal(format!("the plugin does not support {version}"))),
         None => Ok(()),

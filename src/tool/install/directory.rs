@@ -12,12 +12,12 @@ use super::files::{self, DeviceInode, EXECUTABLE, device_inode, if_present};
 use super::options::InstallMode;
 use super::origin::{ExecutableOrigin, sha256_hex};
 use super::{BINARY, STATE};
-use crate::cni::json::Json;
-use crate::error::{Error, ErrorContext, Result};
-use crate::files::FileOperationContext;
-use crate::files::atomic::{AtomicWriter, Durability};
-use crate::sort::collect_set;
 use crate::tool::json_text;
+use cni::error::{Error, ErrorContext, Result};
+use cni::files::FileOperationContext;
+use cni::files::atomic::{AtomicWriter, Durability};
+use cni::json::Json;
+use cni::sort::collect_set;
 
 /// What a directory of plugins contains.
 pub(super) struct PluginDirectory {

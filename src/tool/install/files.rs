@@ -10,9 +10,8 @@ use rustix::fs::{IFlags, XattrFlags, getxattr, ioctl_getflags, ioctl_setflags};
 use rustix::fs::{lgetxattr, lsetxattr};
 
 use super::BINARY;
-use crate::error::errno_text;
-use crate::files::{FileError, FileOperationContext, FileResult, remove_file};
-use crate::log;
+use cni::error::errno_text;
+use cni::files::{FileError, FileOperationContext, FileResult, remove_file};
 
 /// The mode of executables and directories: runtimes need not be root.
 pub(super) const EXECUTABLE: u32 = 0o755;
@@ -31,7 +30,7 @@ pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 /// The content of an executable or a configuration.
 pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    crate::files::read_regular_file(path, LARGEST)
+    cni::files::read_regular_file(path, LARGEST)
 }
 
 /// Device and inode of a file.
@@ -83,7 +82,7 @@ pub(super) fn copy_label(directory: &Path, file: &Path) {
     }
     if let Err(cause) = lsetxattr(file, LABEL, label, XattrFlags::empty()) {
         let cause = errno_text(Errno::from_raw(cause.raw_os_error()));
-        log::warn(format_args!("set the SELinux label of {}: {cause}", file.display()));
+        warn!("set the SELinux label of {}: {cause}", file.display());
     }
 }
 
@@ -103,7 +102,7 @@ pub(super) fn protect_executable(directory: &Path) {
             Errno::EPERM => "the capability LINUX_IMMUTABLE is missing".to_owned(),
             errno => errno_text(errno),
         };
-        log::warn(format_args!("{} is not protected: {why}", path.display()));
+        warn!("{} is not protected: {why}", path.display());
     }
 }
 

@@ -27,10 +27,10 @@ use serde::Serialize;
 
 pub(super) use self::renew::OwnExecutable;
 use super::{ToolCommand, json_text, lint, print_text};
-use crate::error::Result;
 use crate::files::lock::FileLock;
 use crate::framework::{Applet, AppletTable};
 use crate::options::{CommandLine, unknown_word_error};
+use cni::error::Result;
 use directory::InstallManifest;
 use options::{INSTALL_OPTIONS, InstallOptions, ReplacePolicy, UNINSTALL_OPTIONS};
 use origin::InstallPayload;

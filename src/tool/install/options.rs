@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
 use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
 use crate::tool::directories::{CONF, CONF_DIR, PLUGIN_DIR};
 use crate::tool::{DRY_RUN, JSON};
+use cni::error::{Error, Result};
 
 const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";

@@ -13,9 +13,9 @@ use memchr::memmem;
 use sha2::{Digest, Sha256};
 
 use super::files;
-use crate::cni::VersionNumber;
-use crate::error::{Error, Result};
-use crate::runtime::cache::encode_hex;
+use cni::VersionNumber;
+use cni::error::{Error, Result};
+use cni::runtime::cache::encode_hex;
 
 /// The text in our executables that names their release.
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");

@@ -11,12 +11,12 @@ use super::files::{self, if_present};
 use super::options::{InstallMode, ReplacePolicy};
 use super::origin::{ExecutableOrigin, is_newer_release, sha256_hex};
 use super::{BINARY, InstallJob};
-use crate::cni::NetworkName;
-use crate::error::{Error, ErrorContext, Result};
-use crate::files::FileOperationContext;
 use crate::framework::run::REFERENCE_RELEASE;
-use crate::runtime::NetworkList;
-use crate::sort::sort_by;
+use cni::NetworkName;
+use cni::error::{Error, ErrorContext, Result};
+use cni::files::FileOperationContext;
+use cni::runtime::NetworkList;
+use cni::sort::sort_by;
 
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]

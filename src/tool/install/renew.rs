@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::files;
 use super::origin::ExecutableOrigin;
 use crate::cmd;
-use crate::error::{Error, Result};
-use crate::{invoke, log};
+use crate::invoke;
+use cni::error::{Error, Result};
 
 /// The executable of this process.
 pub(in crate::tool) struct OwnExecutable {
@@ -35,7 +35,7 @@ impl OwnExecutable {
             read.is_ok_and(|bytes| matches!(ExecutableOrigin::from_bytes(&bytes), ExecutableOrigin::Own(_)))
         };
         if !self.is_missing() && !invoke::is_own_executable(&self.path) && is_cnibox() {
-            log::warn(cmd::replace_process(&self.path));
+            warn!("{}", cmd::replace_process(&self.path));
         }
     }
 }

@@ -15,11 +15,11 @@ use super::origin::sha256_hex;
 use super::plan::{FileAction, InstallStep};
 use super::{BINARY, STATE};
 use crate::attachment::{self, AttachmentRecord};
-use crate::error::{ErrorContext, Result};
 use crate::files::lock::FileLock;
-use crate::files::{FileOperationContext, remove_file, sync_directory};
-use crate::log;
 use crate::netfilter::{PacketFilter, handover};
+use crate::stderr;
+use cni::error::{ErrorContext, Result};
+use cni::files::{FileOperationContext, remove_file, sync_directory};
 
 /// Removes the installed files that have not changed since.
 pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<InstallStep>> {
@@ -56,7 +56,7 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
         // plugins of this executable can no longer be started.
         let done = handover::hand_over_to_reference(&PacketFilter::new());
         for line in done.context(|| "all files were removed or restored, but not all rules")? {
-            log::write_line(format_args!("cnibox: {line}"));
+            stderr::write_line(format_args!("cnibox: {line}"));
         }
         // Other plugins do not remove our records at DEL: a later installation would take the attachment for one that
         // still exists.

@@ -11,10 +11,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use super::files::create_directory;
 use super::renew::OwnExecutable;
 use super::{InstallJob, STATE, print_report};
-use crate::error::Result;
-use crate::files::FileOperationContext;
-use crate::log;
 use crate::tool::pause::{StopSignals, WakeReason};
+use cni::error::Result;
+use cni::files::FileOperationContext;
 
 /// The repair starts after this time without a change: a package manager is left to finish.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -36,7 +35,7 @@ pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
         let repaired = repair_installation(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
-            log::warn(error);
+            warn!("{error}");
         }
     }
     Ok(())

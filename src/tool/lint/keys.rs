@@ -1,8 +1,8 @@
 //! The words of findings about keys: comments, keys at another level than the one that is read, misspellings.
 
-use crate::cni::json::Json;
-use crate::error::Error;
-use crate::options::nearest_word;
+use cni::error::Error;
+use cni::json::Json;
+use cni::names::nearest_word;
 
 /// A finding, with its remedy.
 pub(super) fn mistake_error(problem: impl Into<String>, remedy: impl Into<String>) -> Error {

@@ -18,12 +18,12 @@ use self::network::LintedNetwork;
 use super::directories::{CONF, CONF_DIR, plugin_path};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::{JSON, ToolCommand};
-use crate::error::{Error, Result};
 use crate::framework::AppletTable;
-use crate::log;
 use crate::options::{CommandLine, CommandOption, long_option, usage_error};
-use crate::runtime::{EXTENSIONS, find_config_files};
-use crate::sort::sort_by;
+use crate::stderr;
+use cni::error::{Error, Result};
+use cni::runtime::{EXTENSIONS, find_config_files};
+use cni::sort::sort_by;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox lint",
@@ -110,7 +110,7 @@ pub(super) fn require_no_errors(path: &Path, table: AppletTable, is_meant: &dyn 
     for finding in lint_files(&[path.to_owned()], table, None) {
         match &finding.subject {
             FindingSubject::File { network, .. } if !is_meant(network) => {}
-            _ if finding.severity != Severity::Error => log::write_line(finding),
+            _ if finding.severity != Severity::Error => stderr::write_line(finding),
             _ => result = result.and_then(|()| Err(Error::config(finding.to_string()))),
         }
     }

@@ -6,18 +6,19 @@ use ipnet::IpNet;
 
 use super::keys::mistake_error;
 use super::{Finding, FindingSubject, Severity, keys, routes, together};
-use crate::cni::json::Json;
-use crate::cni::json::keys::DecodedKeys;
-use crate::cni::json::place::{JsonPathStep, JsonValuePath, TextPosition};
-use crate::cni::{NetworkName, SpecVersion, version};
-use crate::error::{Error, ErrorContext, Result};
-use crate::files;
-use crate::framework::AttachmentTurn;
-use crate::framework::call::{CallEnvironment, PluginCall, PluginCaller, PluginFunction};
-use crate::framework::{AppletKind, AppletTable, BuiltinPlugin, CniVerb, ConfigRemarks};
-use crate::options::nearest_word;
-use crate::runtime::list::is_list_file;
-use crate::runtime::{MAX_CONF_BYTES, NetworkList, PluginConfig};
+use crate::framework::call::{PluginCall, PluginCaller, PluginFunction};
+use crate::framework::{AppletKind, AppletTable, BuiltinPlugin, ConfigRemarks};
+use cni::error::{Error, ErrorContext, Result};
+use cni::files;
+use cni::json::Json;
+use cni::json::keys::DecodedKeys;
+use cni::json::place::{JsonPathStep, JsonValuePath, TextPosition};
+use cni::names::nearest_word;
+use cni::plugin::CallEnvironment;
+use cni::plugin::CniVerb;
+use cni::runtime::is_list_file;
+use cni::runtime::{MAX_CONF_BYTES, NetworkList, PluginConfig};
+use cni::{NetworkName, SpecVersion, version};
 
 /// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
 const LIST_KEYS: [&str; 7] =
@@ -331,7 +332,7 @@ impl LintedNetwork<'_> {
     fn build_call<'c>(&self, stdin: &'c [u8], verb: CniVerb) -> PluginCall<'c> {
         let path = self.cni_path.unwrap_or_default().to_owned();
         let env = CallEnvironment { command: verb.as_str().to_owned(), path, ..CallEnvironment::default() };
-        PluginCall { env, stdin, table: self.table, caller: PluginCaller::Runtime, turn: AttachmentTurn::default() }
+        PluginCall::new(env, stdin, self.table)
     }
 
     /// Reports an error of a plugin at the place that the error names, else at the plugin's type.

@@ -2,11 +2,11 @@
 
 use ipnet::IpNet;
 
-use crate::cni::json::Json;
-use crate::error::Error;
 use crate::iface::overlap;
 use crate::netlink::Netlink;
-use crate::runtime::PluginConfig;
+use cni::error::Error;
+use cni::json::Json;
+use cni::runtime::PluginConfig;
 
 /// Warnings for a plugin whose containers the node routes to, with the subnets of their addresses.
 pub(super) fn subnets_routed_elsewhere(conf: &PluginConfig, subnets: &[IpNet]) -> Vec<Error> {

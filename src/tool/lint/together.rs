@@ -3,11 +3,11 @@
 use ipnet::IpNet;
 
 use super::keys::mistake_error;
-use crate::cni::json::Json;
-use crate::error::Error;
 use crate::iface::mtu::{LEAST_OF_IPV6, REMEDY_OF_IPV6};
-use crate::runtime::PluginConfig;
 use crate::sysctl;
+use cni::error::Error;
+use cni::json::Json;
+use cni::runtime::PluginConfig;
 
 /// Probable mistakes in the configuration of a plugin that follows the plugins `before`, each with its key. `subnets`
 /// are the subnets of the addresses so far.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use tar::{Builder, Header};
 
-use crate::cni::secrets;
+use crate::secrets;
 
 /// Limit of the archive's size in bytes.
 const ARCHIVE_LIMIT: usize = 1_000_000;

@@ -18,17 +18,17 @@ use super::life::{ContainerState, alive_and_reason, format_alive};
 use super::{ToolCommand, doctor, ipam, json_text, print_text};
 use crate::attachment::AttachmentRecord;
 use crate::cmd;
-use crate::cni::json::{Json, encode_compact};
-use crate::cni::secrets::{self, VisibleKeys};
-use crate::error::{Error, Result};
-use crate::files;
 use crate::framework::{AppletTable, record};
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, CommandOption, long_option, require_no_words};
-use crate::runtime::{AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files};
-use crate::sort::sort_items;
+use crate::secrets::{self, VisibleKeys};
 use crate::sysctl;
+use cni::error::{Error, Result};
+use cni::files;
+use cni::json::{Json, encode_compact};
+use cni::runtime::{AttachmentParams, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, find_config_files};
+use cni::sort::sort_items;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox sysdump",

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use super::directories::{CACHE, CONF, LEASES, ToolDirectories};
 use super::{JSON, ToolCommand, format_table, ipam, json_text, print_text};
-use crate::error::{Error, Result};
 use crate::framework::{AppletTable, record};
 use crate::options::{CommandLine, CommandOption, long_option, unexpected_argument, unknown_word_error, usage_error};
-use crate::sort::sort_by_key;
+use cni::error::{Error, Result};
+use cni::sort::sort_by_key;
 
 pub(super) const TOOL: ToolCommand = ToolCommand {
     command: "cnibox trace",

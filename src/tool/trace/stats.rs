@@ -11,10 +11,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{RecordedCall, milliseconds_text, nanos_to_seconds};
-use crate::error::Result;
 use crate::leases::LeaseListing;
 use crate::tool::directories::ToolDirectories;
 use crate::tool::format_table;
+use cni::error::Result;
 
 /// The reported quantiles in percent, and their labels.
 const QUANTILES: [(usize, &str); 3] = [(50, "0.5"), (90, "0.9"), (99, "0.99")];

@@ -1,8 +1,8 @@
 //! `show`: the spans of a trace as a tree, with duration and position in time.
 
 use super::{ParsedSpan, RecordedCall, milliseconds_text};
-use crate::sort::sort_by_key;
 use crate::tool::format_columns;
+use cni::sort::sort_by_key;
 
 /// The width of the time axis in characters.
 const WIDTH: u64 = 40;

@@ -11,7 +11,7 @@ use self::frames::{BRIDGE, FrameGenerator, MAC, Packet, numbered_ip};
 use self::interpreter::run_program;
 use super::*;
 use crate::dhcp::timing::RandomGenerator;
-use crate::error::ErrorCode;
+use cni::error::ErrorCode;
 
 /// A policy that owns its parts.
 #[derive(Debug, Default)]

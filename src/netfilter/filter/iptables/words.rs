@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use super::super::IngressPolicy;
-use crate::cni::ip::host_net;
 use crate::netfilter::iptables::IptablesRule;
+use cni::ip::host_net;
 
 pub(super) const FORWARD: &str = "FORWARD";
 pub(super) const CNI_FORWARD: &str = "CNI-FORWARD";

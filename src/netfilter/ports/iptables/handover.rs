@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use super::rules::TOP;
 use super::{NAT, container_entries};
-use crate::error::Result;
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable};
 use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter};
+use cni::error::Result;
 
 /// Moves the rules of second interfaces into their containers' chains, the only ones that the reference looks for.
 /// Counts chains.

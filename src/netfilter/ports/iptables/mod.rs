@@ -22,13 +22,12 @@ use self::rules::{
 };
 use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port};
 use crate::attachment::AttachmentRecord;
-use crate::cni::ip::host_net;
-use crate::error::{Error, Result};
-use crate::log;
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable, program_name};
 use crate::netfilter::rules::RecordedRules;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, RuleBackend};
-use crate::sort::collect_set;
+use cni::error::{Error, Result};
+use cni::ip::host_net;
+use cni::sort::collect_set;
 
 const NAT: &str = "nat";
 /// The top chain for sources of an old release of the reference.
@@ -162,7 +161,7 @@ fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_
     let undone =
         with_deletion_scope(owner, &|scope| filter.default_iptables(family)?.update_table(NAT, scope, &uproot));
     if let Err(error) = undone {
-        log::warn(format_args!("undo port mappings: {error}"));
+        warn!("undo port mappings: {error}");
     }
 }
 

@@ -9,11 +9,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::super::{MappedPort, PortForwarding, SourceTranslation};
-use crate::cni::ip::host_net;
 use crate::netfilter::iptables::IptablesRule;
 use crate::netfilter::names::RULE_COMMENT;
 use crate::netfilter::{AttachmentId, IpFamily};
-use crate::sort::{collect_set, sort_by_key};
+use cni::ip::host_net;
+use cni::sort::{collect_set, sort_by_key};
 
 /// The chain that jumps to the chains of containers.
 pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
