@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::iface::ON_LINK;
+use crate::iface::configure::is_on_link;
 use cni::error::Error;
-use cni::{IpConfig, NetworkConfig, ResultRoute};
+use cni::sort::collect_set;
+use cni::{CniResult, IpConfig, NetworkConfig, ResultRoute};
 
 /// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
 pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
@@ -46,20 +47,20 @@ pub fn gateway_warnings(net: &NetworkConfig, ips: &[IpConfig], routes: &[ResultR
     if ips.is_empty() || net.json.get_present_member("type").and_then(|name| name.as_str()) == Some("ptp") {
         return Vec::new();
     }
-    let is_on_link = |route: &ResultRoute| route.gw.is_none() && route.scope >= Some(ON_LINK);
-    let reaches = |gateway: &IpAddr| {
-        let mut on_link = routes.iter().filter(|route| is_on_link(route));
+    let result = CniResult { ips: ips.to_vec(), routes: routes.to_vec(), ..CniResult::new() };
+    let reaches = |gateway: &IpAddr, earlier: &[ResultRoute]| {
+        let mut on_link = earlier.iter().filter(|route| is_on_link(route, &result));
         ips.iter().any(|ip| ip.address.contains(gateway)) || on_link.any(|route| route.dst.contains(gateway))
     };
-    let used = routes.iter().filter_map(|route| route.gw);
-    let mut all: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.gateway).chain(used).collect();
-    all.retain(|gateway| !reaches(gateway));
-    all.sort_unstable();
-    all.dedup();
+    let of_addresses = ips.iter().filter_map(|ip| ip.gateway).filter(|gateway| !reaches(gateway, routes));
+    // The kernel refuses a route whose gateway has no route yet.
+    let of_routes = routes.iter().enumerate();
+    let of_routes = of_routes.filter_map(|(at, route)| route.gw.filter(|gateway| !reaches(gateway, &routes[..at])));
+    let all = collect_set(of_addresses.chain(of_routes));
     let warning = |gateway: IpAddr| {
         let length = if gateway.is_ipv4() { 32 } else { 128 };
         let remedy = format!(
-            "add {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}} to \"routes\", or choose a gateway of the subnet"
+            "begin \"routes\" with {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}}, or choose a gateway of the subnet"
         );
         let msg = format!("the gateway {gateway} is in no subnet of the interface");
         Error::config(msg).with_details(remedy)
@@ -115,6 +116,10 @@ mod tests {
         assert_eq!(gateway_warnings(&macvlan, &far, &[]).len(), 1);
         assert_eq!(gateway_warnings(&macvlan, &far, &[ResultRoute::for_destination(net("0.0.0.0/0"))]).len(), 1);
         assert_eq!(gateway_warnings(&macvlan, &far, &[on_link]), []);
+        let (near, default) = (route(r#"{"dst":"10.9.0.1/32"}"#), route(r#"{"dst":"0.0.0.0/0","gw":"10.9.0.1"}"#));
+        let alone = [ip("10.1.0.5/32", "")];
+        assert_eq!(gateway_warnings(&macvlan, &alone, &[near.clone(), default.clone()]), []);
+        assert_eq!(gateway_warnings(&macvlan, &alone, &[default, near]).len(), 1);
         for (scope, found) in [(253, 0), (0, 1)] {
             let default = route(&format!(r#"{{"dst":"0.0.0.0/0","scope":{scope}}}"#));
             assert_eq!(gateway_warnings(&macvlan, &far, &[default]).len(), found, "{scope}");

@@ -291,7 +291,7 @@ pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option
 
 /// Whether the destination of a route without a gateway is on the link: because of the scope of the route, or because
 /// the destination is a gateway that no subnet of the interface contains.
-fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
+pub fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
     let ip = route.dst.addr();
     let is_gateway = || {
         let route_gateways = result.routes.iter().filter_map(|route| route.gw);

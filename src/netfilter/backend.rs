@@ -356,8 +356,7 @@ impl PacketFilter {
 
     /// The lines of a built-in chain of iptables-legacy, if its table is used.
     pub fn list_legacy_chain(&self, family: IpFamily, table: &str, chain: &str) -> Option<Vec<String>> {
-        let programs = || IptablesPrograms::find_installed(family, IptablesFlavour::Legacy);
-        self.has_legacy_table(family, table).then(programs)??.list_chain(table, chain)
+        self.has_legacy_table(family, table).then(|| iptables::list_legacy_chain(family, table, chain))?
     }
 
     /// The result of a query; the default one if the kernel has no `nf_tables`.

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 
 use super::{
-    ToolCommand, WRONG_USAGE, cnitool, doctor, egress, gc, install, ipam, lint, pause, print_text, repair, sysdump,
-    trace,
+    ToolCommand, WRONG_USAGE, cnitool, doctor, egress, format_columns, gc, install, ipam, lint, pause, print_text,
+    repair, sysdump, trace,
 };
 use crate::framework::call::{AppletMain, ToolFunction};
 use crate::framework::{Applet, AppletTable, run};
@@ -123,11 +123,8 @@ fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> Exit
 }
 
 fn applet_list(applets: &[Applet]) -> String {
-    let line = |applet: &Applet| {
-        let Applet { name, kind, about, .. } = applet;
-        format!("{name:<12} {kind:<10} {about}\n")
-    };
-    applets.iter().map(line).collect()
+    let line = |applet: &Applet| [applet.name, &applet.kind.to_string(), applet.about].map(str::to_owned);
+    format_columns(applets.iter().map(line).collect())
 }
 
 fn help_text(applets: &[Applet]) -> String {

@@ -24,6 +24,7 @@ use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -93,11 +94,25 @@ impl<'a> ChainScope<'a> {
     }
 }
 
+/// The lines of a built-in chain of iptables-legacy, its policy included; `None` if it cannot be listed. The crate
+/// reports no failure, so the line with the policy is required.
+pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<Vec<String>> {
+    // For the life of the process, as the crate demands.
+    static PROGRAMS: [OnceLock<Option<PathBuf>>; 2] = [const { OnceLock::new() }; 2];
+    let program = PROGRAMS[usize::from(family == IpFamily::V6)]
+        .get_or_init(|| cmd::find_program(&format!("{}-legacy", program_name(family))));
+    // `new` would start `iptables --version`, and `has_wait` wait without a timeout.
+    let cmd = program.as_deref()?.to_str()?;
+    let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
+    netns::require_home_netns().ok()?;
+    let policy = format!("-P {chain} ");
+    let is_complete = |lines: &Vec<String>| lines.iter().any(|line| line.starts_with(&policy));
+    programs.list(table, chain).ok().filter(is_complete)
+}
+
 /// The programs for one family.
 #[derive(Clone, Debug)]
 pub struct IptablesPrograms {
-    /// The name of the program that lists chains.
-    list: String,
     save: PathBuf,
     restore: PathBuf,
     is_on_nf_tables: bool,
@@ -111,13 +126,12 @@ impl IptablesPrograms {
             IptablesFlavour::Nft => "-nft",
             IptablesFlavour::Legacy => "-legacy",
         };
-        let list = format!("{}{flavour}", program_name(family));
-        let find = |suffix| cmd::find_program(&format!("{list}{suffix}"));
+        let find = |suffix| cmd::find_program(&format!("{}{flavour}{suffix}", program_name(family)));
         let (save, restore) = (find("-save")?, find("-restore")?);
         let target = fs::canonicalize(&restore).ok();
         let target = target.as_deref().and_then(Path::file_name).unwrap_or_default();
         let is_on_nf_tables = target.to_string_lossy().contains("nft");
-        Some(IptablesPrograms { list, save, restore, is_on_nf_tables })
+        Some(IptablesPrograms { save, restore, is_on_nf_tables })
     }
 
     /// Whether the programs are links to iptables on top of `nf_tables`.
@@ -139,18 +153,6 @@ impl IptablesPrograms {
             return Err(Error::new(ErrorCode::TRY_AGAIN, msg));
         }
         Ok(IptablesTable::parse_save_output(name, &text))
-    }
-
-    /// The lines of a built-in chain, its policy included; `None` if it cannot be listed. The crate reports no
-    /// failure, so the line with the policy is required.
-    pub fn list_chain(&self, table: &str, chain: &str) -> Option<Vec<String>> {
-        // `new` would start `iptables --version`, and `has_wait` wait without a timeout.
-        let cmd = cmd::find_program(&self.list)?.to_str()?.to_owned().leak();
-        let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
-        netns::require_home_netns().ok()?;
-        let policy = format!("-P {chain} ");
-        let is_complete = |lines: &Vec<String>| lines.iter().any(|line| line.starts_with(&policy));
-        programs.list(table, chain).ok().filter(is_complete)
     }
 
     /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies

@@ -28,6 +28,7 @@ use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, addressing, reclaim,
 };
 use crate::leases::{AddressLease, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
+use cni::config::Args;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::json::Json;
 use cni::json::keys::DecodedKeys;
@@ -88,12 +89,6 @@ struct HostLocalRuntimeConfig {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct HostLocalArgs {
-    cni: HostLocalCniArgs,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct HostLocalCniArgs {
     #[serde(deserialize_with = "ip::deserialize_requested")]
     ips: Vec<IpAddr>,
 }
@@ -295,7 +290,7 @@ impl HostLocalPlan {
             return Err(Error::config(msg).with_details(why));
         }
         let runtime = conf.decode_runtime_config()?;
-        let args: HostLocalArgs = Json::decode_or_default(conf.args.as_ref())?;
+        let args: Args<HostLocalArgs> = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.parse_args(&["IP"])?.parse_value("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
         let confs = collect_range_configs(conf, &ipam, runtime.ip_ranges)?;
