@@ -67,7 +67,7 @@ build: export CNIBOX_COMMIT := $(CNIBOX_COMMIT)
 # Maximum size of the stripped executable in bytes: 4.9 MB; glibc is 0.65 MB of code.
 SIZE_LIMIT := $(if $(filter %-musl,$(TARGET)),4900000,5300000)
 
-.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: help list-dependencies deps build sanity check demo test test-vm test-fresh soak test-runtimes matrix test-arch lint lists arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -134,6 +134,10 @@ lint: ## formatting, clippy, rustdoc, texts of source and documentation, licence
 	shellcheck scripts/*.sh tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
 	PYTHONDONTWRITEBYTECODE=1 packaging/charts.py --check
 	@python3 scripts/manifests.py || test $$? = 77
+
+lists: ## write the lists of applets in README.md and docs/SUMMARY.md from the table in src/applets.rs
+	CNIBOX_WRITE_LISTS=1 $(CARGO) test $(WORKSPACE) --quiet --test docs -- the_lists_of_applets || true
+	$(CARGO) test $(WORKSPACE) --quiet --test docs -- the_lists_of_applets
 
 arch: ## check the imports against the layers of docs/architecture.md
 	$(CARGO) test $(WORKSPACE) --test arch

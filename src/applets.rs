@@ -1,4 +1,4 @@
-//! The table of applets, one line each, sorted by name.
+//! The table of applets, one line each, sorted by name. `make lists` writes the lists of the documentation from it.
 
 use crate::dhcp::{Dhcp, daemon};
 use crate::framework::{Applet, AppletKind, AppletTable, PluginService};
@@ -55,9 +55,8 @@ mod tests {
     }
 
     #[test]
-    fn every_plugin_has_its_file_and_its_place_in_the_readme() {
+    fn every_applet_has_its_file() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
         for applet in APPLETS {
             let name = applet.name.replace('-', "_");
             let directory = match applet.kind {
@@ -69,7 +68,6 @@ mod tests {
             let file = root.join(directory).join(format!("{name}.rs"));
             let module = root.join(directory).join(&name).join("mod.rs");
             assert!(file.is_file() || module.is_file(), "{}", file.display());
-            assert!(readme.contains(&format!("`{}`", applet.name)), "README lacks {}", applet.name);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The internals that the tests, the benchmarks and the fuzz targets of this repository use.
 
 pub use crate::applets::APPLETS;
-pub use crate::framework::AppletKind;
+pub use crate::framework::{Applet, AppletKind};
 
 pub mod attachment {
     pub use crate::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness, LivenessDoubt};

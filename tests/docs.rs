@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cnibox::testing::APPLETS;
-use cnibox::testing::AppletKind;
+use cnibox::testing::{Applet, AppletKind};
 use cnibox_tests::root;
 
 /// The required parts of a page, in this order: an example, and headings.
@@ -24,6 +24,31 @@ fn page(name: &str) -> String {
         let sections = SECTIONS.join("`, `");
         panic!("write docs/plugins/{name}.md: `# {name}`, a paragraph, `{sections}`")
     })
+}
+
+/// The lists of the documentation are those of the table in `src/applets.rs`; `make lists` writes them.
+#[test]
+fn the_lists_of_applets_are_those_of_the_table() {
+    let row = |applet: &Applet| format!("| `{}` | {} | {} |\n", applet.name, applet.kind, applet.about);
+    let rows: String = APPLETS.iter().map(row).collect();
+    let entries: String = plugins().map(|name| format!("  - [{name}](plugins/{name}.md)\n")).collect();
+    let lists = [
+        ("README.md", "| name | kind | what it does |\n| --- | --- | --- |\n", "\n[", rows),
+        ("docs/SUMMARY.md", "- [Plugins](plugins/README.md)\n", "- [", entries),
+    ];
+    for (file, before, after, list) in lists {
+        let path = root().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        let (head, rest) = text.split_once(before).unwrap();
+        let tail = rest.lines().skip_while(|line| line.starts_with("| ") || line.starts_with("  - "));
+        let tail = tail.map(|line| format!("{line}\n")).collect::<String>();
+        assert!(tail.starts_with(after), "{file}: {tail}");
+        let written = [head, before, &list, &tail].concat();
+        if std::env::var_os("CNIBOX_WRITE_LISTS").is_some() {
+            fs::write(&path, &written).unwrap();
+        }
+        assert!(written == text, "{file}: its list of applets is not that of src/applets.rs: make lists");
+    }
 }
 
 /// A configuration key and the struct that reads it.

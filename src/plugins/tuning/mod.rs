@@ -110,7 +110,7 @@ fn parse_mac(text: &str) -> Result<MacAddress> {
 
 impl Plugin for Tuning {
     const NAME: &'static str = "tuning";
-    const ABOUT: &'static str = "tunes the container's interface and its kernel parameters";
+    const ABOUT: &'static str = "kernel parameters, MAC, MTU and modes of the interface";
     type Conf = TuningConfig;
 
     fn examine(cx: &CallContext<'_>, conf: &TuningConfig, _: &mut ConfigRemarks) -> Result<()> {
