@@ -60,12 +60,15 @@ mod call;
 pub mod process;
 #[doc(hidden)]
 pub mod request;
+#[cfg(test)]
+mod tests;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde::de::DeserializeOwned;
 
-use self::process::{print_outcome, print_text, print_versions, read_stdin, run_guarded};
+use self::process::{print_outcome, print_versions, read_stdin, run_guarded};
 #[doc(hidden)]
 pub use self::request::{DecodedRequest, absent_key_warning, no_prev_result_warning};
 use crate::args::CniArgPairs;
@@ -229,7 +232,7 @@ impl From<&Attachment> for ValidAttachment {
 }
 
 /// Runs the plugin for the call of this process, and prints the result. Without `CNI_COMMAND` it prints the name and
-/// the versions on stdout.
+/// the versions on stderr, as the reference plugins do.
 ///
 /// ```no_run
 /// # use cnibox_cni::plugin::{self, Attachment, Network, Plugin};
@@ -250,11 +253,10 @@ pub fn main<P: Plugin>() -> ExitCode {
     let env = CallEnvironment::from_process();
     if env.command.is_empty() {
         let versions: Vec<_> = P::VERSIONS.iter().map(|version| version.as_str()).collect();
-        return print_text(&format!(
-            "CNI {} plugin\nCNI protocol versions supported: {}\n",
-            P::NAME,
-            versions.join(", ")
-        ));
+        let supported = versions.join(", ");
+        // Nobody could be told that stderr is closed.
+        drop(writeln!(io::stderr(), "CNI {} plugin\nCNI protocol versions supported: {supported}", P::NAME));
+        return ExitCode::SUCCESS;
     }
     if CniVerb::parse(&env.command) == Some(CniVerb::Version) {
         return print_versions(P::VERSIONS);
