@@ -58,7 +58,9 @@ impl RecordStore {
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
-            file::log_unrecorded(format_args!("{e}; flushed rules of this attachment will not be restored"));
+            file::log_unrecorded(format_args!(
+                "could not record the rules: {e}; flushed rules of this attachment will not be restored"
+            ));
         }
     }
 

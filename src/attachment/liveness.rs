@@ -160,7 +160,7 @@ pub fn judge_by_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> N
     };
     let judged = host().and_then(|host| judge_by_pair(host, evidence.owner, end));
     judged.unwrap_or_else(|error| {
-        debug!("the link of an attachment: {error}");
+        debug!("could not look up the link of an attachment: {error}");
         Liveness::Unknown(LivenessDoubt::Unreadable(end.index))
     })
 }

@@ -256,7 +256,7 @@ fn is_private_directory(directory: &Path) -> bool {
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
     let record: DeviceRecord =
-        serde_json::from_slice(bytes).inspect_err(|e| warn!("read {}: {e}", path.display())).ok()?;
+        serde_json::from_slice(bytes).inspect_err(|e| warn!("could not read {}: {e}", path.display())).ok()?;
     (*path.file_name()? == *record.file_name()).then_some(record)
 }
 

@@ -112,6 +112,6 @@ fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: 
     let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(&device.name);
     let moved = host.change_link(link.index, if device.up { change.set_up() } else { change });
     if let Err(error) = moved {
-        warn!("put \"{}\" back into the container: {error}", device.name);
+        warn!("could not put \"{}\" back into the container: {error}", device.name);
     }
 }

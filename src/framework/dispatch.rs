@@ -155,7 +155,7 @@ fn end_add(
 pub(super) fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
     let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
     if let Err(error) = run(&del) {
-        warn!("roll back an ADD without a result: {error}");
+        warn!("could not undo an ADD without a result: {error}");
     }
 }
 

@@ -38,7 +38,7 @@ impl AttachmentTurn {
     pub(super) fn take_for_del(&self, owner: AttachmentId<'_>) {
         self.0.get_or_init(|| {
             AttachmentRecord::lock_attachment(owner, BRIEF).unwrap_or_else(|error| {
-                warn!("DEL goes on: {error}");
+                warn!("DEL continues without the lock of the attachment: {error}");
                 None
             })
         });

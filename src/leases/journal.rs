@@ -277,13 +277,13 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    let warn = |e| warn!("no lease journal: {e}");
+    let warn = |e| warn!("leases are read without the journal: {e}");
     network.open_private(DIRECTORY).map_err(warn).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
 pub(super) fn log_unwritable(error: &FileError) {
-    debug!("no lease journal: {error}");
+    debug!("could not write the lease journal: {error}");
 }
 
 /// The temporary name of leases in [`DIRECTORY`], and in networks that cannot have one.

@@ -216,7 +216,7 @@ pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile 
         }
         Err(e) => {
             let path = dir.file_path(&name);
-            debug!("skip lease {}: {}", path.display(), error::io_text(&e));
+            debug!("could not read lease {}: {}", path.display(), error::io_text(&e));
             return AddressFile::Nothing;
         }
     };

@@ -275,7 +275,7 @@ fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
     if let Err(error) = state.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
-        debug!("after leaving the VRF: {error}");
+        debug!("could not restore the addresses and routes of {} outside the VRF: {error}", link.name);
     }
     Ok(())
 }

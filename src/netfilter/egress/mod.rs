@@ -279,7 +279,7 @@ pub fn add_port(
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
         Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
-        Err(error) => warn!("delete the former egress policy of port \"{}\": {error}", port.end),
+        Err(error) => warn!("could not delete the former egress policy of port \"{}\": {error}", port.end),
     }
     Ok(())
 }

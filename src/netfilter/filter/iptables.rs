@@ -108,7 +108,9 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
 fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
-            warn!("firewall: {error}: frames that are not IP pass between isolated containers of a bridge");
+            warn!(
+                "could not isolate the ports of a bridge: {error}; frames that are not IP pass between isolated containers of a bridge"
+            );
             Ok(())
         }
         outcome => Ok(outcome?),

@@ -347,7 +347,7 @@ impl LayoutTransaction<'_> {
             if self.state_of_table(table).is_none() {
                 match TableState::read_table(self.nft, *layout, &[], comparison) {
                     Ok((view, _)) => self.views.push(view),
-                    Err(e) => warn!("table {table} is not restored: {e}"),
+                    Err(e) => warn!("could not restore table {table}: {e}"),
                 }
             }
         }

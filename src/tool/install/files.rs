@@ -82,7 +82,7 @@ pub(super) fn copy_label(directory: &Path, file: &Path) {
     }
     if let Err(cause) = lsetxattr(file, LABEL, label, XattrFlags::empty()) {
         let cause = errno_text(Errno::from_raw(cause.raw_os_error()));
-        warn!("set the SELinux label of {}: {cause}", file.display());
+        warn!("could not set the SELinux label of {}: {cause}", file.display());
     }
 }
 

@@ -161,7 +161,7 @@ fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_
     let undone =
         with_deletion_scope(owner, &|scope| filter.default_iptables(family)?.update_table(NAT, scope, &uproot));
     if let Err(error) = undone {
-        warn!("undo port mappings: {error}");
+        warn!("could not undo port mappings: {error}");
     }
 }
 
