@@ -92,7 +92,6 @@ pub(super) fn stale_instances(name: &str, network: &str, valid: &[AttachmentId<'
     stale
 }
 
-/// Adds a link to the record.
 pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> {
     let directory = path.parent().unwrap_or(path);
     for _ in 0..LINK_TRIES {

@@ -34,7 +34,6 @@ impl Liveness {
     }
 }
 
-/// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndProof {
     /// The attachment was created in an earlier boot of this machine.
@@ -89,7 +88,6 @@ impl fmt::Display for LivenessDoubt {
     }
 }
 
-/// The host's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HostPairEnd {
     /// The [identity](crate::netns::current_id) of the host's network namespace.
@@ -98,12 +96,10 @@ pub struct HostPairEnd {
     pub index: u32,
     /// Whether the link's alias is the label of the attachment.
     pub labelled: bool,
-    /// The other end.
     #[serde(default)]
     pub peer: Option<ContainerPairEnd>,
 }
 
-/// The container's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerPairEnd {
     /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the id

@@ -27,7 +27,6 @@ const DIR: &str = "/run/cni";
 /// The plugins that move devices.
 const PLUGINS: [&str; 2] = ["host-device", "bond"];
 
-/// A device of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceRecord {
@@ -136,7 +135,6 @@ pub struct DeviceRecordStore<'a> {
 }
 
 impl<'a> DeviceRecordStore<'a> {
-    /// The records of a plugin's network.
     pub fn for_network(plugin: &str, network: &'a NetworkName) -> DeviceRecordStore<'a> {
         DeviceRecordStore::for_network_in(&Path::new(DIR).join(plugin), network.as_str())
     }
@@ -207,7 +205,6 @@ impl<'a> DeviceRecordStore<'a> {
         failures.into_result()
     }
 
-    /// The record of an attachment.
     pub fn find_record(&self, id: &str, ifname: &str) -> Option<DeviceRecord> {
         let path = self.own.join(record_file_name(id, ifname, ""));
         if !is_private_directory(&self.own) {
@@ -230,7 +227,6 @@ impl<'a> DeviceRecordStore<'a> {
         }
     }
 
-    /// The records of this network.
     pub fn list_network_records(&self) -> Vec<DeviceRecord> {
         records_in_directory(&self.own)
     }

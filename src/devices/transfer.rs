@@ -61,7 +61,7 @@ pub fn move_back_to_host(
 pub fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
-    // The pattern by which the kernel renames devices of a namespace that ends.
+    // The kernel gives the same names to devices that it takes back from a namespace that ends.
     while host.find_link(&format!("dev{number}"))?.is_some() {
         number += 1;
     }

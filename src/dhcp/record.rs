@@ -195,7 +195,6 @@ impl DhcpRecordStore {
         }
     }
 
-    /// The record of `key`.
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
         let content =
             self.read_record_file(&file_name(key)).filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;

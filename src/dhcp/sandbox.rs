@@ -184,7 +184,6 @@ impl LeaseSandbox {
         self.view.borrow().is_some()
     }
 
-    /// The open namespace.
     pub fn open_namespace(&self) -> Result<Netns, InterfaceError> {
         let view = self.view.borrow();
         let not_open = || InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns));

@@ -32,7 +32,6 @@ pub(super) enum KnownRecord {
     Current,
 }
 
-/// The context of one call.
 #[derive(Debug)]
 pub struct CallContext<'a> {
     /// The configuration's common keys.

@@ -184,7 +184,6 @@ impl<'a> CallContext<'a> {
         self.ipam_plugin()?.run_verb(CniVerb::Check).map(drop)
     }
 
-    /// STATUS of the IPAM plugin.
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam_plugin()?.run_verb(CniVerb::Status).map(drop)
     }

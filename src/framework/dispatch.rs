@@ -19,12 +19,10 @@ use cni::plugin::{CallEnvironment, CniVerb, DecodedRequest, no_prev_result_warni
 use cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
 
 impl Applet {
-    /// The applet of a plugin.
     pub const fn for_plugin<P: Plugin>(kind: AppletKind) -> Applet {
         Applet::for_plugin_with_services::<P>(kind, &[])
     }
 
-    /// The applet of a plugin with services.
     pub const fn for_plugin_with_services<P: Plugin>(kind: AppletKind, services: &'static [PluginService]) -> Applet {
         let plugin = BuiltinPlugin {
             kind,

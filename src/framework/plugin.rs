@@ -107,7 +107,6 @@ impl ContainerSandbox {
     }
 }
 
-/// The request of an ADD.
 #[derive(Debug)]
 pub struct AddRequest {
     pub id: ContainerId,
@@ -250,7 +249,6 @@ pub struct GcRequest {
 }
 
 impl GcRequest {
-    /// Whether some valid attachment has this container and interface.
     pub fn is_valid_attachment(&self, container_id: &str, ifname: &str) -> bool {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
     }

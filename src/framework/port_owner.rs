@@ -48,7 +48,6 @@ fn doubt(why: impl Into<String>) -> PortOwnerState {
     PortOwnerState::InDoubt(why.into())
 }
 
-/// The record of the owner, if it has one.
 pub fn find_record(owner: &PortOwner) -> Option<AttachmentRecord> {
     let PortOwner { network, id, ifname, .. } = owner;
     match ifname {

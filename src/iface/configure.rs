@@ -145,7 +145,6 @@ pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>)
     Ok(())
 }
 
-/// Sets a link up.
 pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     let Err(refused) = inside.netlink.change_link(link.index, LinkChange::new().set_up()) else {
         return Ok(());

@@ -234,7 +234,8 @@ pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// The place on the link, or on the device to which all packets of the link go before they would come to that place.
+/// The place for the filter: on the link, or, if an earlier filter of the link redirects all packets to another device, on
+/// that device.
 pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     let Some(parent) = redirect::find_ingress_parent(netlink, link)? else {
         return Ok(GuardPlace::new(link.index, redirect::INGRESS, Some(Qdisc::Ingress)));

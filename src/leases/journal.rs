@@ -313,7 +313,6 @@ pub(super) fn rewrite_lease(network: &OpenDirectory, lease: &AddressLease, meta:
     set_seal_time(&file, meta.mtime())
 }
 
-/// Whether a lease has the mark of [`mark_lease`].
 pub(super) fn is_marked(meta: &Metadata) -> bool {
     seal_seconds(meta).is_some()
 }

@@ -204,7 +204,6 @@ pub fn find_lease(data_dir: &Path, network: &str, ip: IpAddr) -> Option<AddressL
     file.into_lease().map(|(lease, _)| lease)
 }
 
-/// Reads the file of `ip`.
 pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile {
     #[cfg(test)]
     super::tests::READS.with(|reads| reads.set(reads.get() + 1));

@@ -1,5 +1,5 @@
-//! Selects the back end, `nf_tables` or iptables, as the reference plugins do; has the sockets and programs of a call,
-//! and the features of the packet filter.
+//! Selects the back end, `nf_tables` or iptables, as the reference plugins do. [`PacketFilter`] holds the sockets and
+//! the iptables programs of one call, and lists the features that have rules.
 
 use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
@@ -242,7 +242,6 @@ impl PacketFilter {
         })
     }
 
-    /// Whether the kernel has `nf_tables`.
     fn has_nf_tables(&self) -> bool {
         self.require_nf_tables().is_ok()
     }
@@ -279,7 +278,6 @@ impl PacketFilter {
         Ok(IptablesHandle::open_if_usable(family, flavour, nft))
     }
 
-    /// The node's default programs.
     fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
         let programs = &self.programs[usize::from(family == IpFamily::V6)];
         programs.get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default)).as_ref()

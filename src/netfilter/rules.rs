@@ -20,7 +20,6 @@ use cni::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 pub struct RecordedRules {
     /// All records of the feature, records of other back ends included.
     pub kept: RecordStore,
-    /// The table with the rules.
     pub table: &'static str,
     /// Whether a record with this part has rules in this family's table.
     pub is_of: fn(&Value, IpFamily) -> bool,

@@ -82,7 +82,6 @@ pub struct Link {
     /// `accept_ra` below `/proc/sys/net/ipv6/conf`; `None` without IPv6.
     pub accept_ra: Option<u32>,
     pub bridge: Option<BridgeInfo>,
-    /// The settings of a port of a bridge.
     pub port: Option<BridgePortInfo>,
     pub bond: Option<BondSettings>,
     pub macvlan: Option<MacvlanInfo>,
@@ -92,7 +91,6 @@ pub struct Link {
     pub tun: Option<TunTapInfo>,
     /// The length of the transmit queue in packets.
     pub txqlen: u32,
-    /// The routing table of a VRF.
     pub vrf_table: Option<u32>,
 }
 
@@ -105,7 +103,6 @@ pub struct ParentDevice {
     pub name: String,
 }
 
-/// The operational state of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OperationalState {
     /// The driver, such as that of `lo`, does not report the state.
@@ -267,7 +264,6 @@ impl Netlink {
         self.find_link(name)?.ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
     }
 
-    /// The link with this index.
     pub fn find_link_by_index(&self, index: u32) -> NetlinkResult<Option<Link>> {
         self.look_up_link(LinkSelector::Index(index))
     }

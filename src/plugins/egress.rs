@@ -392,7 +392,6 @@ fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
     interfaces.into_iter().map(|(_, name)| name).collect()
 }
 
-/// The policy in the record of the attachment.
 fn recorded_port(owner: AttachmentId<'_>) -> Result<RestrictedPort> {
     egress::KEPT.read_content(owner).ok_or_else(|| {
         Error::internal("the attachment has no record of its policy").with_details("attach the container again")

@@ -29,7 +29,7 @@ use cni::{CniResult, InterfaceName, SpecVersion};
 
 /// The alias of a VRF that this plugin has created.
 const OURS: &str = "cnibox";
-/// The alias of a VRF that existed before.
+/// The alias of a VRF that another program had created before the first ADD.
 const KEPT: &str = "cnibox: was here before";
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 1;
@@ -227,7 +227,6 @@ fn find_vrf_to_leave(netlink: &Netlink, conf: &VrfConfig, link: Option<&Link>) -
     Ok(found.inspect_err(|error| warn!("{error}")).unwrap_or_default())
 }
 
-/// The table for a new VRF.
 fn choose_table(netlink: &Netlink, conf: &VrfConfig) -> Result<u32> {
     let table = conf.table;
     if table == 0 {

@@ -86,7 +86,6 @@ impl EndedAttachment {
     }
 }
 
-/// The attachments that were found.
 #[derive(Default)]
 struct FoundAttachments {
     known: HashSet<(String, String, String)>,

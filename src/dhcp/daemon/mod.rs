@@ -181,7 +181,6 @@ fn write_pidfile(path: &Path) -> Result<RemovedOnDrop> {
     Ok(RemovedOnDrop(path.to_owned()))
 }
 
-/// A file that is removed on drop.
 struct RemovedOnDrop(PathBuf);
 
 impl Drop for RemovedOnDrop {

@@ -41,7 +41,6 @@ pub(super) struct LeaseRegistry {
     sees_plugins: Cell<Option<bool>>,
 }
 
-/// A request to the task of a lease.
 pub(super) enum LeaseTaskRequest {
     Release,
     /// Another ADD of the attachment has set its interface up in this namespace.

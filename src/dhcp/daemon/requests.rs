@@ -48,7 +48,6 @@ impl LeaseRegistry {
         records.load_all().into_iter().map(open).collect()
     }
 
-    /// Resumes these leases.
     pub(super) fn resume_leases(self: &Rc<Self>, recorded: Vec<(DhcpRecord, Rc<LeaseSandbox>)>) {
         for (record, sandbox) in recorded {
             let phase = record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));

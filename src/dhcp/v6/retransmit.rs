@@ -17,11 +17,9 @@ pub struct RetransmitTimeouts {
 
 /// `SOL_TIMEOUT`, `REQ_TIMEOUT` and `DEC_TIMEOUT`.
 const SOON: Duration = Duration::from_secs(1);
-/// `SOL_MAX_RT`.
 const SOL_MAX_RT: Duration = Duration::from_secs(3600);
 /// The valid values of a server's `SOL_MAX_RT` (section 21.24).
 const SOL_MAX_RT_RANGE: std::ops::RangeInclusive<u32> = 60..=86_400;
-/// `REQ_MAX_RT`.
 const REQ_MAX_RT: Duration = Duration::from_secs(30);
 /// `REN_TIMEOUT` and `REB_TIMEOUT`.
 const REN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +51,6 @@ impl RetransmitTimeouts {
         RetransmitTimeouts { first, most: REN_MAX_RT, full: false }
     }
 
-    /// The timeout of the next message of an exchange.
     pub fn next_timeout(&self, exchange: &MessageExchange, random: &mut RandomGenerator) -> Duration {
         let (mean, tenth) = match exchange.wait.saturating_mul(2) {
             _ if exchange.sent == 0 => (self.first, self.first / 10),

@@ -60,13 +60,11 @@ pub struct AllowedTraffic {
 }
 
 impl AllowedTraffic {
-    /// The traffic that both allow.
     #[must_use]
     pub fn intersect(&self, other: &AllowedTraffic) -> AllowedTraffic {
         self.combine(other, |ours, theirs| ours && theirs)
     }
 
-    /// The traffic that at least one allows.
     #[must_use]
     pub fn union(&self, other: &AllowedTraffic) -> AllowedTraffic {
         self.combine(other, |ours, theirs| ours || theirs)

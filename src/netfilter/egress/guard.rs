@@ -137,7 +137,7 @@ struct IpParts {
     /// Whether any service is allowed at the address in [`ADDRESS`], on the link.
     found4: Label,
     found6: Label,
-    /// The same, of a neighbour.
+    /// Whether any service is allowed at the address in [`ADDRESS`], for a frame to a neighbour on the bridge.
     neighbour4: Label,
     neighbour6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
@@ -245,7 +245,8 @@ impl GuardCompiler<'_> {
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
     }
 
-    /// Replies of served services pass, but to neighbours; others are judged by their destination.
+    /// Lets the replies of served services pass, except those to neighbours. All other packets are judged by their
+    /// destination.
     fn put_served(&mut self, destination: Label) -> Label {
         if self.policy.served.is_empty() {
             return destination;
@@ -311,7 +312,8 @@ impl GuardCompiler<'_> {
         self.put_load_v6(IPV6_SOURCE, search)
     }
 
-    /// A report of a multicast listener behind the header that all of them have, of 8 bytes.
+    /// Lets the report of a multicast listener pass. Every report has a hop-by-hop options header of 8 bytes before the
+    /// ICMPv6 header, RFC 3810 section 5.
     fn put_listener_report(&mut self, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let by_type = LISTENER_TYPES.map(|kind| (kind, multicast));

@@ -45,8 +45,7 @@ use cni::error::{Error, ErrorContext, Result, join_outcomes};
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("egress");
 
-/// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
-/// vanishes.
+/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, owner, part| match RestrictedPort::deserialize(part) {
         Ok(port) => check_port(filter, owner, &port),
@@ -91,8 +90,8 @@ pub struct RestrictedPort {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
-    /// The different ports of the attachment's earlier ADDs, until this one is in force: their elements and policies are
-    /// deleted then, or by DEL if the ADD is killed before.
+    /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and policies are deleted
+    /// once this port is in force, or by DEL if the ADD is killed before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<RestrictedPort>,
 }
@@ -108,7 +107,6 @@ impl RestrictedPort {
         self.replaced = earlier;
     }
 
-    /// The chains of replaced policies.
     fn replaced_chains(&self) -> HashSet<PolicyChain> {
         let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
         let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
@@ -207,7 +205,6 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetE
 /// The chain of a policy: its table, and its name, which chains of both tables may have.
 type PolicyChain = (NftTable<'static>, String);
 
-/// The chain that the element selects.
 fn selected_chain(element: &SetElement) -> Option<PolicyChain> {
     Some((element.set.table, element.target_chain()?.to_owned()))
 }

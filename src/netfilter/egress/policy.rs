@@ -84,7 +84,6 @@ pub struct PolicyEntry {
     pub ports: Option<Vec<String>>,
 }
 
-/// A compiled policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompiledPolicy {
     /// The destinations on other machines and in other containers.

@@ -56,7 +56,6 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
     read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)
 }
 
-/// Reads a policy from a file.
 pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let of = format!("policy \"{}\"", path.display());
     let read = files::read_regular_file(path, LARGEST_POLICY);

@@ -208,7 +208,6 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
     }
 }
 
-/// All rules of a policy.
 fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
     match &pod.bridge {
         Some(bridge) if pod.policy != IngressPolicy::Open => {
@@ -275,7 +274,6 @@ pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<Ac
     })
 }
 
-/// The links that have a policy.
 fn links_with_policy(table: &IptablesTable) -> HashSet<String> {
     let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of_chain(stage));
     let names = stages.flat_map(|rule| [rule.option_value("-i"), rule.option_value("-o")]);

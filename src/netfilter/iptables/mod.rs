@@ -87,7 +87,6 @@ impl fmt::Debug for ChainScope<'_> {
 }
 
 impl<'a> ChainScope<'a> {
-    /// The chains with these names.
     pub fn named_chains(chains: &'a [&'a str]) -> ChainScope<'a> {
         ChainScope::Chains(chains, &|_| false)
     }
@@ -287,7 +286,6 @@ fn take_lock_or_continue() -> Option<FileLock> {
     })
 }
 
-/// The name of the family's program.
 pub(super) fn program_name(family: IpFamily) -> &'static str {
     if family == IpFamily::V4 { "iptables" } else { "ip6tables" }
 }

@@ -28,7 +28,6 @@ type TransactionPlanner<'f> =
 /// Our tables of `nf_tables`.
 #[derive(Debug)]
 pub struct OwnTables<'n> {
-    /// The socket for the tables.
     pub nft: &'n NftSocket,
     /// The state of all features in them.
     pub state: Vec<RestorableState>,
@@ -37,7 +36,6 @@ pub struct OwnTables<'n> {
 /// A planned change of our tables.
 #[derive(Debug)]
 pub struct LayoutTransaction<'n> {
-    /// The socket of the transaction.
     pub nft: &'n NftSocket,
     /// The state of all features.
     state: &'n [RestorableState],
@@ -279,8 +277,8 @@ impl LayoutTransaction<'_> {
             && self.find_occupant(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
-    /// Like [`LayoutTransaction::restore_element`]; also gives the attachment's element its data, which an ADD that was
-    /// killed between the record and the rules did not.
+    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is outdated
+    /// after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
         if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {

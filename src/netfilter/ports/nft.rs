@@ -88,7 +88,6 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     find_conflict,
 };
 
-/// The elements of a record.
 fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
     if forward.backend == RuleBackend::Iptables {
         return Vec::new();

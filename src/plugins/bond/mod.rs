@@ -61,7 +61,6 @@ pub struct BondConfig {
     runtime_config: MacConfig,
 }
 
-/// A link of a bond.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct BondLink {

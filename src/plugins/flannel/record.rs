@@ -124,7 +124,6 @@ impl DelegateRecordStore {
         Ok(DelegateRecordStore { dir: trust::create_data_dir(dir, 0o700)? })
     }
 
-    /// The records in a directory that is trusted.
     pub(super) fn from_trusted_directory(dir: &Path) -> DelegateRecordStore {
         DelegateRecordStore { dir: dir.to_owned() }
     }
@@ -194,7 +193,6 @@ impl DelegateRecordStore {
         Ok(())
     }
 
-    /// The record of an attachment.
     pub(super) fn find_record(&self, owner: &AttachmentId<'_>) -> Result<Option<DelegateRecord>> {
         dir::require_own_directory(&self.dir)?;
         if let Some(further) = self.read_further_record(owner.id, owner.ifname)? {

@@ -33,7 +33,6 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     cni::files::read_regular_file(path, LARGEST)
 }
 
-/// Device and inode of a file.
 pub(super) type DeviceInode = (u64, u64);
 
 pub(super) fn device_inode(metadata: &Metadata) -> DeviceInode {

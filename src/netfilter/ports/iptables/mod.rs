@@ -202,7 +202,8 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
     }
 }
 
-/// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
+/// The interface that a container's chain belongs to. The name of the chain does not tell it, so the address in the
+/// chain's rules is looked up in the records.
 fn interface_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> Option<String> {
     let addrs = collect_set(table.rules_of_chain(chain).filter_map(dnat_address));
     let records = addrs.into_iter().flat_map(AttachmentRecord::find_by_address);
