@@ -199,9 +199,9 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on the
-    /// attachment without a request of the runtime. `None` if there is no directory for locks: then there are no records
-    /// either.
+    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on
+    /// the attachment without a request of the runtime. `None` if there is no directory for locks: then there are no
+    /// records either.
     pub fn lock_attachment(owner: AttachmentId<'_>, timeout: Duration) -> Result<Option<FileLock>> {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id(), timeout)?)
     }

@@ -159,7 +159,8 @@ impl RecordStore {
         all
     }
 
-    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the first.
+    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the
+    /// first.
     pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: &dyn Fn(&StoredRecord<T>) -> bool) -> bool {
         self.iter_parts().filter(is_wanted).any(|stored| is_restorable(stored.record.liveness()))
     }

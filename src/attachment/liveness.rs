@@ -1,9 +1,9 @@
 //! Whether an attachment has ended.
 //!
 //! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two facts prove its end
-//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends of
-//! which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment in
-//! doubt is not reclaimed.
+//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends
+//! of which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment
+//! in doubt is not reclaimed.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -102,8 +102,8 @@ pub struct HostPairEnd {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerPairEnd {
-    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the id
-    /// of a namespace that has ended to another one.
+    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the
+    /// id of a namespace that has ended to another one.
     pub nsid: i32,
     /// The link's index in the container, unless the container has moved the link.
     pub index: u32,

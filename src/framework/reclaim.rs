@@ -194,7 +194,7 @@ fn is_of_container(record: &AttachmentRecord, life: Liveness, req: &AddRequest) 
     may_exist && record.netns == req.sandbox.netns_identity()
 }
 
-/// Restores the record and the rules of an instance whose names another ADD has used, without success.
+/// Restores the record and the rules of an instance after another ADD with the same names has failed.
 fn restore_instance(record: &AttachmentRecord) -> Result<()> {
     record.save_with_addresses()?;
     let packets = PacketFilter::new();

@@ -178,8 +178,8 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     }
 }
 
-/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the link
-/// comes up are lost if they are sent before the port of the bridge forwards.
+/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the
+/// link comes up are lost if they are sent before the port of the bridge forwards.
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {

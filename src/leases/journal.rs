@@ -157,8 +157,8 @@ impl LeaseJournal {
         Some(held)
     }
 
-    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these lines
-    /// are longer than a block.
+    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these
+    /// lines are longer than a block.
     fn read_sorted(&self, prefix: &str) -> Option<String> {
         let Range { start: mut low, end: mut high } = self.sorted;
         // The lines before `low` are less than `prefix`, those from `high` on are not.

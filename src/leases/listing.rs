@@ -156,8 +156,8 @@ impl AddressFile {
         if let AddressFile::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
 
-    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the file
-    /// reserves its address.
+    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the
+    /// file reserves its address.
     pub(super) fn with_lost(self, ip: IpAddr, journal: &JournalContents) -> AddressFile {
         let AddressFile::Lost(meta) = self else { return self };
         match journal.entry_of_file(ip, &meta) {

@@ -128,8 +128,8 @@ fn probe_iptables() -> Result<()> {
     Err(output.failure_error().with_details(LACKING_MODULE))
 }
 
-/// A feature of the packet filter: what the records of attachments want of it. Whether it is so is decided in
-/// [`reconcile`](super::reconcile).
+/// A feature of the packet filter: the rules and elements that the records of attachments ask for.
+/// [`reconcile`](super::reconcile) compares them with the kernel.
 #[derive(Debug)]
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
@@ -142,7 +142,7 @@ pub struct FilterFeature {
     pub check: fn(&PacketFilter, AttachmentId<'_>, &Value) -> Result<()>,
     /// Whether the reference has created what the part wants in `nf_tables`.
     pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Value) -> netlink::NetlinkResult<bool>,
-    /// The part of a record, without what one of the other records decides.
+    /// The part of a record, without the settings that another record decides, such as the policy of a bridge.
     pub decided_part: DecidedPart,
     /// Restores other objects from the records.
     pub restore: fn(&PacketFilter) -> Result<()>,

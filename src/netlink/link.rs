@@ -268,8 +268,8 @@ impl Netlink {
         self.look_up_link(LinkSelector::Index(index))
     }
 
-    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no namespace
-    /// has the id.
+    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no
+    /// namespace has the id.
     pub fn find_link_in(&self, nsid: i32, index: u32) -> NetlinkResult<Option<Link>> {
         let request = lookup_request(link_message(index, vec![LinkAttribute::IfNetnsId(nsid)]));
         match self.socket.request_object(&request) {

@@ -47,7 +47,7 @@ use self::registry::LeaseRegistry;
 use super::record::DhcpRecordStore;
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
-use cni::error::{Error, Result, io_text};
+use cni::error::{Error, Result, errno_text, io_text};
 use cni::files::atomic::{AtomicWriter, Durability};
 
 /// The line that a daemon started on demand prints when plugins can connect.
@@ -132,10 +132,10 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
 /// Leaves the plugin's session and working directory, whose file system may have to be unmounted.
 fn leave_session() {
     if let Err(errno) = setsid() {
-        debug!("could not begin a session: {errno}");
+        debug!("could not begin a session: {}", errno_text(errno));
     }
     if let Err(error) = std::env::set_current_dir("/") {
-        debug!("could not change to the directory /: {error}");
+        debug!("could not change to the directory /: {}", io_text(&error));
     }
 }
 
@@ -157,7 +157,7 @@ fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        debug!("could not raise the limit of open files: {errno}");
+        debug!("could not raise the limit of open files: {}", errno_text(errno));
     }
 }
 

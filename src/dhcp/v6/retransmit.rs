@@ -29,7 +29,8 @@ const SHORTEST_RENEWAL: Duration = Duration::from_secs(1);
 const REN_MAX_RT: Duration = Duration::from_secs(600);
 
 impl RetransmitTimeouts {
-    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or else the daemon's `-resendmax`.
+    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or else the daemon's
+    /// `-resendmax`.
     pub fn for_solicit(timing: &ClientTiming, sol_max_rt: Option<u32>) -> RetransmitTimeouts {
         let most = match sol_max_rt.filter(|seconds| SOL_MAX_RT_RANGE.contains(seconds)) {
             Some(seconds) => Duration::from_secs(seconds.into()),
@@ -44,8 +45,8 @@ impl RetransmitTimeouts {
         RetransmitTimeouts { first: SOON.min(timing.first), most, full: false }
     }
 
-    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`: the first timeout is short enough
-    /// for short leases.
+    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`: the first timeout is
+    /// short enough for short leases.
     pub fn for_renew(left: Duration) -> RetransmitTimeouts {
         let first = REN_TIMEOUT.min(left / 4).max(SHORTEST_RENEWAL);
         RetransmitTimeouts { first, most: REN_MAX_RT, full: false }

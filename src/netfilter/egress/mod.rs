@@ -45,7 +45,8 @@ use cni::error::{Error, ErrorContext, Result, join_outcomes};
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("egress");
 
-/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port vanishes.
+/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port
+/// vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, owner, part| match RestrictedPort::deserialize(part) {
         Ok(port) => check_port(filter, owner, &port),
@@ -146,8 +147,8 @@ impl RestrictedPort {
         self.on_link.iter().copied().chain(groups).collect()
     }
 
-    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks, which
-    /// are also for neighbours.
+    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks,
+    /// which are also for neighbours.
     fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
         let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
         let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
@@ -156,8 +157,9 @@ impl RestrictedPort {
     }
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        // The kernel does not tell the rules that an address of the host is local in a VRF, or on a bridge. Those of other
-        // networks come and go, and policies would not be equal.
+        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the host, so the policy
+        // lists the host's addresses. Only those of the container's own networks: others come and go, and equal
+        // policies would get different chains.
         let own =
             self.own_networks(|addr| self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr)));
         let routed = compiled.with_host(&own);
@@ -167,7 +169,7 @@ impl RestrictedPort {
                 Some(_) => &compiled.routed.without(&own).restrict_to(&self.near_networks()),
                 None => &compiled.routed,
             };
-            // Another router than the host is found through the bridge.
+            // A router other than the host answers through the bridge, so the container may ask for its MAC address.
             let routers = self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
@@ -184,8 +186,8 @@ fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
         .with_details("a policy is bound to the address: give each container an address of its own")
 }
 
-/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other, and
-/// the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
+/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other,
+/// and the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
     Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
 }
@@ -251,8 +253,8 @@ pub fn add_port(
             change.replace_element(found.as_ref(), element);
         }
         if !port.replaced.is_empty() {
-            // A repair that has read the replaced policy at the same time is refused and planned again, or this change is,
-            // which writes an element also if nothing else differs.
+            // A repair that has read the replaced policy at the same time is refused and planned again, or this change
+            // is, which writes an element also if nothing else differs.
             change.require_unchanged();
             let mut equal = elements.iter().zip(&found).filter(|(element, found)| found.as_ref() == Some(*element));
             if let Some((source, _)) = equal.find(|(element, _)| table::SOURCES.contains(&element.set)) {
@@ -281,7 +283,8 @@ pub fn add_port(
     Ok(())
 }
 
-/// Fails if the record has another port, because it could not be replaced: a repair would put that one in force.
+/// Fails if the record still has another port, because it could not be rewritten: a repair would put that port in
+/// force.
 pub fn require_recorded(owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
     if KEPT.read_content(owner).is_some_and(|recorded: RestrictedPort| recorded != *port) {
         return Err(Error::internal("the record of the former policy cannot be replaced")
@@ -422,8 +425,8 @@ pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[Attachm
     join_outcomes([removed, deleted])
 }
 
-/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has any
-/// longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
+/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has
+/// any longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
 fn delete_elements(
     nft: &NftSocket,
     known: &[SetElement],

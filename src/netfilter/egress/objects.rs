@@ -81,8 +81,8 @@ impl PolicyObjects {
         objects
     }
 
-    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and neighbour
-    /// discovery.
+    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and
+    /// neighbour discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
         let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(FRAMES, &id);

@@ -185,7 +185,7 @@ impl PolicyEntry {
 }
 
 impl CompiledPolicy {
-    /// The policy of a container with two: what it sends must be allowed by both. It serves what both serve.
+    /// The policy of a container that has two policies: both must allow what it sends, and it serves what both serve.
     #[must_use]
     pub fn intersect(&self, other: &CompiledPolicy) -> CompiledPolicy {
         CompiledPolicy {

@@ -40,8 +40,8 @@
 //!
 //! Behind a bridge a container is known by the bridge and by the source address of its frames, which `bound` ties to
 //! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain,
-//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was accepted
-//! is judged again with each packet.
+//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was
+//! accepted is judged again with each packet.
 
 use ipnet::IpNet;
 
@@ -240,8 +240,8 @@ pub(super) struct PolicyChains {
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
-/// The layouts of the tables whose rules judge a container's packets, and of the table that counts what the second guard
-/// refuses.
+/// The layouts of the tables whose rules judge a container's packets, and of the table that counts what the second
+/// guard refuses.
 pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
     if is_bridged { &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT] } else { &[PACKET_LAYOUT, GUARD_LAYOUT] }
 }

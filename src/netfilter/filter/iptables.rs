@@ -163,8 +163,8 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraf
     }
 }
 
-/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an attachment
-/// that `is_alone`: the configured policy must be in force.
+/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an
+/// attachment that `is_alone`: the configured policy must be in force.
 fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool, is_alone: bool) {
     let Some(bridge) = pod.bridge.as_deref() else { return };
     if is_alone || !is_other_policy_in_force(table, bridge, pod.policy) || has_policy_of_other(bridge, network) {

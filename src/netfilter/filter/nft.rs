@@ -247,8 +247,8 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
-/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force: a
-/// policy in force is that of the latest ADD, which may be gone.
+/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force:
+/// a policy in force is that of the latest ADD, which may be gone.
 pub(super) fn decided_part(
     filter: &PacketFilter,
     kept: &StoredRecord<Value>,

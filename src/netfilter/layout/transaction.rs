@@ -222,7 +222,8 @@ impl LayoutTransaction<'_> {
         living
     }
 
-    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first read.
+    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first
+    /// read.
     pub fn require_unchanged(&mut self) {
         self.is_conditional = true;
     }
@@ -232,7 +233,7 @@ impl LayoutTransaction<'_> {
         if self.occupied.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment }
     }
 
-    /// Whether nothing in this transaction has created the chain yet: the caller does.
+    /// Whether the caller has to create the chain, because nothing in this transaction has created it yet.
     pub fn begin_chain(&mut self, table: NftTable<'static>, chain: &str) -> bool {
         self.new_chains.insert((table, chain.to_owned()))
     }
@@ -261,8 +262,8 @@ impl LayoutTransaction<'_> {
         self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns whether
-    /// the element is restored.
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns
+    /// whether the element is restored.
     pub fn restore_element(&mut self, element: &SetElement) -> bool {
         let is_missing = self.is_flushed(element.set) && self.find_occupant(element).is_none();
         if is_missing {
@@ -277,8 +278,8 @@ impl LayoutTransaction<'_> {
             && self.find_occupant(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
-    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is outdated
-    /// after an ADD that was killed between writing the record and the rules.
+    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is
+    /// outdated after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
         if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
@@ -316,7 +317,8 @@ impl LayoutTransaction<'_> {
         remove_deleted_attachments(self.nft, self.state, &self.records)
     }
 
-    /// Commits. The kernel refuses new base chains together with the waking of a dormant table, which then is woken first.
+    /// Commits the batch. The kernel refuses a batch that creates base chains in a table and clears its flag `dormant`;
+    /// in that case another batch clears the flag first.
     fn commit_repair(&self, batch: NftBatch, generation: u32) -> NetlinkResult<()> {
         let dormant: Vec<_> = self.views.iter().filter_map(|view| view.dormant).collect();
         if dormant.is_empty() {

@@ -237,13 +237,13 @@ impl NftSocket {
         outcome
     }
 
-    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is always
-    /// a commit.
+    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is
+    /// always a commit.
     pub(super) fn read_between_commits<T>(&self, read: &mut dyn FnMut() -> NetlinkResult<T>) -> NetlinkResult<T> {
         for _ in 0..ATTEMPTS {
             let generation = self.read_generation()?;
-            // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does not
-            // change it, at least since Linux 5.3; sets of concatenated intervals need 5.6.
+            // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does
+            // not change it, at least since Linux 5.3; sets of concatenated intervals need 5.6.
             let empty = self.encode_changes(&[], self.socket.reserve_sequence(2), 0);
             self.socket.send_datagram(&empty).map_err(batch_error)?;
             let found = read()?;

@@ -44,7 +44,8 @@ pub struct CompatExtension {
 pub struct NftRule {
     steps: Vec<RuleStep>,
     pub comment: Option<String>,
-    /// The protocol that a compatibility rule of iptables declares, because matches such as `tcp` are refused without it.
+    /// The protocol that a compatibility rule of iptables declares, because matches such as `tcp` are refused without
+    /// it.
     pub(super) compat: Option<TransportProtocol>,
 }
 
