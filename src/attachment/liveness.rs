@@ -183,12 +183,12 @@ fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd) -> N
 fn may_exist_elsewhere(host: &Netlink, end: HostPairEnd) -> NetlinkResult<bool> {
     let Some(peer) = end.peer else { return Ok(true) };
     let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else { return Ok(false) };
-    // The id may be of another namespace by now: of the host itself,
+    // The kernel may have given the id to another namespace: to the host's own,
     let Ok(here) = Netns::open_current() else { return Ok(true) };
     if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
         return Ok(false);
     }
-    // or of another container, or of the same one after a restart, whose pair has its other end on the host.
+    // or to that of another container, or of this container after a restart. The pair of either has an end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
     let is_its_end = |outside: &Link| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
     Ok(!outside.as_ref().is_some_and(is_its_end))

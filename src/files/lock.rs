@@ -23,8 +23,8 @@ use cni::sort::sort_by_key;
 /// reference with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a deletion waits for an attachment's lock before it goes on without, and how long a process waits for it
-/// that may hold another lock: two such processes may wait for each other.
+/// How long a deletion waits for an attachment's lock before it continues without the lock. A process that may hold
+/// another lock waits as long: two such processes may wait for each other.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 /// Read access is enough for flock(2), and possible if the file system became read-only.

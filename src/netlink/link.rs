@@ -327,7 +327,7 @@ impl Netlink {
         Ok(self.query_namespace_ids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
     }
 
-    /// The same; assigns an id if there is none. The id does not keep the namespace alive.
+    /// Like [`Netlink::namespace_id`], but assigns an id if there is none. The id does not keep the namespace alive.
     pub fn ensure_namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
         if let Some(id) = self.namespace_id(netns)? {
             return Ok(Some(id));

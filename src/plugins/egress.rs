@@ -189,7 +189,7 @@ impl Plugin for Egress {
         if former.is_some() {
             egress::require_recorded(owner, &port)?;
         }
-        // Before the rules: it holds whatever happens to them.
+        // The filter comes before the rules, because it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
         undo.commit();

@@ -145,7 +145,7 @@ impl Plugin for RouteOverride {
         verify::require_routes(&inside, prev)
     }
 
-    /// A route that cannot be restored is not an error: mostly the interface is about to be deleted.
+    /// A route that cannot be restored is not an error: usually the interface is about to be deleted.
     fn del(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(Path::new(DIR), &owner);

@@ -135,7 +135,7 @@ impl RepairJob {
         repairs
     }
 
-    /// What is found of attachments that a runtime is detaching or attaching is no finding.
+    /// The differences of an attachment that a runtime is attaching or detaching at this moment are not reported.
     fn repair_attachments(&self, all: &[CachedAttachment], snapshot: &NodeSnapshot, repairs: &mut RepairFindings) {
         let mut found = Vec::new();
         for cached in all {
