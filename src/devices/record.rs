@@ -210,7 +210,7 @@ impl<'a> DeviceRecordStore<'a> {
         if !is_private_directory(&self.own) {
             return None;
         }
-        let bytes = backup::read_backup(&path).inspect_err(|e| warn!("{e}")).ok()??;
+        let bytes = backup::read_backup(&path).inspect_err(|e| warn!("could not {e}")).ok()??;
         decode_record(&path, &bytes)
     }
 
@@ -240,13 +240,13 @@ impl<'a> DeviceRecordStore<'a> {
 
 /// The records in a directory; none if other users can write to the directory.
 fn records_in_directory(directory: &Path) -> Vec<DeviceRecord> {
-    let files = backup::read_backups(directory).inspect_err(|e| warn!("{e}")).unwrap_or_default();
+    let files = backup::read_backups(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
     files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
 /// Whether only this user can write to a directory: other users could forge records.
 fn is_private_directory(directory: &Path) -> bool {
-    dir::require_own_directory(directory).inspect_err(|e| warn!("{e}")).unwrap_or(false)
+    dir::require_own_directory(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or(false)
 }
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.

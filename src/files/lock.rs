@@ -57,7 +57,7 @@ impl Drop for FileLock {
     /// Removes the file while the lock is held.
     fn drop(&mut self) {
         if let Some(path) = &self.passing {
-            remove_file(path).unwrap_or_else(|error| debug!("{error}"));
+            remove_file(path).unwrap_or_else(|error| debug!("could not {error}"));
         }
     }
 }
@@ -104,7 +104,7 @@ impl FileLock {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
-                debug!("{error}");
+                debug!("could not {error}");
                 Ok(None)
             }
         }

@@ -174,7 +174,7 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     // namespaces share one list.
     let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
     if let Err(error) = inside.netlink.change_link(link.index, change) {
-        debug!("{error}");
+        debug!("could not enable announcements: {error}");
     }
 }
 
@@ -183,7 +183,7 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {
-        debug!("{error}");
+        debug!("could not announce the addresses: {error}");
     }
 }
 
@@ -202,7 +202,7 @@ pub fn prepare_ipv6(
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
         if let Err(error) = sysctl::ensure_value(key, value) {
-            debug!("{error}");
+            debug!("could not {error}");
         }
     };
     inside.netns.run_inside(|| {

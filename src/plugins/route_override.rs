@@ -154,7 +154,7 @@ impl Plugin for RouteOverride {
             let changes = OverrideRecord::changes_of(owner, &netlink, &content);
             match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
                 Err(error) if error.is_unanswered() => return Err(error.into()),
-                undone => drop(undone.inspect_err(|error| debug!("{error}"))),
+                undone => drop(undone.inspect_err(|error| debug!("could not restore the routes: {error}"))),
             }
         }
         Ok(file.remove_files()?)

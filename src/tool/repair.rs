@@ -232,7 +232,8 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
 /// manager notices.
 fn keep_installed(directory: PathBuf, table: AppletTable) {
     thread::spawn(move || {
-        install::maintain_installation(&directory, table).unwrap_or_else(|error| warn!("{error}"));
+        install::maintain_installation(&directory, table)
+            .unwrap_or_else(|error| warn!("could not keep the installation: {error}"));
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }

@@ -186,7 +186,7 @@ struct RemovedOnDrop(PathBuf);
 impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            debug!("{error}");
+            debug!("could not remove {}: {error}", self.0.display());
         }
     }
 }

@@ -187,7 +187,7 @@ impl LeaseRegistry {
             handle.release_lease().await;
             // A task that has panicked did not remove its lease.
             if let Err(error) = self.remove_lease(key, &handle.phase) {
-                warn!("{error}");
+                warn!("could not remove the record of a lease: {error}");
             }
         };
         join_all(leases.map(release)).await;

@@ -354,7 +354,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            create_if_missing(change, policy).unwrap_or_else(|error| warn!("{error}"));
+            create_if_missing(change, policy)
+                .unwrap_or_else(|error| warn!("could not restore an egress policy: {error}"));
         }
         for element in &elements {
             change.restore_with_data(element);

@@ -281,7 +281,7 @@ fn take_lock_or_continue() -> Option<FileLock> {
         return None;
     }
     take_lock().unwrap_or_else(|error| {
-        warn!("{error}; continuing without the lock");
+        warn!("continuing without the lock of iptables: {error}");
         None
     })
 }

@@ -203,8 +203,9 @@ impl DelegateRecordStore {
 
     /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
-        let readable =
-            |found: Result<Option<DelegateRecord>>| found.inspect_err(|error| warn!("{error}")).unwrap_or_default();
+        let readable = |found: Result<Option<DelegateRecord>>| {
+            found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default()
+        };
         let (first, further) = (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
         let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
         let further = further.iter().filter_map(|name| name.split_once(':'));
