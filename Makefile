@@ -106,7 +106,7 @@ check: lint ## before each commit: lint, unit tests, the integration tests of on
 # The release build links on one processor for two minutes; the tests are compiled beside it.
 test: export CNIBOX_BIN := $(abspath $(BINARY))
 test: prepare-test ## installs what is missing; the demo, then the whole suite: on this kernel, and in a VM for features that this kernel lacks
-	@echo "test: compiles the program and the tests, five minutes, and runs them, thirteen on two cores"
+	@echo "test: compiles the program and the tests and runs them, about 20 minutes on two cores"
 	scripts/lanes.sh build & $(MAKE) build; built=$$?; wait $$! && exit $$built
 	scripts/demo.sh $(BINARY)
 	scripts/lanes.sh host-and-vm

@@ -11,7 +11,7 @@
 //! | 5 | [`tool`] | what a person runs: `cnitool`, `ipam`, `install`, `cnibox list` |
 //! | 4 | [`plugins`] | one file or directory per plugin |
 //! | 4 | [`dhcp`] | the plugin dhcp: its daemon, and the state machines of both protocols |
-//! //! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
+//! | 3 | [`framework`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 3 | [`devices`] | devices of the host that containers have: host-device, bond |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |

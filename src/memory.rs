@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-/// At most as many bytes are copied by pairs of loads and stores.
+/// The largest number of bytes that are copied by pairs of loads and stores; more are copied by `rep movsb`.
 const FEW: usize = 32;
 
 /// memcpy(3), which copies from the first byte to the last if they are more than [`FEW`].

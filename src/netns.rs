@@ -183,7 +183,6 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens the namespace at `path`.
     pub fn open(path: impl Into<PathBuf>) -> Result<Netns, NetnsError> {
         let path = path.into();
         let magic = check_magic(&path)?;

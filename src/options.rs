@@ -6,7 +6,6 @@ use lexopt::{Arg, Parser};
 use cni::error::{Error, Result};
 use cni::names::nearest_word;
 
-/// An option of a command.
 #[derive(Debug)]
 pub struct CommandOption {
     /// The long name, with its dashes.
@@ -43,7 +42,6 @@ pub struct CommandLine {
     pub words: Vec<String>,
 }
 
-/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ParsedCommandLine {
     /// `-h`, `--help`, or `help` as the first word.
@@ -95,12 +93,10 @@ impl CommandLine {
         self.options.iter().any(|(name, _)| *name == flag)
     }
 
-    /// The last value of the option.
     pub fn last_value(&self, flag: &str) -> Option<&str> {
         self.all_values(flag).next_back()
     }
 
-    /// All values of the option, in order.
     pub fn all_values(&self, flag: &str) -> impl DoubleEndedIterator<Item = &str> {
         self.options.iter().filter(move |(name, _)| *name == flag).map(|(_, value)| &**value)
     }
@@ -111,7 +107,6 @@ impl CommandLine {
     }
 }
 
-/// The help of the options.
 pub fn help_text(options: &[CommandOption]) -> String {
     let name = |opt: &CommandOption| {
         let short = opt.short.map_or_else(|| "    ".to_owned(), |letter| format!("-{letter}, "));

@@ -103,7 +103,7 @@ fn adopt_effective_ids() {
     let (user, group) = (geteuid(), getegid());
     let taken = setresgid(group, group, group).and_then(|()| setresuid(user, user, user));
     if let Err(error) = taken {
-        warn!("take on the effective ids: {}", errno_text(error));
+        warn!("could not take on the effective ids: {}", errno_text(error));
     }
 }
 

@@ -45,7 +45,6 @@ pub fn key_exists(key: &str) -> bool {
     parameter_path(key).is_ok_and(|file| file.is_file())
 }
 
-/// Sets `key` to `value`.
 pub fn write_value(key: &str, value: &str) -> Result<()> {
     open_parameter(key, OFlag::O_WRONLY)
         .and_then(|mut file| file.write_all(value.as_bytes()))

@@ -212,12 +212,10 @@ impl SpanGuard {
         self.change_record(|span| span.attributes.push(text_attribute(key, &value().into())));
     }
 
-    /// Adds a number.
     pub fn add_number(&self, key: &'static str, value: u64) {
         self.change_record(|span| span.attributes.push(number_attribute(key, value)));
     }
 
-    /// Marks the span as failed.
     pub fn mark_failed(&self, cause: &dyn Display) {
         self.change_record(|span| span.error = Some(cause.to_string()));
     }

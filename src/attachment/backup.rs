@@ -61,7 +61,7 @@ pub fn read_backups(dir: &Path) -> FileResult<Vec<(PathBuf, Vec<u8>)>> {
     for entry in fs::read_dir(dir).during("list", dir)? {
         let path = entry.during("list", dir)?.path();
         if path.to_string_lossy().ends_with(ENDING) {
-            let content = read_backup(&path).inspect_err(|e| warn!("{e}")).unwrap_or_default();
+            let content = read_backup(&path).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
             found.extend(content.map(|content| (path, content)));
         }
     }

@@ -92,7 +92,6 @@ pub(super) fn stale_instances(name: &str, network: &str, valid: &[AttachmentId<'
     stale
 }
 
-/// Adds a link to the record.
 pub(super) fn link_record(path: &Path, instance: &str) -> files::FileResult<()> {
     let directory = path.parent().unwrap_or(path);
     for _ in 0..LINK_TRIES {
@@ -200,9 +199,9 @@ impl AttachmentRecord {
         }
     }
 
-    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on the
-    /// attachment without a request of the runtime. `None` if there is no directory for locks: then there are no records
-    /// either.
+    /// Waits at most `timeout` for the lock of the attachment. ADD and DEL hold the lock, and so does whoever acts on
+    /// the attachment without a request of the runtime. `None` if there is no directory for locks: then there are no
+    /// records either.
     pub fn lock_attachment(owner: AttachmentId<'_>, timeout: Duration) -> Result<Option<FileLock>> {
         Ok(FileLock::acquire_attachment_lock(&owner.instance_id(), timeout)?)
     }

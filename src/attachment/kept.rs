@@ -20,7 +20,6 @@ use super::record::AttachmentRecord;
 use cni::error::Result;
 use cni::files::{FileOperationContext, FileResult};
 
-/// The remedy for missing rules.
 pub const REPAIR_REMEDY: &str = "\"cnibox repair\" restores all rules of this host";
 
 /// The parts of one feature in all records; the field is the feature's name.
@@ -58,7 +57,9 @@ impl RecordStore {
         };
         let saved: Result<(), Box<dyn std::error::Error>> = save();
         if let Err(e) = saved {
-            file::log_unrecorded(format_args!("{e}; flushed rules of this attachment will not be restored"));
+            file::log_unrecorded(format_args!(
+                "could not record the rules: {e}; flushed rules of this attachment will not be restored"
+            ));
         }
     }
 
@@ -75,7 +76,6 @@ impl RecordStore {
         if is_kept { REPAIR_REMEDY } else { attach }
     }
 
-    /// Removes the part from the attachment's record.
     pub fn remove_part(self, owner: AttachmentId<'_>) -> Result<()> {
         self.remove_part_of_instance(&owner.instance_id())
     }
@@ -159,12 +159,12 @@ impl RecordStore {
         all
     }
 
-    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the first.
+    /// Whether `is_wanted` selects any [restorable part](RecordStore::restorable_parts). Reads the records up to the
+    /// first.
     pub fn has_restorable_part<T: DeserializeOwned>(self, is_wanted: &dyn Fn(&StoredRecord<T>) -> bool) -> bool {
         self.iter_parts().filter(is_wanted).any(|stored| is_restorable(stored.record.liveness()))
     }
 
-    /// The part in the attachment's record.
     fn read_part(self, instance: &str) -> Option<StoredRecord<Value>> {
         let mut record = file::read_record(instance)?;
         let content = record.rules.remove(self.0)?;

@@ -1,9 +1,9 @@
 //! Whether an attachment has ended.
 //!
 //! An attachment ends by its DEL, or by a GC whose list lacks the attachment. Without these, two facts prove its end
-//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends of
-//! which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment in
-//! doubt is not reclaimed.
+//! (`docs/decisions/0007-lease-liveness.md`): the attachment was created before this boot, or its veth pair, both ends
+//! of which the kernel deletes together, no longer exists. Paths, processes and addresses prove nothing. An attachment
+//! in doubt is not reclaimed.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -34,7 +34,6 @@ impl Liveness {
     }
 }
 
-/// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndProof {
     /// The attachment was created in an earlier boot of this machine.
@@ -89,7 +88,6 @@ impl fmt::Display for LivenessDoubt {
     }
 }
 
-/// The host's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HostPairEnd {
     /// The [identity](crate::netns::current_id) of the host's network namespace.
@@ -98,16 +96,14 @@ pub struct HostPairEnd {
     pub index: u32,
     /// Whether the link's alias is the label of the attachment.
     pub labelled: bool,
-    /// The other end.
     #[serde(default)]
     pub peer: Option<ContainerPairEnd>,
 }
 
-/// The container's end of an attachment's veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ContainerPairEnd {
-    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the id
-    /// of a namespace that has ended to another one.
+    /// The [id](Netlink::namespace_id) of the container's network namespace in that of the host. The kernel gives the
+    /// id of a namespace that has ended to another one.
     pub nsid: i32,
     /// The link's index in the container, unless the container has moved the link.
     pub index: u32,
@@ -160,7 +156,7 @@ pub fn judge_by_socket<'h>(evidence: &LivenessEvidence<'_>, host: &dyn Fn() -> N
     };
     let judged = host().and_then(|host| judge_by_pair(host, evidence.owner, end));
     judged.unwrap_or_else(|error| {
-        debug!("the link of an attachment: {error}");
+        debug!("could not look up the link of an attachment: {error}");
         Liveness::Unknown(LivenessDoubt::Unreadable(end.index))
     })
 }
@@ -187,12 +183,12 @@ fn judge_by_pair(host: &Netlink, owner: AttachmentId<'_>, end: HostPairEnd) -> N
 fn may_exist_elsewhere(host: &Netlink, end: HostPairEnd) -> NetlinkResult<bool> {
     let Some(peer) = end.peer else { return Ok(true) };
     let Some(inside) = host.find_link_in(peer.nsid, peer.index)?.filter(is_pair) else { return Ok(false) };
-    // The id may be of another namespace by now: of the host itself,
+    // The kernel may have given the id to another namespace: to the host's own,
     let Ok(here) = Netns::open_current() else { return Ok(true) };
     if host.namespace_id(here.as_fd())? == Some(peer.nsid) {
         return Ok(false);
     }
-    // or of another container, or of the same one after a restart, whose pair has its other end on the host.
+    // or to that of another container, or of this container after a restart. The pair of either has an end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
     let is_its_end = |outside: &Link| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
     Ok(!outside.as_ref().is_some_and(is_its_end))

@@ -20,7 +20,6 @@ use super::owner::AttachmentId;
 use crate::netlink::Netlink;
 use crate::netns::{self, NetnsIdentity};
 
-/// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttachmentRecord {
@@ -41,9 +40,7 @@ pub struct AttachmentRecord {
     pub boot: Option<BootIdentity>,
     /// The time at which the record was written, in seconds since 1970.
     pub created: i64,
-    /// The host's end of the attachment's veth pair.
     pub end: Option<HostPairEnd>,
-    /// The container's addresses.
     pub ips: Vec<IpAddr>,
     /// `ipam.type` of the plugin that wrote the record; empty without one.
     pub ipam: String,

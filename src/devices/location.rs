@@ -32,7 +32,6 @@ pub struct DeviceSearch<'a> {
 }
 
 impl<'a> DeviceSearch<'a> {
-    /// The search for the device of a recorded attachment.
     pub fn for_record(record: &'a DeviceRecord) -> DeviceSearch<'a> {
         DeviceSearch {
             ifname: record.name_in_container(),
@@ -78,7 +77,6 @@ impl<'a> DeviceSearch<'a> {
         self.host_name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
     }
 
-    /// The name on the host, if it is known.
     fn host_name(&self) -> Option<&str> {
         self.origin.map_or(self.configured, |origin| Some(&origin.name))
     }

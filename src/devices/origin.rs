@@ -51,7 +51,6 @@ pub struct OriginalState {
     pub routes: Vec<KernelRoute>,
 }
 
-/// A permanent address of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PermanentAddress {
@@ -61,7 +60,6 @@ pub struct PermanentAddress {
 }
 
 impl OriginalState {
-    /// The state of a device on the host.
     pub fn from_device(host: &Netlink, device: &Link) -> Result<OriginalState> {
         let mut addresses = host.dump_addresses(device.index)?;
         addresses.retain(|addr| {

@@ -27,7 +27,6 @@ const DIR: &str = "/run/cni";
 /// The plugins that move devices.
 const PLUGINS: [&str; 2] = ["host-device", "bond"];
 
-/// A device of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceRecord {
@@ -136,7 +135,6 @@ pub struct DeviceRecordStore<'a> {
 }
 
 impl<'a> DeviceRecordStore<'a> {
-    /// The records of a plugin's network.
     pub fn for_network(plugin: &str, network: &'a NetworkName) -> DeviceRecordStore<'a> {
         DeviceRecordStore::for_network_in(&Path::new(DIR).join(plugin), network.as_str())
     }
@@ -207,13 +205,12 @@ impl<'a> DeviceRecordStore<'a> {
         failures.into_result()
     }
 
-    /// The record of an attachment.
     pub fn find_record(&self, id: &str, ifname: &str) -> Option<DeviceRecord> {
         let path = self.own.join(record_file_name(id, ifname, ""));
         if !is_private_directory(&self.own) {
             return None;
         }
-        let bytes = backup::read_backup(&path).inspect_err(|e| warn!("{e}")).ok()??;
+        let bytes = backup::read_backup(&path).inspect_err(|e| warn!("could not {e}")).ok()??;
         decode_record(&path, &bytes)
     }
 
@@ -230,7 +227,6 @@ impl<'a> DeviceRecordStore<'a> {
         }
     }
 
-    /// The records of this network.
     pub fn list_network_records(&self) -> Vec<DeviceRecord> {
         records_in_directory(&self.own)
     }
@@ -244,19 +240,19 @@ impl<'a> DeviceRecordStore<'a> {
 
 /// The records in a directory; none if other users can write to the directory.
 fn records_in_directory(directory: &Path) -> Vec<DeviceRecord> {
-    let files = backup::read_backups(directory).inspect_err(|e| warn!("{e}")).unwrap_or_default();
+    let files = backup::read_backups(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or_default();
     files.iter().filter_map(|(path, bytes)| decode_record(path, bytes)).collect()
 }
 
 /// Whether only this user can write to a directory: other users could forge records.
 fn is_private_directory(directory: &Path) -> bool {
-    dir::require_own_directory(directory).inspect_err(|e| warn!("{e}")).unwrap_or(false)
+    dir::require_own_directory(directory).inspect_err(|e| warn!("could not {e}")).unwrap_or(false)
 }
 
 /// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
 fn decode_record(path: &Path, bytes: &[u8]) -> Option<DeviceRecord> {
     let record: DeviceRecord =
-        serde_json::from_slice(bytes).inspect_err(|e| warn!("read {}: {e}", path.display())).ok()?;
+        serde_json::from_slice(bytes).inspect_err(|e| warn!("could not read {}: {e}", path.display())).ok()?;
     (*path.file_name()? == *record.file_name()).then_some(record)
 }
 

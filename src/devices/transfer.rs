@@ -61,7 +61,7 @@ pub fn move_back_to_host(
 pub fn move_candidate_to_host(inside: &ContainerNetns<'_>, host: &Netlink, link: &Link) -> Result<String> {
     let unknown = OriginalState::default();
     let mut number = 0;
-    // The pattern by which the kernel renames devices of a namespace that ends.
+    // The kernel gives the same names to devices that it takes back from a namespace that ends.
     while host.find_link(&format!("dev{number}"))?.is_some() {
         number += 1;
     }
@@ -81,8 +81,8 @@ fn move_to_host(inside: &ContainerNetns<'_>, link: &Link, name: &str, change: Li
         .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))
 }
 
-/// Renames a device that is on the host under another name, where the kernel moved it when its namespace ended, or
-/// a killed DEL.
+/// Renames a device that is on the host under another name: the kernel moved it there when its namespace ended, or a
+/// killed DEL did.
 pub fn rename_back(host: &Netlink, device: &Link, origin: &OriginalState) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
@@ -104,7 +104,7 @@ fn name_taken_error(other: &Link, name: &str, outcome: &str) -> Error {
         .with_details(format!("{outcome}: rename or remove \"{}\", then call DEL again", other.name))
 }
 
-/// Moves a device back into the container whose name on the host was taken between lookup and move.
+/// Moves a device back into the container, because another link took its name on the host between lookup and move.
 fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: &OriginalState) {
     let Ok(links) = host.dump_links() else { return };
     let stranded = origin.identity.find_on_host(&links, &device.name, &device.name);
@@ -112,6 +112,6 @@ fn return_stranded_device(host: &Netlink, device: &Link, netns: &Netns, origin: 
     let change = LinkChange::new().move_to_netns(netns.as_fd()).set_name(&device.name);
     let moved = host.change_link(link.index, if device.up { change.set_up() } else { change });
     if let Err(error) = moved {
-        warn!("put \"{}\" back into the container: {error}", device.name);
+        warn!("could not put \"{}\" back into the container: {error}", device.name);
     }
 }

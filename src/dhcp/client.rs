@@ -108,7 +108,7 @@ impl DaemonClient {
             Ok(None) => return Ok(()),
             // The daemon does not write leases to such a directory either.
             Err(error) => {
-                warn!("{error}");
+                warn!("could not use the records of leases: {error}");
                 return Ok(());
             }
         };
@@ -125,7 +125,7 @@ impl DaemonClient {
         let mut failures = Failures::new();
         for record in stale {
             if let Err(error) = interface::release_recorded(&record) {
-                warn!("{error}");
+                warn!("could not release a lease: {error}");
             }
             failures.keep_error(records.remove_record(&record.key));
         }

@@ -57,7 +57,6 @@ pub struct DhcpIpamConfig {
     family: Option<String>,
 }
 
-/// An option to request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RequestedOption {
@@ -94,7 +93,6 @@ impl DhcpIpamConfig {
         if path.is_empty() { SOCKET.into() } else { path.into() }
     }
 
-    /// The families of the attachment's leases.
     pub fn lease_families(&self) -> Result<Vec<DhcpFamily>> {
         match self.family.as_deref() {
             None | Some("ipv4") => Ok(vec![DhcpFamily::V4]),

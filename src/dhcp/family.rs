@@ -9,7 +9,6 @@ use super::timing::BootClockTime;
 use super::{v4, v6};
 use cni::CniResult;
 
-/// A family of addresses.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DhcpFamily {
     #[default]

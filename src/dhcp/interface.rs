@@ -130,7 +130,7 @@ impl DhcpLeaseChange {
         for route in routes.iter().filter(|route| !ours(route) && !local(route)) {
             let route = KernelRoute { src: None, ..route.clone() };
             if let Err(error) = inside.netlink.add_route(&route, RouteAddMode::Exclusive) {
-                debug!("{error}");
+                debug!("could not restore a route: {error}");
             }
         }
     }

@@ -123,7 +123,6 @@ impl Plugin for Dhcp {
     }
 }
 
-/// A request about an attachment.
 fn attachment_request(
     verb: DaemonVerb,
     cx: &CallContext<'_>,

@@ -100,7 +100,6 @@ impl ProcfsLink {
         ProcfsLink { directory, path }
     }
 
-    /// The directory of the link.
     pub fn directory_fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }

@@ -1,7 +1,7 @@
 //! Leases on disk, for the next daemon: a file per lease in the directory with the name of the socket without `.sock`.
 //!
-//! Times are relative to boot. Records of another boot are void, like the namespaces in them. A boot id that a container
-//! manager or an error has replaced proves no other boot.
+//! Times are relative to boot. Records of another boot are void, like the namespaces in them. A boot id that a
+//! container manager or an error has replaced proves no other boot.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -195,7 +195,6 @@ impl DhcpRecordStore {
         }
     }
 
-    /// The record of `key`.
     pub fn load_record(&self, key: &DhcpLeaseKey) -> Option<DhcpRecord> {
         let content =
             self.read_record_file(&file_name(key)).filter(|content| sysctl::is_same_boot(&content.boot, &self.boot))?;

@@ -53,7 +53,6 @@ impl DhcpLeaseKey {
         DhcpLeaseKey { family, ..self.clone() }
     }
 
-    /// Whether both keys are of one attachment.
     pub fn is_same_attachment(&self, other: &DhcpLeaseKey) -> bool {
         *self == other.with_family(self.family)
     }
@@ -78,7 +77,6 @@ impl std::fmt::Display for DhcpLeaseKey {
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonRequest {
-    /// [`VERSION`].
     pub version: u32,
     pub verb: DaemonVerb,
     /// The attachment; GC uses the network only.
@@ -107,7 +105,6 @@ pub struct DaemonRequest {
     pub process: Option<u32>,
 }
 
-/// A valid attachment.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ValidDhcpAttachment {
@@ -117,7 +114,6 @@ pub struct ValidDhcpAttachment {
 }
 
 impl DaemonRequest {
-    /// A request about `key`.
     pub fn new(verb: DaemonVerb, key: DhcpLeaseKey) -> DaemonRequest {
         DaemonRequest { version: VERSION, verb, key, ..DaemonRequest::default() }
     }
@@ -153,7 +149,6 @@ impl DaemonRequest {
 
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct DaemonReply {
-    /// [`VERSION`].
     pub version: u32,
     /// ADD: the result, in the newest version of CNI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -163,7 +158,6 @@ pub struct DaemonReply {
     error: Option<DaemonReplyError>,
 }
 
-/// The error in a reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct DaemonReplyError {
@@ -173,7 +167,6 @@ struct DaemonReplyError {
 }
 
 impl DaemonReply {
-    /// The reply with an outcome.
     pub fn from_outcome(outcome: Result<Option<CniResult>>) -> DaemonReply {
         let mut answer = DaemonReply { version: VERSION, ..DaemonReply::default() };
         match outcome {

@@ -2,7 +2,7 @@
 //!
 //! The daemon keeps the descriptor that the plugin has passed, because a container may live on when its path is gone.
 //! While the path leads to the namespace, something else keeps the namespace alive as well; afterwards
-//! `daemon/view.rs` decides how long the daemon does (`docs/decisions/0028-dhcp-namespaces.md`).
+//! `daemon/view.rs` decides how long the daemon keeps it alive (`docs/decisions/0028-dhcp-namespaces.md`).
 
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -184,7 +184,6 @@ impl LeaseSandbox {
         self.view.borrow().is_some()
     }
 
-    /// The open namespace.
     pub fn open_namespace(&self) -> Result<Netns, InterfaceError> {
         let view = self.view.borrow();
         let not_open = || InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns));

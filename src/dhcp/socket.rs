@@ -154,7 +154,6 @@ pub fn current_name(ifname: &str, index: Option<u32>) -> String {
     present.map_or_else(|| ifname.to_owned(), |entry| entry.interface_name)
 }
 
-/// The IP addresses of an interface.
 pub fn ip_addresses(ifname: &str) -> io::Result<Vec<IpAddr>> {
     let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
     let ip = |addr: SockaddrStorage| {

@@ -9,7 +9,6 @@ use nix::time::{ClockId, clock_gettime};
 /// A point in time: the time since boot, suspend included.
 pub type BootClockTime = Duration;
 
-/// A time that is never reached.
 pub const NEVER: BootClockTime = Duration::MAX;
 
 /// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
@@ -51,7 +50,6 @@ impl Default for RandomGenerator {
 }
 
 impl RandomGenerator {
-    /// A generator with a fixed seed.
     pub fn from_seed(seed: u64) -> RandomGenerator {
         RandomGenerator(seed | 1)
     }
@@ -81,7 +79,6 @@ impl RandomGenerator {
     }
 }
 
-/// The timers of a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseTimers {
     /// T1: renew with the server of the lease.
@@ -106,7 +103,6 @@ impl LeaseTimers {
 #[derive(Clone, Copy, Debug)]
 pub struct MessageExchange {
     pub xid: u32,
-    /// When the exchange began.
     pub began: BootClockTime,
     /// How many messages were sent.
     pub sent: u32,

@@ -95,12 +95,10 @@ impl OpenDirectory {
         self.path.join(name)
     }
 
-    /// The metadata of the directory.
     pub(crate) fn metadata(&self) -> FileResult<Metadata> {
         self.dir.metadata().during("stat", &self.path)
     }
 
-    /// The open directory.
     pub(crate) fn as_file(&self) -> &File {
         &self.dir
     }
@@ -118,14 +116,12 @@ impl OpenDirectory {
         Ok(names)
     }
 
-    /// Whether the name exists in the directory.
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         // Not stat(2), which fails on 32 bits for times after 2038.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         openat(&self.dir, name, flags, Mode::empty()).is_ok()
     }
 
-    /// Opens a file in the directory.
     pub(crate) fn open_file(&self, name: &str, flags: OFlag, mode: Mode) -> io::Result<(File, Metadata)> {
         open_regular(&self.dir, Path::new(name), flags, mode)
     }

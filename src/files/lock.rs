@@ -23,8 +23,8 @@ use cni::sort::sort_by_key;
 /// reference with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a deletion waits for an attachment's lock before it goes on without, and how long a process waits for it
-/// that may hold another lock: two such processes may wait for each other.
+/// How long a deletion waits for an attachment's lock before it continues without the lock. A process that may hold
+/// another lock waits as long: two such processes may wait for each other.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 /// Read access is enough for flock(2), and possible if the file system became read-only.
@@ -57,7 +57,7 @@ impl Drop for FileLock {
     /// Removes the file while the lock is held.
     fn drop(&mut self) {
         if let Some(path) = &self.passing {
-            remove_file(path).unwrap_or_else(|error| debug!("{error}"));
+            remove_file(path).unwrap_or_else(|error| debug!("could not {error}"));
         }
     }
 }
@@ -104,7 +104,7 @@ impl FileLock {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
-                debug!("{error}");
+                debug!("could not {error}");
                 Ok(None)
             }
         }

@@ -87,7 +87,7 @@ pub fn require_data_dir_path(path: &Path) -> Result<()> {
 fn resolve_links(path: &Path) -> Result<PathBuf, String> {
     let failed = |at: &Path, error| format!("{}: {}", at.display(), cni::error::io_text(&error));
     let root = Path::new("/");
-    // In a user namespace, root of the node is a user without a number. Who has `/` can replace everything.
+    // In a user namespace, root of the node is a user without a number. The owner of `/` can replace everything.
     let owners = [geteuid().as_raw(), fs::metadata(root).map_err(|e| failed(root, e))?.uid()];
     let (mut at, mut left, mut links) = (root.to_owned(), reversed_names(path), 0);
     while let Some(name) = left.pop() {

@@ -9,7 +9,8 @@ use cni::error::Error;
 use cni::sort::collect_set;
 use cni::{CniResult, IpConfig, NetworkConfig, ResultRoute};
 
-/// What an address is that no host of its subnet can have; `None` for others. IPv6 has no broadcast.
+/// "network" or "broadcast" for an address that no host of the subnet can have; `None` for all others. IPv6 has no
+/// broadcast address.
 pub fn reserved_address_kind(ip: IpAddr, subnet: IpNet) -> Option<&'static str> {
     let is_wide = subnet.max_prefix_len() - subnet.prefix_len() > 1;
     match ip {

@@ -24,8 +24,8 @@ pub struct PluginCall<'a> {
     pub caller: PluginCaller,
     /// The turn of the attachment; calls of delegates share it.
     pub turn: AttachmentTurn,
-    /// `CNIBOX_TURN`: the [instance](AttachmentId::instance_id) of the attachment whose lock the calling process holds, if
-    /// it is a plugin of this program; else empty.
+    /// `CNIBOX_TURN`: the [instance](AttachmentId::instance_id) of the attachment whose lock the calling process holds,
+    /// if it is a plugin of this program; else empty.
     pub turn_of_caller: String,
 }
 
@@ -39,7 +39,7 @@ impl<'a> PluginCall<'a> {
         PluginCall { env, stdin, table, caller, turn, turn_of_caller: String::new() }
     }
 
-    /// Whether this call has the turn, or its caller, also in another process.
+    /// Whether this call or its caller has the turn; the caller may be another process.
     pub(super) fn has_turn(&self, owner: AttachmentId<'_>) -> bool {
         self.turn.is_taken() || self.turn_of_caller == owner.instance_id()
     }

@@ -32,7 +32,6 @@ pub(super) enum KnownRecord {
     Current,
 }
 
-/// The context of one call.
 #[derive(Debug)]
 pub struct CallContext<'a> {
     /// The configuration's common keys.
@@ -70,13 +69,14 @@ impl<'a> CallContext<'a> {
         self.verb.only_removes()
     }
 
-    /// The plugin's keys of the configuration. For DEL and GC a key that does not decode counts as absent, with a warning.
+    /// The plugin's keys of the configuration. For DEL and GC a key that does not decode counts as absent, with a
+    /// warning.
     pub(super) fn decode_keys<K: DeserializeOwned>(&self) -> Result<K> {
         self.net.decode_keys(self.is_removal().then_some(&warn_absent_key))
     }
 
-    /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone, links with its names are
-    /// of a later container, and its leases are released by what proves their end.
+    /// Whether the call is `cnibox gc`'s DEL of an attachment that has ended: its links are gone, links with its names
+    /// are of a later container, and its leases are released by what proves their end.
     pub fn is_collected(&self) -> bool {
         self.call.is_collected()
     }

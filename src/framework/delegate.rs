@@ -118,9 +118,9 @@ impl<'a> CallContext<'a> {
     }
 
     /// Rolls back an ADD of the IPAM plugin with this outcome. host-local of this executable has rolled back its own
-    /// failure, and otherwise loses the addresses that this ADD has reserved. Another IPAM plugin gets a DEL, also after
-    /// its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance, whose
-    /// addresses it would release.
+    /// failure, and otherwise loses the addresses that this ADD has reserved. Another IPAM plugin gets a DEL, also
+    /// after its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance,
+    /// whose addresses it would release.
     fn release_added(&self, ipam: &DelegatePlugin<'_>, outcome: Option<&Result<Vec<IpAddr>>>) -> Result<()> {
         let is_own_leaser = ipam.name == reclaim::LEASER && matches!(ipam.program, DelegateProgram::Own(_));
         match outcome {
@@ -184,7 +184,6 @@ impl<'a> CallContext<'a> {
         self.ipam_plugin()?.run_verb(CniVerb::Check).map(drop)
     }
 
-    /// STATUS of the IPAM plugin.
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam_plugin()?.run_verb(CniVerb::Status).map(drop)
     }

@@ -19,12 +19,10 @@ use cni::plugin::{CallEnvironment, CniVerb, DecodedRequest, no_prev_result_warni
 use cni::{CniResult, ContainerId, InterfaceName, SpecVersion};
 
 impl Applet {
-    /// The applet of a plugin.
     pub const fn for_plugin<P: Plugin>(kind: AppletKind) -> Applet {
         Applet::for_plugin_with_services::<P>(kind, &[])
     }
 
-    /// The applet of a plugin with services.
     pub const fn for_plugin_with_services<P: Plugin>(kind: AppletKind, services: &'static [PluginService]) -> Applet {
         let plugin = BuiltinPlugin {
             kind,
@@ -155,7 +153,7 @@ fn end_add(
 pub(super) fn roll_back_add(call: &PluginCall<'_>, run: PluginFunction) {
     let del = PluginCall { env: call.env.with_verb(CniVerb::Del), ..call.clone() };
     if let Err(error) = run(&del) {
-        warn!("roll back an ADD without a result: {error}");
+        warn!("could not undo an ADD without a result: {error}");
     }
 }
 

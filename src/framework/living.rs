@@ -1,9 +1,9 @@
 //! GC of attachments that the runtime does not list although they live.
 //!
-//! A runtime lists what it has attached itself. Another runtime of the node, or multus, may have attached other containers
-//! to the same network: CRI-O sends a GC for each network of its directory, also for those that only multus uses. An
-//! attachment stays if the kernel shows that it lives and the cache of some runtime has it. libcni deletes what its own
-//! cache has before it sends GC, so such a cache is another runtime's.
+//! A runtime lists what it has attached itself. Another runtime of the node, or multus, may have attached other
+//! containers to the same network: CRI-O sends a GC for each network of its directory, also for those that only multus
+//! uses. An attachment stays if the kernel shows that it lives and the cache of some runtime has it. libcni deletes
+//! what its own cache has before it sends GC, so such a cache is another runtime's.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -35,8 +35,8 @@ struct CachedName {
     netns: String,
 }
 
-/// The attachments of the network that the cache has, and the list lacks. A file is read only if its name is not that of
-/// an attachment in the list.
+/// The attachments of the network that the cache has, and the list lacks. A file is read only if its name is not that
+/// of an attachment in the list.
 fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<CachedName> {
     let prefix = format!("{network}-");
     let listed = |name: &str| valid.iter().any(|a| *name == format!("{prefix}{}-{}", a.container_id, a.ifname));
@@ -97,7 +97,8 @@ impl CallContext<'_> {
 }
 
 /// Whether the kernel shows that an attachment lives: its pair has an end on the host and one elsewhere, or there is an
-/// interface of its name in the namespace at `netns`. The end of a pair is never taken for the life of another.
+/// interface of its name in the namespace at `netns`. An attachment whose record proves its end is not alive, whatever
+/// has its names now.
 fn is_shown_alive(owner: AttachmentId<'_>, netns: &str, links: &[Link]) -> bool {
     if AttachmentRecord::find_by_attachment(owner).is_some_and(|record| record.is_gone()) {
         return false;

@@ -56,7 +56,7 @@ pub trait Plugin {
         Self::examine(cx, conf, &mut ConfigRemarks::default()).or_unavailable()
     }
 
-    /// Attaches the container. On failure the host is as it was.
+    /// Attaches the container. A failed ADD leaves the host as it was before.
     fn add(cx: &CallContext<'_>, conf: &Self::Conf, req: &AddRequest) -> Result<CniResult>;
     fn check(cx: &CallContext<'_>, conf: &Self::Conf, req: &CheckRequest) -> Result<()>;
     /// Restores the missing links and addresses of the host and the missing routes of the container, as ADD created
@@ -107,7 +107,6 @@ impl ContainerSandbox {
     }
 }
 
-/// The request of an ADD.
 #[derive(Debug)]
 pub struct AddRequest {
     pub id: ContainerId,
@@ -250,7 +249,6 @@ pub struct GcRequest {
 }
 
 impl GcRequest {
-    /// Whether some valid attachment has this container and interface.
     pub fn is_valid_attachment(&self, container_id: &str, ifname: &str) -> bool {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
     }

@@ -48,7 +48,6 @@ fn doubt(why: impl Into<String>) -> PortOwnerState {
     PortOwnerState::InDoubt(why.into())
 }
 
-/// The record of the owner, if it has one.
 pub fn find_record(owner: &PortOwner) -> Option<AttachmentRecord> {
     let PortOwner { network, id, ifname, .. } = owner;
     match ifname {
@@ -153,7 +152,7 @@ fn judge_target(
     PortOwnerState::Ended(format!("it has no lease, and nobody has {target}"))
 }
 
-/// What of the host leads to this one address.
+/// Whether the host has a route to this single address, or a neighbour with it, as the beginning of a reason.
 fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
     let host = Netlink::open()?;
     let route = host.find_matching_route(target)?;
@@ -200,8 +199,8 @@ pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Resu
     Ok(true)
 }
 
-/// Removes what leads ports to the owner, if its container has certainly ended; of an owner with a record the whole
-/// state. Returns the reason if it was removed.
+/// Removes the rules that lead ports to the owner, if its container has certainly ended. If the owner has a record, its
+/// whole state is removed. Returns the reason if something was removed.
 pub fn remove_ended_port_owner(
     filter: &PacketFilter,
     owner: &PortOwner,
@@ -214,7 +213,7 @@ pub fn remove_ended_port_owner(
     let PortOwner { network, id, .. } = owner;
     let turn = |ifname: &String| AttachmentTurn::take(AttachmentId { network, ifname, id });
     let _turn = owner.ifname.as_ref().map(turn).transpose()?;
-    // All that it has by now, in both families.
+    // The owner may have got further ports since, and rules in the other family.
     let Some(now) = ports::list_port_owners(filter)?.into_iter().find(|other| other.is_same(owner)) else {
         return Ok(None);
     };

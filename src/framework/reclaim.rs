@@ -74,8 +74,9 @@ impl<'a> CallContext<'a> {
         undo: &mut Rollback<'a>,
     ) {
         let content = serde_json::to_value(content);
-        let content =
-            content.map_err(|e| log_unrecorded(format_args!("encode the record of the {}: {e}", kept.0))).ok();
+        let content = content
+            .map_err(|e| log_unrecorded(format_args!("could not encode the record of the {}: {e}", kept.0)))
+            .ok();
         self.write_record(plugin, req, result, content.map(|content| (kept, content)), undo);
     }
 
@@ -117,7 +118,9 @@ impl<'a> CallContext<'a> {
             Ok(kept.map_or(Ok(()), |kept| kept.link_part(owner))?)
         };
         if let Err(e) = record_now() {
-            log_unrecorded(format_args!("{e}; if the container dies without a DEL, its state is not reclaimed"));
+            log_unrecorded(format_args!(
+                "could not record the attachment: {e}; if the container dies without a DEL, its state is not reclaimed"
+            ));
         }
         undo.add_step("forget the attachment", move || {
             record.remove_with_addresses()?;
@@ -191,7 +194,7 @@ fn is_of_container(record: &AttachmentRecord, life: Liveness, req: &AddRequest) 
     may_exist && record.netns == req.sandbox.netns_identity()
 }
 
-/// Restores the record and the rules of an instance whose names another ADD has used, without success.
+/// Restores the record and the rules of an instance after another ADD with the same names has failed.
 fn restore_instance(record: &AttachmentRecord) -> Result<()> {
     record.save_with_addresses()?;
     let packets = PacketFilter::new();

@@ -131,7 +131,7 @@ fn write_recording(ring: &RotatingLog, values: &[String]) {
     let line = trace::finish_recording(&|error| secrets::redact_values(error, values));
     if let Some(Err(error)) = line.map(|line| ring.append_line(&line)) {
         // A recording that cannot be written must not fail the call.
-        debug!("{error}");
+        debug!("could not write the recording: {error}");
     }
 }
 

@@ -48,7 +48,7 @@ impl Drop for Rollback<'_> {
     fn drop(&mut self) {
         while let Some((what, undo)) = self.steps.pop().or_else(|| self.last.pop()) {
             if let Err(error) = undo() {
-                warn!("roll back: {what}: {error}");
+                warn!("rollback: could not {what}: {error}");
             }
         }
     }

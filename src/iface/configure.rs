@@ -145,7 +145,6 @@ pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>)
     Ok(())
 }
 
-/// Sets a link up.
 pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
     let Err(refused) = inside.netlink.change_link(link.index, LinkChange::new().set_up()) else {
         return Ok(());
@@ -175,16 +174,16 @@ pub fn enable_announcements(inside: &ContainerNetns<'_>, link: &Link) {
     // namespaces share one list.
     let change = LinkChange::new().set_arp_notify(OnOffSetting::On);
     if let Err(error) = inside.netlink.change_link(link.index, change) {
-        debug!("{error}");
+        debug!("could not enable announcements: {error}");
     }
 }
 
-/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the link
-/// comes up are lost if they are sent before the port of the bridge forwards.
+/// Announces the addresses again, by setting the MAC address that the link has: the kernel's announcements when the
+/// link comes up are lost if they are sent before the port of the bridge forwards.
 pub fn announce_addresses(inside: &ContainerNetns<'_>, link: &Link) {
     let change = link.mac.map(|mac| inside.netlink.change_link(link.index, LinkChange::new().set_mac(mac)));
     if let Some(Err(error)) = change {
-        debug!("{error}");
+        debug!("could not announce the addresses: {error}");
     }
 }
 
@@ -203,7 +202,7 @@ pub fn prepare_ipv6(
     let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
     let try_set = |key: &str, value: &str| {
         if let Err(error) = sysctl::ensure_value(key, value) {
-            debug!("{error}");
+            debug!("could not {error}");
         }
     };
     inside.netns.run_inside(|| {

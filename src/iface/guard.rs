@@ -32,8 +32,8 @@ pub struct GuardPlace {
     pub program: Option<ProgramFilter>,
 }
 
-/// The names of the links that drop refused frames: a veth pair whose second end is a port of a bridge that is down. Such
-/// a port drops what it receives, after the packet filter has seen it at the ingress of the port.
+/// The names of the links that drop refused frames: a veth pair whose second end is a port of a bridge that is down.
+/// Such a port drops what it receives, after the packet filter has seen it at the ingress of the port.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameSink {
     pub entry: &'static str,
@@ -41,8 +41,8 @@ pub struct FrameSink {
     pub bridge: &'static str,
 }
 
-/// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network stack of the host even
-/// if the port is down; `TC_ACT_UNSPEC` for others.
+/// Drops frames to 01:80:c2:00:00:00 and the next addresses, which a bridge passes to the network stack of the host
+/// even if the port is down; `TC_ACT_UNSPEC` for others.
 const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
@@ -67,8 +67,8 @@ const DROP_LINK_LOCAL: [ClassicInstruction; 7] = {
 pub const SINK: FrameSink = FrameSink { entry: "cnibox-refused", port: "cnibox-dropped", bridge: "cnibox-drop" };
 
 impl FrameSink {
-    /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set the bridge up or the port
-    /// down. Returns the index of the entry.
+    /// Creates what is missing, and repairs the links if somebody has deleted the bridge, or set the bridge up or the
+    /// port down. Returns the index of the entry.
     fn ensure_links(self, netlink: &Netlink) -> Result<u32> {
         if let Some(entry) = netlink.find_link(self.entry)?.filter(|entry| entry.up)
             && let Ok(index) = self.require_dropping(netlink, &entry, true)
@@ -95,7 +95,7 @@ impl FrameSink {
         }
         self.require_dropping(netlink, &entry, false)?;
         put_filter(netlink, &port, &ProgramFilter { program: DROP_LINK_LOCAL.to_vec(), redirect: None })?;
-        // The entry last: an entry that is up has a port with the filter.
+        // The entry is set up last, when its port has the filter.
         for link in [&port, &entry] {
             netlink.change_link(link.index, LinkChange::new().set_up())?;
         }
@@ -191,7 +191,7 @@ pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce
     if behind.program.is_some() {
         return remove();
     }
-    // Behind the redirect while that is there, so that each frame is judged.
+    // Until the redirect is deleted the program runs behind it too, so that no frame passes unjudged.
     netlink.replace_program(link.index, parent, behind.priority, &filter)?;
     remove()?;
     put_filter(netlink, link, &filter)?;
@@ -201,7 +201,7 @@ pub fn keep_without_redirect(netlink: &Netlink, link: &Link, remove: impl FnOnce
     Ok(())
 }
 
-/// Puts a program on a link that refuses frames by sending them back.
+/// Puts a program on a link, with the link itself as the sink of refused frames, to see whether the kernel accepts it.
 pub fn try_guard(netlink: &Netlink, link: &Link, program: Vec<ClassicInstruction>) -> Result<()> {
     put_filter(netlink, link, &ProgramFilter { program, redirect: Some(link.index) })
 }
@@ -234,7 +234,8 @@ pub fn remove_guard(netlink: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// The place on the link, or on the device to which all packets of the link go before they would come to that place.
+/// The place for the filter: on the link, or, if an earlier filter of the link redirects all packets to another device,
+/// on that device.
 pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     let Some(parent) = redirect::find_ingress_parent(netlink, link)? else {
         return Ok(GuardPlace::new(link.index, redirect::INGRESS, Some(Qdisc::Ingress)));
@@ -251,7 +252,7 @@ pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     GuardPlace::new(device, CLSACT_EGRESS, None).find_priority(netlink, &filters)
 }
 
-/// Whether the program is a guard, or the sink's: those of others do not redirect.
+/// Whether the program is a guard or the filter of the sink. Programs of others do not redirect.
 fn is_own(found: &ProgramFilter) -> bool {
     found.redirect.is_some() || found.program == DROP_LINK_LOCAL
 }

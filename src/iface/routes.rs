@@ -57,7 +57,6 @@ pub fn restore_missing(
     Ok(())
 }
 
-/// The reason not to restore missing routes.
 fn reason_not_to_restore(inside: &ContainerNetns<'_>, link: &Link) -> Result<Option<String>> {
     let name = &link.name;
     if !link.up {

@@ -115,7 +115,7 @@ pub fn return_to_main_table(
             Err(error) if error.is_unanswered() => return Err(error.into()),
             // The link may be going down, or another program may have added an equal route.
             Err(error) => {
-                debug!("move a route back to the main table: {error}");
+                debug!("could not move a route back to the main table: {error}");
             }
         }
     }

@@ -27,14 +27,14 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 /// The SELinux label of programs that the thread starts.
 const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 
-/// The tap device to create.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewTapDevice<'a> {
     /// The name, which must be free in the network namespace; `None` for the first free one of `tap0`, `tap1` ...
     pub ifname: Option<&'a InterfaceName>,
     /// Whether the device can be opened several times at once.
     pub multi_queue: bool,
-    /// Whether each frame follows a header of virtio with its offloads. A program that opens the device chooses anew.
+    /// Whether each frame begins with a `virtio_net_hdr`, which describes its offloads. A program that opens the device
+    /// sets the flag again to its own choice.
     pub vnet_hdr: bool,
     /// The user id that may open the device; `None` for any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
@@ -44,7 +44,6 @@ pub struct NewTapDevice<'a> {
     pub label: Option<&'a str>,
 }
 
-/// A new tap device.
 #[derive(Debug)]
 pub struct TapDevice {
     /// The name in its network namespace.

@@ -131,7 +131,7 @@ pub fn refuse_advertisements(link: &Link) {
         // Without the file the link has no IPv6, and accepts nothing.
         && sysctl::key_exists(&key)
     {
-        warn!("{error}");
+        warn!("could not disable router advertisements: {error}");
     }
 }
 

@@ -157,8 +157,8 @@ impl LeaseJournal {
         Some(held)
     }
 
-    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these lines
-    /// are longer than a block.
+    /// The sorted lines that begin with `prefix`, among others. `None` if the journal is damaged, or a line or these
+    /// lines are longer than a block.
     fn read_sorted(&self, prefix: &str) -> Option<String> {
         let Range { start: mut low, end: mut high } = self.sorted;
         // The lines before `low` are less than `prefix`, those from `high` on are not.
@@ -277,13 +277,13 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    let warn = |e| warn!("no lease journal: {e}");
+    let warn = |e| warn!("leases are read without the journal: {e}");
     network.open_private(DIRECTORY).map_err(warn).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.
 pub(super) fn log_unwritable(error: &FileError) {
-    debug!("no lease journal: {error}");
+    debug!("could not write the lease journal: {error}");
 }
 
 /// The temporary name of leases in [`DIRECTORY`], and in networks that cannot have one.
@@ -313,7 +313,6 @@ pub(super) fn rewrite_lease(network: &OpenDirectory, lease: &AddressLease, meta:
     set_seal_time(&file, meta.mtime())
 }
 
-/// Whether a lease has the mark of [`mark_lease`].
 pub(super) fn is_marked(meta: &Metadata) -> bool {
     seal_seconds(meta).is_some()
 }

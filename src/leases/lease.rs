@@ -35,7 +35,6 @@ pub struct AddressLease {
 }
 
 impl AddressLease {
-    /// The lease of `ip` by this owner.
     pub(super) fn new(ip: IpAddr, owner: AttachmentId<'_>) -> AddressLease {
         AddressLease { ip, id: owner.id.to_owned(), ifname: Some(owner.ifname.to_owned()) }
     }
@@ -50,7 +49,6 @@ impl AddressLease {
         self.id == owner.id && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)
     }
 
-    /// The text of the lease's file.
     pub(super) fn file_text(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}\r\n{ifname}", self.id),
@@ -86,7 +84,6 @@ impl fmt::Display for AddressLease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReclaimedLease {
     pub lease: AddressLease,
-    /// The proof that the attachment has ended.
     pub why: EndProof,
 }
 

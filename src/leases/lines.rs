@@ -32,7 +32,6 @@ pub(super) struct JournalEntry {
     pub(super) boot: Option<Rc<BootIdentity>>,
 }
 
-/// A line that removes a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JournalRemoval {
     pub(super) ip: IpAddr,

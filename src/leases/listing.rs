@@ -156,8 +156,8 @@ impl AddressFile {
         if let AddressFile::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
 
-    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the file
-    /// reserves its address.
+    /// For a lease that lost its text, the lease in the journal; without an entry nobody knows whose it was, and the
+    /// file reserves its address.
     pub(super) fn with_lost(self, ip: IpAddr, journal: &JournalContents) -> AddressFile {
         let AddressFile::Lost(meta) = self else { return self };
         match journal.entry_of_file(ip, &meta) {
@@ -204,7 +204,6 @@ pub fn find_lease(data_dir: &Path, network: &str, ip: IpAddr) -> Option<AddressL
     file.into_lease().map(|(lease, _)| lease)
 }
 
-/// Reads the file of `ip`.
 pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile {
     #[cfg(test)]
     super::tests::READS.with(|reads| reads.set(reads.get() + 1));
@@ -216,7 +215,7 @@ pub(super) fn read_address_file(dir: &OpenDirectory, ip: IpAddr) -> AddressFile 
         }
         Err(e) => {
             let path = dir.file_path(&name);
-            debug!("skip lease {}: {}", path.display(), error::io_text(&e));
+            debug!("could not read lease {}: {}", path.display(), error::io_text(&e));
             return AddressFile::Nothing;
         }
     };

@@ -99,7 +99,7 @@ impl LeaseStore {
         let (directory, temp) = journal::temporary_lease_file(&self.dir, self.directory.as_ref());
         let file = directory.create_file(temp, lease.file_text().as_bytes())?;
         if let Err(e) = journal::mark_lease(&file) {
-            debug!("the lease of {ip} is not marked: {e}");
+            debug!("could not mark the lease of {ip}: {e}");
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry.
         let journal = change_journal(self.journal.take(), |journal| {
@@ -110,7 +110,7 @@ impl LeaseStore {
         // A temporary file that cannot be removed is no error, because it does not affect the lease. The next command
         // that writes a lease removes the file.
         if let Err(error) = directory.remove_file(temp) {
-            debug!("left behind: {error}");
+            debug!("could not remove a temporary file: {error}");
         }
         let reserved = linked?;
         self.journal = if reserved {
@@ -338,7 +338,7 @@ impl LeaseStore {
         if noted.is_of_earlier_boot(ip, meta, &self.boot) {
             match self.remove_unlisted_file(ip) {
                 Ok(()) => warn!("freed {ip}: its lease was lost in a power cut"),
-                Err(e) => warn!("cannot free {ip}, a lost lease: {e}"),
+                Err(e) => warn!("could not free {ip}, whose lease was lost in a power cut: {e}"),
             }
             return None;
         }
@@ -353,7 +353,7 @@ impl LeaseStore {
         let lease = entry.lease.clone();
         match journal::rewrite_lease(&self.dir, &lease, meta) {
             Ok(()) => warn!("the lease of {lease} lost its text, and was written again"),
-            Err(e) => warn!("the lease of {lease} lost its text: {e}"),
+            Err(e) => warn!("could not write the lease of {lease} again, which lost its text: {e}"),
         }
         Some(lease)
     }

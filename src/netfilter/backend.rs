@@ -1,5 +1,5 @@
-//! Selects the back end, `nf_tables` or iptables, as the reference plugins do; has the sockets and programs of a call,
-//! and the features of the packet filter.
+//! Selects the back end, `nf_tables` or iptables, as the reference plugins do. [`PacketFilter`] holds the sockets and
+//! the iptables programs of one call, and lists the features that have rules.
 
 use std::cell::{Cell, OnceCell};
 use std::net::IpAddr;
@@ -128,8 +128,8 @@ fn probe_iptables() -> Result<()> {
     Err(output.failure_error().with_details(LACKING_MODULE))
 }
 
-/// A feature of the packet filter: what the records of attachments want of it. Whether it is so is decided in
-/// [`reconcile`](super::reconcile).
+/// A feature of the packet filter: the rules and elements that the records of attachments ask for.
+/// [`reconcile`](super::reconcile) compares them with the kernel.
 #[derive(Debug)]
 pub struct FilterFeature {
     /// The records of the feature, and its state in our tables of `nf_tables`.
@@ -142,7 +142,7 @@ pub struct FilterFeature {
     pub check: fn(&PacketFilter, AttachmentId<'_>, &Value) -> Result<()>,
     /// Whether the reference has created what the part wants in `nf_tables`.
     pub is_of_reference: fn(&NftSocket, AttachmentId<'_>, &Value) -> netlink::NetlinkResult<bool>,
-    /// The part of a record, without what one of the other records decides.
+    /// The part of a record, without the settings that another record decides, such as the policy of a bridge.
     pub decided_part: DecidedPart,
     /// Restores other objects from the records.
     pub restore: fn(&PacketFilter) -> Result<()>,
@@ -242,7 +242,6 @@ impl PacketFilter {
         })
     }
 
-    /// Whether the kernel has `nf_tables`.
     fn has_nf_tables(&self) -> bool {
         self.require_nf_tables().is_ok()
     }
@@ -279,7 +278,6 @@ impl PacketFilter {
         Ok(IptablesHandle::open_if_usable(family, flavour, nft))
     }
 
-    /// The node's default programs.
     fn default_programs(&self, family: IpFamily) -> Option<&IptablesPrograms> {
         let programs = &self.programs[usize::from(family == IpFamily::V6)];
         programs.get_or_init(|| IptablesPrograms::find_installed(family, IptablesFlavour::Default)).as_ref()

@@ -1,6 +1,6 @@
 //! The elements of attachments in sets and maps, as their records want them.
 //!
-//! Several attachments may want one key: two networks with one subnet, a fixed address of a neighbour. The element belongs
+//! Several attachments may need an element with the same key, as with two networks of one subnet. The element belongs
 //! to the first of them. ADD of another attachment leaves the element in place unless its owner is certainly gone. The
 //! deletion of the owner gives the key to another living attachment whose record wants it, in the same transaction
 //! (`docs/decisions/0022-shared-elements.md`).
@@ -97,9 +97,9 @@ impl RecordedElements {
         self.delete_found(nft, None, &mut |nft, _| nft.find_elements_by_comment(self.sets, &[], which))
     }
 
-    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains that
-    /// only these elements jump to. Keys that records of other attachments want are given to them. With the `owner` of the
-    /// elements only the attachments with the same addresses are considered.
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the chains
+    /// that only these elements jump to. Keys that records of other attachments want are given to them. With the
+    /// `owner` of the elements only the attachments with the same addresses are considered.
     pub fn delete_found(
         &self,
         nft: &NftSocket,
@@ -114,8 +114,8 @@ impl RecordedElements {
             self.layout.delete_elements(&mut batch, nft, &found, &added)?;
             Ok(batch)
         })?;
-        // A next owner may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the record
-        // first.
+        // A next owner may have been deleted meanwhile, by a DEL that did not find these elements: DEL removes the
+        // record first.
         added.retain(|element| !is_recorded(self.kept, element));
         if added.is_empty() {
             return Ok(());
@@ -127,8 +127,9 @@ impl RecordedElements {
         self.delete_found(nft, owner, find)
     }
 
-    /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of the
-    /// `owner` of the attachments with the same addresses; for GC, after the removal of stale records, of all attachments.
+    /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of
+    /// the `owner` of the attachments with the same addresses; for GC, after the removal of stale records, of all
+    /// attachments.
     pub fn elements_of_next_owners(&self, owner: Option<AttachmentId<'_>>, deleted: &[SetElement]) -> Vec<SetElement> {
         let ip = |element: &SetElement| match element.key.0.as_slice() {
             [NftValue::Ip(ip)] => Some(*ip),

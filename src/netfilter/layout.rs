@@ -64,7 +64,6 @@ pub struct RestorableState {
     pub layouts: &'static [TableLayout],
     /// Whether the record of a living attachment needs the table.
     pub needs_table: fn(&TableLayout) -> bool,
-    /// Restores the state from the records.
     pub restore: fn(&mut LayoutTransaction<'_>),
 }
 
@@ -74,7 +73,6 @@ impl TableLayout {
         TableLayout { table, sets: &[], recorders: &[], chains: &[], subnet: None, is_exact: false }
     }
 
-    /// The first difference of the table from its layout.
     pub fn find_difference(self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Option<TableDamage>> {
         let (state, _) = TableState::read_table(nft, self, &[], comparison)?;
         Ok(state.damage.map(|text| TableDamage { exists: state.exists, text }))
@@ -172,7 +170,7 @@ struct TableState {
     /// Whether the table is created if it does not exist, even if nothing is restored in it.
     is_required: bool,
     rules: Vec<RuleInfo>,
-    /// The table, if it is dormant.
+    /// The table if an operator has set the flag `dormant`, which switches its chains off; the flag has to be cleared.
     dormant: Option<NftTable<'static>>,
     /// The chains whose fixed rules are written again.
     incomplete: Vec<NftChain<'static>>,

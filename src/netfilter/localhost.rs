@@ -86,7 +86,6 @@ pub const FEATURE: FilterFeature = FilterFeature {
     })
 };
 
-/// The records of port mappings.
 const MAPPINGS: RecordStore = RecordStore("portmap");
 
 /// The field of such a record that is needed here.

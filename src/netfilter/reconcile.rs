@@ -51,8 +51,8 @@ struct Difference {
     object: String,
 }
 
-/// For CHECK: fails unless everything is as this part of the attachment's record wants it. Without a record, the rules of
-/// the reference are enough.
+/// For CHECK: fails unless everything is as this part of the attachment's record wants it. Without a record, the rules
+/// of the reference are enough.
 pub fn check_attachment(
     filter: &PacketFilter,
     feature: &FilterFeature,
@@ -91,8 +91,8 @@ fn restore_other_objects(filter: &PacketFilter, feature: &FilterFeature) -> Resu
 }
 
 /// The differences of all features, each text once, without those of attachments that another process is changing: ADD,
-/// DEL and whoever reclaims an attachment hold its lock from the change of the record to that of the rules. What seems to
-/// differ is compared again while its lock is held here.
+/// DEL and whoever reclaims an attachment hold its lock from the change of the record to that of the rules. What seems
+/// to differ is compared again while its lock is held here.
 fn find_differences(filter: &PacketFilter) -> Result<Vec<String>> {
     let seen: HashSet<String> = differences_of_features(filter)?.into_iter().map(|found| found.instance).collect();
     let seen: Vec<String> = seen.into_iter().collect();
@@ -155,8 +155,8 @@ impl<'f> FilterComparison<'f> {
         }
     }
 
-    /// What is not as the attachment's part wants it: each damaged table, or else the first element, and the first rule of
-    /// each family.
+    /// What is not as the attachment's part wants it: each damaged table, or else the first element, and the first rule
+    /// of each family.
     fn find_differences(
         &self,
         feature: &FilterFeature,
@@ -184,8 +184,8 @@ impl<'f> FilterComparison<'f> {
         Ok(errors)
     }
 
-    /// Whether the elements are required. Beside rules of iptables the reference has none, and a kernel without
-    /// `nf_tables` has none.
+    /// Whether the elements are required. An attachment with rules in iptables needs none if the reference created it,
+    /// or if the kernel has no `nf_tables`.
     fn requires_elements(&self, feature: &FilterFeature, owner: AttachmentId<'_>, part: &Value) -> Result<bool> {
         if RuleBackend::of_part(part) != Some(RuleBackend::Iptables) {
             return Ok(true);
@@ -271,9 +271,9 @@ impl<'f> FilterComparison<'f> {
 }
 
 /// For STATUS: restores what the next ADD with these features would restore. Fails, with code 50, only where that ADD
-/// would fail: if the back end cannot work, or the feature's tables of this back end cannot be restored. Other rules that
-/// cannot be restored are those of other attachments, which `cnibox doctor` reports. `None` stands for an ADD that needs
-/// no rules of these features.
+/// would fail: if the back end cannot work, or the feature's tables of this back end cannot be restored. Other rules
+/// that cannot be restored are those of other attachments, which `cnibox doctor` reports. `None` stands for an ADD that
+/// needs no rules of these features.
 pub fn require_serviceable(
     filter: &PacketFilter,
     backend: Option<RuleBackend>,

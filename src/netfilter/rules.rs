@@ -20,15 +20,14 @@ use cni::error::{Error, ErrorCode, ErrorContext, Result, join_outcomes};
 pub struct RecordedRules {
     /// All records of the feature, records of other back ends included.
     pub kept: RecordStore,
-    /// The table with the rules.
     pub table: &'static str,
     /// Whether a record with this part has rules in this family's table.
     pub is_of: fn(&Value, IpFamily) -> bool,
     /// Creates the rules of one record unless they exist. The slice has the records of other attachments, too. Returns
     /// what prevents that, if anything.
     pub plan: PlanRecord,
-    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the attachment to add, if that
-    /// is in the same network.
+    /// Whether a chain that ADD reads lacks rules of this other record. The part is that of the attachment to add, if
+    /// that is in the same network.
     pub is_flushed: fn(&IptablesTable, IpFamily, &StoredRecord<Value>, Option<&Value>) -> bool,
 }
 
@@ -39,8 +38,8 @@ pub type IptablesOpener<'a> = &'a dyn Fn(IpFamily) -> Result<IptablesHandle<'a>>
 type PlanRecord = fn(&mut IptablesTable, IpFamily, &StoredRecord<Value>, &[StoredRecord<Value>]) -> Option<String>;
 
 impl RecordedRules {
-    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of one of them are missing.
-    /// Rules of others that cannot be restored do not prevent the ADD.
+    /// For ADD: commits the changes of `plan`, and the rules of all other attachments if those of one of them are
+    /// missing. Rules of others that cannot be restored do not prevent the ADD.
     pub fn add(
         &self,
         tables: &IptablesHandle<'_>,
@@ -77,8 +76,8 @@ impl RecordedRules {
         Ok(())
     }
 
-    /// Restores the missing rules of all attachments of this host. If that fails, those of each attachment by themselves,
-    /// so that rules which are refused do not prevent the others; then fails as well.
+    /// Restores the missing rules of all attachments of this host by one change. If that fails, restores the rules of
+    /// each attachment separately, so that refused rules do not prevent those of others, and returns the error.
     pub fn restore(&self, tables: IptablesOpener<'_>) -> Result<()> {
         let all: Vec<_> = self.kept.find_restorable_parts(&|stored| self.families(&stored.content).next().is_some());
         join_outcomes(IpFamily::BOTH.map(|family| self.restore_family(tables, family, &all)))

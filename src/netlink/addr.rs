@@ -18,12 +18,10 @@ const HEADER_LEN: usize = 8;
 /// The index that matches every link.
 const ALL_LINKS: u32 = 0;
 
-/// An address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
     /// The address with its prefix length and host bits.
     pub net: IpNet,
-    /// The index of the link.
     pub index: u32,
     /// The scope (rtnetlink(7)): 0 universe, 253 link, 254 host.
     pub scope: u8,
@@ -162,7 +160,6 @@ impl Netlink {
         self.dump_family_addresses(index, None)
     }
 
-    /// The addresses of all links.
     pub fn dump_all_addresses(&self) -> NetlinkResult<Vec<LinkAddress>> {
         self.dump_family_addresses(ALL_LINKS, None)
     }
@@ -183,7 +180,6 @@ impl Netlink {
         Ok(addrs)
     }
 
-    /// Adds an address to a link.
     pub fn add_address(&self, index: u32, addr: &NewLinkAddress) -> NetlinkResult<()> {
         let request = NetlinkRequest::new_route(RTM_NEWADDR, &addr.to_message(index));
         let target = format_args!("{} to {}", addr.net, self.link_label(index));

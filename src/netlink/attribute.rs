@@ -139,7 +139,6 @@ impl<'a> ReplyAttribute<'a> {
         String::from_utf8_lossy(&self.value[..end]).into_owned()
     }
 
-    /// The attributes that this attribute contains.
     pub(super) fn nested_attributes(self) -> impl Iterator<Item = ReplyAttribute<'a>> {
         parse_attributes(self.value)
     }

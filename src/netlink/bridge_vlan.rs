@@ -36,10 +36,8 @@ pub struct PortVlanRange {
     pub tagging: VlanTagging,
 }
 
-/// A port and its VLANs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BridgePortVlans {
-    /// The index of the port.
     pub index: u32,
     /// The index of the bridge; `None` for a bridge, which is a port of itself.
     pub master: Option<u32>,
@@ -47,7 +45,6 @@ pub struct BridgePortVlans {
 }
 
 impl PortVlanRange {
-    /// A single native VLAN.
     pub fn native_vlan(id: u16) -> PortVlanRange {
         PortVlanRange { ids: id..=id, tagging: VlanTagging::Native }
     }

@@ -31,7 +31,6 @@ constants! { u32: CTA_FILTER_FLAG_CTA_IP_SRC = 1 << 0, CTA_FILTER_FLAG_CTA_PROTO
 /// A selection of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowSelection {
-    /// All UDP flows of a family.
     All(IpFamily),
     /// UDP flows with replies from this address, regardless of the original destination.
     AnsweredBy(IpAddr),

@@ -7,7 +7,6 @@ use nix::errno::Errno;
 
 use cni::error::{ErrorCode, errno_text};
 
-/// The result of a netlink request.
 pub type NetlinkResult<T, E = NetlinkError> = Result<T, E>;
 
 /// A failed request, or a link in an unexpected state.

@@ -82,7 +82,6 @@ pub struct Link {
     /// `accept_ra` below `/proc/sys/net/ipv6/conf`; `None` without IPv6.
     pub accept_ra: Option<u32>,
     pub bridge: Option<BridgeInfo>,
-    /// The settings of a port of a bridge.
     pub port: Option<BridgePortInfo>,
     pub bond: Option<BondSettings>,
     pub macvlan: Option<MacvlanInfo>,
@@ -92,7 +91,6 @@ pub struct Link {
     pub tun: Option<TunTapInfo>,
     /// The length of the transmit queue in packets.
     pub txqlen: u32,
-    /// The routing table of a VRF.
     pub vrf_table: Option<u32>,
 }
 
@@ -105,7 +103,6 @@ pub struct ParentDevice {
     pub name: String,
 }
 
-/// The operational state of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OperationalState {
     /// The driver, such as that of `lo`, does not report the state.
@@ -267,13 +264,12 @@ impl Netlink {
         self.find_link(name)?.ok_or_else(|| NetlinkError::NoLink(LinkSelector::Name(name).to_string()))
     }
 
-    /// The link with this index.
     pub fn find_link_by_index(&self, index: u32) -> NetlinkResult<Option<Link>> {
         self.look_up_link(LinkSelector::Index(index))
     }
 
-    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no namespace
-    /// has the id.
+    /// The link with this index in the network namespace that has the id `nsid` in this one; `None` also if no
+    /// namespace has the id.
     pub fn find_link_in(&self, nsid: i32, index: u32) -> NetlinkResult<Option<Link>> {
         let request = lookup_request(link_message(index, vec![LinkAttribute::IfNetnsId(nsid)]));
         match self.socket.request_object(&request) {
@@ -331,7 +327,7 @@ impl Netlink {
         Ok(self.query_namespace_ids(vec![NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned())])?.0)
     }
 
-    /// The same; assigns an id if there is none. The id does not keep the namespace alive.
+    /// Like [`Netlink::namespace_id`], but assigns an id if there is none. The id does not keep the namespace alive.
     pub fn ensure_namespace_id(&self, netns: BorrowedFd<'_>) -> NetlinkResult<Option<i32>> {
         if let Some(id) = self.namespace_id(netns)? {
             return Ok(Some(id));

@@ -28,7 +28,6 @@ const AF_INET: u16 = 2;
 /// The attribute of `arp_notify` in `IFLA_INET_CONF`, from `linux/ip.h`.
 const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 
-/// A setting that is either on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnOffSetting {
     On,
@@ -53,7 +52,6 @@ impl From<OnOffSetting> for bool {
 pub struct LinkChange {
     message: LinkMessage,
     master: Option<u32>,
-    /// Settings of a port of a bridge.
     port: Vec<InfoBridgePort>,
 }
 
@@ -114,7 +112,6 @@ impl LinkChange {
         self.push_attribute(LinkAttribute::Mtu(mtu))
     }
 
-    /// Sets the Ethernet address.
     pub fn set_mac(self, mac: MacAddress) -> Self {
         self.push_attribute(LinkAttribute::Address(mac.0.to_vec()))
     }
@@ -201,7 +198,6 @@ impl LinkChange {
 }
 
 impl Netlink {
-    /// Changes the link with this index.
     pub fn change_link(&self, index: u32, change: LinkChange) -> NetlinkResult<()> {
         // RTM_NEWLINK, because RTM_SETLINK ignores the settings of a port.
         change.into_messages(index).iter().try_for_each(|message| {
@@ -210,7 +206,6 @@ impl Netlink {
         })
     }
 
-    /// Deletes alternative names of the link with this index.
     pub fn delete_alt_names(&self, index: u32, names: &[String]) -> NetlinkResult<()> {
         let names = names.iter().cloned().map(Prop::AltIfName).collect();
         let message = link_message(index, vec![LinkAttribute::PropList(names)]);

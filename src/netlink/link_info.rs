@@ -49,7 +49,6 @@ pub struct BridgeInfo {
     pub learns_link_local: Option<bool>,
 }
 
-/// The settings of a port of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BridgePortInfo {
     /// Whether frames may leave through the port on which they arrived.
@@ -142,7 +141,6 @@ pub enum MacvlanMode {
 impl MacvlanMode {
     const ALL: [MacvlanMode; 4] = [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
 
-    /// The mode of this name.
     pub fn parse(name: &str) -> Option<MacvlanMode> {
         MacvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
     }
@@ -174,7 +172,6 @@ pub enum IpvlanMode {
 impl IpvlanMode {
     const ALL: [IpvlanMode; 3] = [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s];
 
-    /// The mode of this name.
     pub fn parse(name: &str) -> Option<IpvlanMode> {
         IpvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
     }

@@ -113,7 +113,6 @@ pub enum IpFamily {
 impl IpFamily {
     pub const BOTH: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
-    /// The family of an address.
     pub fn of_address(addr: IpAddr) -> IpFamily {
         if addr.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 }
     }

@@ -18,7 +18,6 @@ use super::link_info::{BondSettings, IpvlanMode, MacvlanMode};
 use super::mac::MacAddress;
 use super::request::NetlinkRequest;
 
-/// The kind of a new link, with the settings of that kind.
 #[derive(Clone, Debug)]
 pub enum LinkKind<'a> {
     Bridge {

@@ -61,7 +61,6 @@ impl NetlinkRequest {
     }
 }
 
-/// A message from the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct KernelMessage {
     pub(super) kind: u16,

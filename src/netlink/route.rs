@@ -207,7 +207,7 @@ impl MultipathHop {
     }
 }
 
-/// The attribute of a gateway, which is another one if the gateway is of the other family.
+/// `RTA_GATEWAY`, or `RTA_VIA` for the IPv6 gateway of an IPv4 route.
 fn gateway_attribute(family: IpFamily, gw: IpAddr) -> RouteAttribute {
     match (family, gw) {
         (IpFamily::V4, IpAddr::V6(gw)) => RouteAttribute::Via(RouteVia::Inet6(gw)),
@@ -298,7 +298,6 @@ impl Netlink {
         self.look_up_route(addr, None, RouteFlags::FibMatch)
     }
 
-    /// The routes that match `filter`.
     pub fn dump_routes(&self, filter: &RouteFilter) -> NetlinkResult<Vec<KernelRoute>> {
         let request = NetlinkRequest::new_route(RTM_GETROUTE, &filter.to_message());
         let found = self.socket.request_list(&request, "list", &"routes", KernelRoute::parse);

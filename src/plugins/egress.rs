@@ -3,13 +3,13 @@
 //! A chained plugin, behind an interface plugin whose interface is a veth pair with an end on the host: it returns
 //! `prevResult`. Keys: `policy`, `allow`, `deny`, `profile`, `serve`, `policyDir`. The same object may come by the
 //! capability `egressPolicy`, by `args.cni.egressPolicy`, and as the file of `policyDir` that `EGRESS_POLICY` of
-//! `CNI_ARGS` names. A packet must be allowed by each policy that is given; without any, nothing is allowed. The capability
-//! `portMappings` tells which services the container publishes.
+//! `CNI_ARGS` names. A packet must be allowed by each policy that is given; without any, nothing is allowed. The
+//! capability `portMappings` tells which services the container publishes.
 //!
 //! State on the host while the container lives: elements of the tables `inet` and `bridge cnibox_egress`, and the chain
 //! and sets of its policy, which containers with equal policies share; a filter on the host's end of the pair, which
-//! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and the
-//! links of the sink ([`guard`]).
+//! stays after DEL until the pair is deleted. Permanently: the tables `inet`, `bridge` and `netdev cnibox_egress`, and
+//! the links of the sink ([`guard`]).
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -189,7 +189,7 @@ impl Plugin for Egress {
         if former.is_some() {
             egress::require_recorded(owner, &port)?;
         }
-        // Before the rules: it holds whatever happens to them.
+        // The filter comes before the rules, because it holds whatever happens to them.
         guard::put_guard_at(host, &end, &place, program, SINK)?;
         egress::add_port(filter, owner, &port, &compiled)?;
         undo.commit();
@@ -242,8 +242,8 @@ impl Plugin for Egress {
     }
 }
 
-/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end; with the links of the sink
-/// unless the host has them, which proves that the kernel can create them.
+/// Puts a filter on the loopback interface of a new namespace, as ADD does on the host's end; with the links of the
+/// sink unless the host has them, which proves that the kernel can create them.
 fn try_guard(has_sink: bool) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = Netlink::open_in(&netns)?;
@@ -315,8 +315,8 @@ fn find_port(
     Ok((end, port))
 }
 
-/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a bridge has
-/// the lowest one of its ports, and would get another one with another container.
+/// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a
+/// bridge has the lowest one of its ports, and would get another one with another container.
 fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
     let is_of_port = |entry: &FdbEntry| Some(entry.mac) == bridge.mac && entry.port != bridge.index;
     if let Some(mac) = bridge.mac.filter(|_| fdb.iter().any(is_of_port)) {
@@ -376,8 +376,8 @@ fn find_master(host: &Netlink, end: &Link) -> Result<Option<Link>> {
     Ok(master.filter(|master| master.kind.as_deref() != Some("vrf")))
 }
 
-/// The indices and names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the VLANs
-/// of the bridge.
+/// The indices and names of the interfaces by which packets of the end arrive: of the end, or of its bridge and the
+/// VLANs of the bridge.
 fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Result<Vec<(u32, String)>> {
     let first = bridge.unwrap_or(end);
     let mut found = vec![(first.index, first.name.clone())];
@@ -392,7 +392,6 @@ fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
     interfaces.into_iter().map(|(_, name)| name).collect()
 }
 
-/// The policy in the record of the attachment.
 fn recorded_port(owner: AttachmentId<'_>) -> Result<RestrictedPort> {
     egress::KEPT.read_content(owner).ok_or_else(|| {
         Error::internal("the attachment has no record of its policy").with_details("attach the container again")

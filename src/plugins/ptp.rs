@@ -201,7 +201,6 @@ fn assign_addresses(result: &mut CniResult) -> Result<Vec<RoutedAddress>> {
     Ok(addresses)
 }
 
-/// Adds the gateways' addresses to the host's end.
 fn add_gateways(host: &Netlink, end: &Link, addresses: &[RoutedAddress]) -> Result<()> {
     for gateway in unique_gateways(addresses) {
         configure::add_gateway_address(host, end, host_net(gateway))
@@ -308,7 +307,6 @@ fn occupied_error(present: &KernelRoute, through: Option<&Link>) -> Error {
     }
 }
 
-/// The host's route to an address of the container.
 fn host_route(routed: &RoutedAddress, end: &Link) -> KernelRoute {
     let (oif, scope) = (Some(end.index), Some(ON_HOST));
     KernelRoute { oif, scope, ..KernelRoute::new(host_net(routed.address.addr())) }

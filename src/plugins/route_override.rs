@@ -145,7 +145,7 @@ impl Plugin for RouteOverride {
         verify::require_routes(&inside, prev)
     }
 
-    /// A route that cannot be restored is not an error: mostly the interface is about to be deleted.
+    /// A route that cannot be restored is not an error: usually the interface is about to be deleted.
     fn del(cx: &CallContext<'_>, _: &RouteOverrideConfig, req: &DelRequest) -> Result<()> {
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(Path::new(DIR), &owner);
@@ -154,7 +154,7 @@ impl Plugin for RouteOverride {
             let changes = OverrideRecord::changes_of(owner, &netlink, &content);
             match changes.map_or(Ok(()), |changes| changes.undo(&netlink)) {
                 Err(error) if error.is_unanswered() => return Err(error.into()),
-                undone => drop(undone.inspect_err(|error| debug!("{error}"))),
+                undone => drop(undone.inspect_err(|error| debug!("could not restore the routes: {error}"))),
             }
         }
         Ok(file.remove_files()?)
@@ -180,8 +180,8 @@ impl Plugin for RouteOverride {
     }
 }
 
-/// The container's interfaces of the result, the one of the attachment first; that one alone if the result has none, as
-/// before 0.3.0.
+/// The container's interfaces that the result lists, the attachment's own first. A result without interfaces, as before
+/// version 0.3.0, yields only the attachment's own.
 fn container_links(inside: &ContainerNetns<'_>, prev: &CniResult, ifname: &InterfaceName) -> Result<Vec<Link>> {
     let listed = prev.interfaces.iter().filter(|entry| !entry.sandbox.is_empty());
     let mut names: Vec<&str> = listed.map(|entry| entry.name.as_str()).collect();
@@ -198,7 +198,6 @@ fn is_of_links(route: &KernelRoute, links: &[Link]) -> bool {
 /// The routes that the configuration deletes.
 struct RouteSelection<'a> {
     conf: &'a RouteOverrideConfig,
-    /// The result of the previous plugin.
     prev: &'a CniResult,
 }
 
@@ -257,7 +256,6 @@ fn route_slot(route: &KernelRoute) -> (IpNet, u32, u32) {
     (route.dst.trunc(), route.table.unwrap_or(RT_TABLE_MAIN), metric)
 }
 
-/// Whether the kernel reports the route `found` for the route `wanted`.
 fn is_same_route(found: &KernelRoute, wanted: &KernelRoute) -> bool {
     let hops = |route: &KernelRoute| {
         let single = route.nexthops.is_empty().then_some((route.gw, route.oif));

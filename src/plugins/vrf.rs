@@ -29,7 +29,7 @@ use cni::{CniResult, InterfaceName, SpecVersion};
 
 /// The alias of a VRF that this plugin has created.
 const OURS: &str = "cnibox";
-/// The alias of a VRF that existed before.
+/// The alias of a VRF that another program had created before the first ADD.
 const KEPT: &str = "cnibox: was here before";
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 1;
@@ -142,7 +142,7 @@ impl Plugin for Vrf {
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
         let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
-            warn!("{error}");
+            warn!("DEL continues without the lock of the namespace: {error}");
             None
         });
         let link = netlink.find_link(req.ifname.as_str())?;
@@ -227,7 +227,6 @@ fn find_vrf_to_leave(netlink: &Netlink, conf: &VrfConfig, link: Option<&Link>) -
     Ok(found.inspect_err(|error| warn!("{error}")).unwrap_or_default())
 }
 
-/// The table for a new VRF.
 fn choose_table(netlink: &Netlink, conf: &VrfConfig) -> Result<u32> {
     let table = conf.table;
     if table == 0 {
@@ -275,7 +274,7 @@ fn leave_vrf(netlink: &Netlink, link: &Link, state: &VolatileState) -> Result<()
         .change_link(link.index, LinkChange::new().clear_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
     if let Err(error) = state.restore_on_link(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
-        debug!("after leaving the VRF: {error}");
+        debug!("could not restore the addresses and routes of {} outside the VRF: {error}", link.name);
     }
     Ok(())
 }

@@ -128,7 +128,6 @@ impl ToolDirectories {
         }
     }
 
-    /// The remedy for an attachment in doubt.
     pub(super) fn doubt_remedy(&self, network: &str, id: &str) -> String {
         format!("cnibox gc --network {network} --container {id}{} # if it has ended", self.given)
     }
@@ -149,7 +148,6 @@ impl ToolDirectories {
         files.iter().filter_map(|file| NetworkList::from_any_file(file).ok()).collect()
     }
 
-    /// All attachments in the cache, with the state of their containers.
     pub(super) fn cached_attachments(&self, runtime: &Runtime) -> Result<Vec<(CachedAttachment, ContainerState)>> {
         let cached = runtime.cached_attachments("")?;
         let lives = container_states(&cached, |cached| self.find_data_dir(cached));

@@ -86,7 +86,6 @@ impl EndedAttachment {
     }
 }
 
-/// The attachments that were found.
 #[derive(Default)]
 struct FoundAttachments {
     known: HashSet<(String, String, String)>,
@@ -195,8 +194,8 @@ struct GarbageCollector<'a> {
 }
 
 impl GarbageCollector<'_> {
-    /// The attachments of the selection: from the cache, else from records and leases, with the current configuration of
-    /// the network.
+    /// The attachments of the selection: from the cache, else from records and leases, with the current configuration
+    /// of the network.
     fn find_ended(&self) -> Result<FoundAttachments> {
         let (mut found, selection) = (FoundAttachments::default(), &self.selection);
         for (cached, life) in self.directories.cached_attachments(&self.runtime)? {
@@ -279,8 +278,8 @@ impl GarbageCollector<'_> {
         Ok(outcomes.into_iter().map(|outcome| outcome.with_remedy(COLLECT)).collect())
     }
 
-    /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its plugins, and without a proof
-    /// of its end also its leases and its other state.
+    /// Ends an attachment in its turn, if it is still the one that was found: the DEL of its plugins, and without a
+    /// proof of its end also its leases and its other state.
     fn end_attachment(&self, ended: &EndedAttachment) -> Vec<ActionOutcome> {
         let failed = |error: Error| ActionOutcome::log_failure(&ended.network, ended.object(), &error);
         let (owner, mut outcomes) = (ended.attachment_id(), Vec::new());
@@ -307,8 +306,8 @@ impl GarbageCollector<'_> {
         outcomes
     }
 
-    /// Sends a DEL to the plugins of the list. A plugin of another program gets none if it is before all plugins of this
-    /// one: its ADD of a later container with the same names does not wait for the turn.
+    /// Sends a DEL to the plugins of the list. A plugin of another program gets none if it is before all plugins of
+    /// this one: its ADD of a later container with the same names does not wait for the turn.
     fn detach(
         &self,
         list: &NetworkList,

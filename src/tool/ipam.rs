@@ -196,7 +196,6 @@ fn free_leases(stores: &[LeaseDirectory], what: &str, force: bool, dry_run: bool
     Ok(all.map(|object| freed_outcome(network, object, dry_run)).collect())
 }
 
-/// Frees the addresses whose files are empty.
 fn free_empty_files(stores: &[LeaseDirectory], dry_run: bool) -> Result<Vec<ActionOutcome>> {
     let is_empty = |reserved: &AddressReservation| reserved.empty;
     let mut outcomes = Vec::new();

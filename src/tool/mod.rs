@@ -109,7 +109,6 @@ fn print_text(text: &str) -> Result<ExitCode> {
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
-/// A value as JSON.
 fn json_text(value: &impl Serialize) -> Result<String> {
     Ok(encode_pretty(value)? + "\n")
 }

@@ -50,7 +50,6 @@ impl ActionOutcome {
         }
     }
 
-    /// The same outcome with a remedy.
     pub(super) fn with_remedy(self, remedy: impl Into<String>) -> ActionOutcome {
         ActionOutcome { remedy: remedy.into(), ..self }
     }

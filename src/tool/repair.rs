@@ -135,7 +135,7 @@ impl RepairJob {
         repairs
     }
 
-    /// What is found of attachments that a runtime is detaching or attaching is no finding.
+    /// The differences of an attachment that a runtime is attaching or detaching at this moment are not reported.
     fn repair_attachments(&self, all: &[CachedAttachment], snapshot: &NodeSnapshot, repairs: &mut RepairFindings) {
         let mut found = Vec::new();
         for cached in all {
@@ -232,7 +232,8 @@ fn repair_outcomes(repairs: &RepairFindings, is_dry: bool) -> Vec<ActionOutcome>
 /// manager notices.
 fn keep_installed(directory: PathBuf, table: AppletTable) {
     thread::spawn(move || {
-        install::maintain_installation(&directory, table).unwrap_or_else(|error| warn!("{error}"));
+        install::maintain_installation(&directory, table)
+            .unwrap_or_else(|error| warn!("could not keep the installation: {error}"));
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }

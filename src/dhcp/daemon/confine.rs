@@ -152,7 +152,6 @@ const REFUSED_ON_32_BITS: &[c_long] = &[
 #[cfg(not(target_arch = "arm"))]
 const REFUSED_ON_32_BITS: &[c_long] = &[];
 
-/// The files that the daemon changes.
 #[derive(Debug)]
 pub(super) struct WritableFiles<'a> {
     /// The directory of leases.

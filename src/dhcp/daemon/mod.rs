@@ -47,7 +47,7 @@ use self::registry::LeaseRegistry;
 use super::record::DhcpRecordStore;
 use crate::options::{ParsedCommandLine, version_text};
 use crate::stderr;
-use cni::error::{Error, Result, io_text};
+use cni::error::{Error, Result, errno_text, io_text};
 use cni::files::atomic::{AtomicWriter, Durability};
 
 /// The line that a daemon started on demand prints when plugins can connect.
@@ -132,10 +132,10 @@ fn run_daemon(options: DaemonOptions) -> Result<()> {
 /// Leaves the plugin's session and working directory, whose file system may have to be unmounted.
 fn leave_session() {
     if let Err(errno) = setsid() {
-        debug!("{errno}");
+        debug!("could not begin a session: {}", errno_text(errno));
     }
     if let Err(error) = std::env::set_current_dir("/") {
-        debug!("{error}");
+        debug!("could not change to the directory /: {}", io_text(&error));
     }
 }
 
@@ -143,7 +143,7 @@ fn leave_session() {
 fn report_ready(null: io::Result<File>) {
     report_to_plugin(READY);
     if let Err(error) = null.and_then(|null| dup2_stdout(null).map_err(io::Error::from)) {
-        warn!("{}", Error::io("close standard output", &error));
+        warn!("could not {}", Error::io("close standard output", &error));
     }
 }
 
@@ -157,7 +157,7 @@ fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
-        debug!("{errno}");
+        debug!("could not raise the limit of open files: {}", errno_text(errno));
     }
 }
 
@@ -181,13 +181,12 @@ fn write_pidfile(path: &Path) -> Result<RemovedOnDrop> {
     Ok(RemovedOnDrop(path.to_owned()))
 }
 
-/// A file that is removed on drop.
 struct RemovedOnDrop(PathBuf);
 
 impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
-            debug!("{error}");
+            debug!("could not remove {}: {error}", self.0.display());
         }
     }
 }

@@ -20,7 +20,6 @@ const OPTIONS: &[CommandOption] = &[
     long_option("--on-demand", "", "started by a plugin: print \"ready\", then close standard output"),
 ];
 
-/// The text of `--help`.
 pub(super) fn help_text() -> String {
     let options = options::help_text(OPTIONS);
     format!(
@@ -28,7 +27,6 @@ pub(super) fn help_text() -> String {
     )
 }
 
-/// The options of the daemon.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DaemonOptions {
     pub(super) socket: PathBuf,
@@ -42,7 +40,6 @@ pub(super) struct DaemonOptions {
 }
 
 impl DaemonOptions {
-    /// Reads the options of a command line.
     pub(super) fn from_command_line(line: &CommandLine) -> Result<DaemonOptions> {
         require_no_words(line)?;
         let prefix = line.last_value("--hostprefix").unwrap_or_default().to_owned();

@@ -41,7 +41,6 @@ pub(super) struct LeaseRegistry {
     sees_plugins: Cell<Option<bool>>,
 }
 
-/// A request to the task of a lease.
 pub(super) enum LeaseTaskRequest {
     Release,
     /// Another ADD of the attachment has set its interface up in this namespace.
@@ -62,7 +61,7 @@ pub(super) struct LeaseTaskHandle {
 }
 
 impl LeaseTaskHandle {
-    /// Waits until there is a lease, or there will not be one.
+    /// Waits until there is a lease, or until it is certain that there will be none.
     pub(super) async fn wait_for_lease(&self) -> Result<DhcpLease> {
         let mut phase = self.phase.clone();
         let done = phase.wait_for(|phase| !matches!(phase, LeasePhase::Acquiring)).await;

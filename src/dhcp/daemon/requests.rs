@@ -48,7 +48,6 @@ impl LeaseRegistry {
         records.load_all().into_iter().map(open).collect()
     }
 
-    /// Resumes these leases.
     pub(super) fn resume_leases(self: &Rc<Self>, recorded: Vec<(DhcpRecord, Rc<LeaseSandbox>)>) {
         for (record, sandbox) in recorded {
             let phase = record.lease.clone().map_or(LeasePhase::Searching, |l| LeasePhase::Bound(l.into()));
@@ -188,7 +187,7 @@ impl LeaseRegistry {
             handle.release_lease().await;
             // A task that has panicked did not remove its lease.
             if let Err(error) = self.remove_lease(key, &handle.phase) {
-                warn!("{error}");
+                warn!("could not remove the record of a lease: {error}");
             }
         };
         join_all(leases.map(release)).await;

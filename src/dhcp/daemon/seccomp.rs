@@ -25,7 +25,6 @@ const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
 const IF_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-/// A refused system call.
 #[derive(Debug)]
 pub(super) struct RefusedCall {
     pub(super) number: u32,

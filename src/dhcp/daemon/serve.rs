@@ -104,12 +104,12 @@ async fn accept_connections(listener: net::UnixListener, registry: Rc<LeaseRegis
                 spawn_local(async move {
                     let _permit = permit;
                     if let Err(error) = serve_connection(stream, &registry).await {
-                        stderr::write_line(format_args!("a request: {error}"));
+                        stderr::write_line(format_args!("could not serve a request: {error}"));
                     }
                 });
             }
             Err(error) => {
-                warn!("{}", Error::io("accept a connection", &error));
+                warn!("could not {}", Error::io("accept a connection", &error));
                 sleep(RECOVERY).await;
             }
         }

@@ -25,7 +25,6 @@ pub(super) struct LeaseSockets {
 }
 
 impl LeaseSockets {
-    /// Closes the sockets that `listening` does not need.
     pub(super) fn close_unneeded(&mut self, listening: &NeededSockets) {
         match listening {
             NeededSockets::None => *self = LeaseSockets::default(),
@@ -47,7 +46,6 @@ impl LeaseSockets {
         })
     }
 
-    /// Sends a message by UDP.
     pub(super) fn send_udp(&self, message: &[u8]) -> Result<(), InterfaceError> {
         let (udp, to) = self.udp.as_ref().ok_or_else(not_open_error)?;
         udp.get_ref().send_to(message, to)?;

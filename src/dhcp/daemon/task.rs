@@ -28,7 +28,6 @@ pub(super) enum LeaseTaskEnd {
     Failed(Error),
 }
 
-/// The task of one lease.
 pub(super) struct LeaseTask {
     pub(super) registry: Rc<LeaseRegistry>,
     pub(super) record: DhcpRecord,

@@ -80,7 +80,6 @@ impl<P: DhcpProtocol> ClientState<P> {
     }
 }
 
-/// The state machine of one client.
 #[derive(Debug)]
 pub struct ClientMachine<P: DhcpProtocol> {
     client: P,
@@ -119,7 +118,6 @@ impl<P: DhcpProtocol> ClientMachine<P> {
         }
     }
 
-    /// A client that continues with a lease.
     pub fn resume_lease(client: P, lease: P::Lease, random: RandomGenerator) -> ClientMachine<P> {
         let state = ClientState::Bound(lease);
         ClientMachine { state, ..ClientMachine::new(client, NEVER, NEVER, random) }

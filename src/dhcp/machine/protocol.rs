@@ -15,7 +15,6 @@ use crate::netlink::MacAddress;
 /// The preference of a server whose offer is taken without waiting for others.
 pub const AT_ONCE: u8 = 255;
 
-/// A message that releases an address.
 #[derive(Debug)]
 pub enum ReleaseMessage {
     /// DHCPRELEASE in a frame with this source and destination.
@@ -33,7 +32,6 @@ impl ReleaseMessage {
     }
 }
 
-/// An action of a state machine.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ClientAction {
     /// Broadcast on the link.
@@ -96,7 +94,6 @@ pub enum ExchangeStep<'a, P: DhcpProtocol> {
     Rebind(&'a P::Lease),
 }
 
-/// The meaning of a server's reply.
 #[derive(Debug)]
 pub enum ServerReply<P: DhcpProtocol> {
     /// An offer, with the preference of the server (0 to 255).
@@ -138,9 +135,7 @@ pub trait DhcpProtocol: Debug + Sized {
     fn mac_mut(&mut self) -> &mut MacAddress;
     /// The configured timeouts.
     fn client_timing(&self) -> &ClientTiming;
-    /// The address of a lease.
     fn leased_address(lease: &Self::Lease) -> IpAddr;
-    /// The timers of a lease.
     fn lease_timers(lease: &Self::Lease) -> LeaseTimers;
     /// A message to be sent at `exchange.asked`.
     fn build_message(&self, step: &ExchangeStep<'_, Self>, exchange: &MessageExchange) -> ClientAction;

@@ -91,7 +91,6 @@ pub fn arp_request(mac: MacAddress, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The ARP packet in a frame.
 fn arp_packet(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(ETHERNET..ETHERNET + 28)?;
     (frame[12..14] == TYPE_ARP && packet[..6] == ARP).then_some(packet)

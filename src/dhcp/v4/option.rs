@@ -78,7 +78,6 @@ fn value_bytes(options: &Dhcp4Options, code: u8) -> &[u8] {
     options.get(&code).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The first address of an option.
 pub fn first_address(options: &Dhcp4Options, code: u8) -> Option<Ipv4Addr> {
     address_list(options, code).next()
 }

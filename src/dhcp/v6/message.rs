@@ -86,7 +86,6 @@ pub struct IdentityAssociation {
     pub status: Dhcp6Status,
 }
 
-/// An address of an identity association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssociationAddress {
     pub addr: Ipv6Addr,

@@ -17,11 +17,9 @@ pub struct RetransmitTimeouts {
 
 /// `SOL_TIMEOUT`, `REQ_TIMEOUT` and `DEC_TIMEOUT`.
 const SOON: Duration = Duration::from_secs(1);
-/// `SOL_MAX_RT`.
 const SOL_MAX_RT: Duration = Duration::from_secs(3600);
 /// The valid values of a server's `SOL_MAX_RT` (section 21.24).
 const SOL_MAX_RT_RANGE: std::ops::RangeInclusive<u32> = 60..=86_400;
-/// `REQ_MAX_RT`.
 const REQ_MAX_RT: Duration = Duration::from_secs(30);
 /// `REN_TIMEOUT` and `REB_TIMEOUT`.
 const REN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +29,8 @@ const SHORTEST_RENEWAL: Duration = Duration::from_secs(1);
 const REN_MAX_RT: Duration = Duration::from_secs(600);
 
 impl RetransmitTimeouts {
-    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or else the daemon's `-resendmax`.
+    /// The timeouts of a Solicit. The maximum is `sol_max_rt`, the server's option in seconds, or else the daemon's
+    /// `-resendmax`.
     pub fn for_solicit(timing: &ClientTiming, sol_max_rt: Option<u32>) -> RetransmitTimeouts {
         let most = match sol_max_rt.filter(|seconds| SOL_MAX_RT_RANGE.contains(seconds)) {
             Some(seconds) => Duration::from_secs(seconds.into()),
@@ -46,14 +45,13 @@ impl RetransmitTimeouts {
         RetransmitTimeouts { first: SOON.min(timing.first), most, full: false }
     }
 
-    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`: the first timeout is short enough
-    /// for short leases.
+    /// The timeouts of a Renew or Rebind, with the maximum retransmission duration (MRD) `left`: the first timeout is
+    /// short enough for short leases.
     pub fn for_renew(left: Duration) -> RetransmitTimeouts {
         let first = REN_TIMEOUT.min(left / 4).max(SHORTEST_RENEWAL);
         RetransmitTimeouts { first, most: REN_MAX_RT, full: false }
     }
 
-    /// The timeout of the next message of an exchange.
     pub fn next_timeout(&self, exchange: &MessageExchange, random: &mut RandomGenerator) -> Duration {
         let (mean, tenth) = match exchange.wait.saturating_mul(2) {
             _ if exchange.sent == 0 => (self.first, self.first / 10),

@@ -9,8 +9,8 @@ use ipnet::IpNet;
 
 use cni::sort::sort_items;
 
-/// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports
-/// has all numbers of its ports.
+/// A protocol and a destination port as one number: the protocol's number << 16 | the port. A protocol without ports is
+/// the range of all its port numbers.
 pub type Service = u32;
 
 /// The largest [`Service`].
@@ -60,13 +60,11 @@ pub struct AllowedTraffic {
 }
 
 impl AllowedTraffic {
-    /// The traffic that both allow.
     #[must_use]
     pub fn intersect(&self, other: &AllowedTraffic) -> AllowedTraffic {
         self.combine(other, |ours, theirs| ours && theirs)
     }
 
-    /// The traffic that at least one allows.
     #[must_use]
     pub fn union(&self, other: &AllowedTraffic) -> AllowedTraffic {
         self.combine(other, |ours, theirs| ours || theirs)
@@ -146,7 +144,7 @@ pub struct Entry {
     pub verdict: Verdict,
 }
 
-/// The services that the entries of one network name: in any order, maybe overlapping.
+/// The services that the entries of one network name, in any order; they may overlap.
 #[derive(Debug, Default)]
 struct NetworkServices {
     allowed: Vec<ServiceRange>,
@@ -191,8 +189,8 @@ pub fn flatten(entries: &[Entry], default: Verdict) -> AllowedTraffic {
     AllowedTraffic { v4: resolve(v4, u32::MAX.into()), v6: resolve(v6, u128::MAX) }
 }
 
-/// Appends `around`, and in it the next networks as far as they are in `around`. Of two networks that have an address in
-/// common one is in the other, so that each level of the recursion is a longer prefix.
+/// Appends `around`, and in it the next networks as far as they are in `around`. Of two networks that have an address
+/// in common one is in the other, so that each level of the recursion is a longer prefix.
 fn resolve_networks(
     networks: &mut Peekable<impl Iterator<Item = ((u128, Reverse<u128>), NetworkServices)>>,
     around: AllowedRange,

@@ -26,7 +26,8 @@ use crate::netlink::traffic::program::ClassicInstruction;
 use cni::error::{Error, Result};
 use cni::sort::sort_items;
 
-/// The most instructions of a program. The kernel accepts 4096, but lists a filter in a message of 32 KiB.
+/// The maximum number of instructions of a program. The kernel accepts 4096, but has to list a filter in one message of
+/// 32 KiB.
 pub const MOST_INSTRUCTIONS: usize = 4000;
 
 /// The next filter is asked.
@@ -109,8 +110,8 @@ pub struct GuardPolicy<'a> {
     pub bridge: Option<MacAddress>,
 }
 
-/// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of the host's end of a veth pair. Fails with code 7 if the program would be longer than the kernel
-/// accepts.
+/// The program for a policy: it returns 0 for what may pass and 1 for the rest, at the ingress of the host's end of a
+/// veth pair. Fails with code 7 if the program would be longer than the kernel accepts.
 pub fn compile_program(policy: &GuardPolicy<'_>) -> Result<Vec<ClassicInstruction>> {
     let mut code = Assembler::new();
     let (drop, pass) = (code.put_return(DROP), code.put_return(PASS));
@@ -134,10 +135,10 @@ struct GuardCompiler<'a> {
 
 /// What the parts for IPv4 and IPv6 continue with.
 struct IpParts {
-    /// Whether any service is allowed at the address in [`ADDRESS`], on the link.
+    /// Passes if any service is allowed at the address in [`ADDRESS`], on the link.
     found4: Label,
     found6: Label,
-    /// The same, of a neighbour.
+    /// Passes if a neighbour on the bridge has the address in [`ADDRESS`] and any service is allowed there.
     neighbour4: Label,
     neighbour6: Label,
     /// Judges an IPv6 packet by its destination and the service in [`SERVICE`].
@@ -245,7 +246,8 @@ impl GuardCompiler<'_> {
         self.code.put_all(&[(STORE_X_CELL, HEADER), (SHIFT_LEFT, 16), (STORE_CELL, PROTOCOL)], kind)
     }
 
-    /// Replies of served services pass, but to neighbours; others are judged by their destination.
+    /// Lets the replies of served services pass, except those to neighbours. All other packets are judged by their
+    /// destination.
     fn put_served(&mut self, destination: Label) -> Label {
         if self.policy.served.is_empty() {
             return destination;
@@ -311,7 +313,8 @@ impl GuardCompiler<'_> {
         self.put_load_v6(IPV6_SOURCE, search)
     }
 
-    /// A report of a multicast listener behind the header that all of them have, of 8 bytes.
+    /// Lets the report of a multicast listener pass. Every report has a hop-by-hop options header of 8 bytes before the
+    /// ICMPv6 header, RFC 3810 section 5.
     fn put_listener_report(&mut self, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let by_type = LISTENER_TYPES.map(|kind| (kind, multicast));
@@ -322,7 +325,7 @@ impl GuardCompiler<'_> {
         self.put_if_long(IPV6 + 2, next)
     }
 
-    /// What the link needs passes, `other` judges the rest.
+    /// Lets the ICMPv6 messages pass that the link needs; `other` judges the rest.
     fn put_icmpv6(&mut self, parts: &IpParts, other: Label) -> Label {
         let multicast = self.put_if(LOAD_HALF, IPV6_DESTINATION, LINK_MULTICAST, self.pass, other);
         let neighbour = self.put_neighbour(parts.found6);
@@ -386,7 +389,7 @@ impl GuardCompiler<'_> {
         self.put_if_long(ARP, types)
     }
 
-    /// Passes addresses of the ranges, `otherwise` judges the others.
+    /// Lets addresses of the ranges pass; `otherwise` judges the rest.
     fn put_addresses(&mut self, cells: &[u32], mut ranges: Vec<(u128, u128)>, otherwise: Label) -> Label {
         sort_items(&mut ranges);
         ranges.dedup();

@@ -45,7 +45,7 @@ use cni::error::{Error, ErrorContext, Result, join_outcomes};
 /// The parts of this feature in the records of attachments.
 pub const KEPT: RecordStore = RecordStore("egress");
 
-/// The feature. The reference has nothing that it could be handed over to: policies stay in force until the port
+/// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port
 /// vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
     check: |filter, owner, part| match RestrictedPort::deserialize(part) {
@@ -91,8 +91,8 @@ pub struct RestrictedPort {
     pub published: Vec<String>,
     /// All of these policies must allow a packet.
     pub policies: Vec<EgressPolicy>,
-    /// The different ports of the attachment's earlier ADDs, until this one is in force: their elements and policies are
-    /// deleted then, or by DEL if the ADD is killed before.
+    /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and policies are deleted
+    /// once this port is in force, or by DEL if the ADD is killed before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<RestrictedPort>,
 }
@@ -108,7 +108,6 @@ impl RestrictedPort {
         self.replaced = earlier;
     }
 
-    /// The chains of replaced policies.
     fn replaced_chains(&self) -> HashSet<PolicyChain> {
         let compiled = self.replaced.iter().filter_map(|port| Some((port, port.compile().ok()?)));
         let objects = compiled.flat_map(|(port, compiled)| port.objects(&compiled));
@@ -148,8 +147,8 @@ impl RestrictedPort {
         self.on_link.iter().copied().chain(groups).collect()
     }
 
-    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks, which
-    /// are also for neighbours.
+    /// The addresses of the host that `which` selects, without the broadcast addresses of the container's networks,
+    /// which are also for neighbours.
     fn own_networks(&self, which: impl Fn(&IpAddr) -> bool) -> Vec<IpNet> {
         let links = self.on_link.iter().filter(|net| net.addr().is_ipv4() && net.prefix_len() <= 30);
         let broadcasts: Vec<IpAddr> = links.map(IpNet::broadcast).collect();
@@ -158,8 +157,9 @@ impl RestrictedPort {
     }
 
     fn objects(&self, compiled: &CompiledPolicy) -> Vec<PolicyObjects> {
-        // The kernel does not tell the rules that an address of the host is local in a VRF, or on a bridge. Those of other
-        // networks come and go, and policies would not be equal.
+        // In a VRF, or on a bridge, rules cannot ask the kernel whether an address is local to the host, so the policy
+        // lists the host's addresses. Only those of the container's own networks: others come and go, and equal
+        // policies would get different chains.
         let own =
             self.own_networks(|addr| self.routers.contains(addr) || self.on_link.iter().any(|net| net.contains(addr)));
         let routed = compiled.with_host(&own);
@@ -169,7 +169,7 @@ impl RestrictedPort {
                 Some(_) => &compiled.routed.without(&own).restrict_to(&self.near_networks()),
                 None => &compiled.routed,
             };
-            // Another router than the host is found through the bridge.
+            // A router other than the host answers through the bridge, so the container may ask for its MAC address.
             let routers = self.routers.iter().copied().map(IpNet::from).chain([IpNet::V6(LINK_LOCAL)]);
             let routers: Vec<IpNet> = routers.filter(|_| self.bridge_mac.is_none()).collect();
             let found = traffic.union(&AllowedTraffic::to_networks(&routers));
@@ -186,8 +186,8 @@ fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
         .with_details("a policy is bound to the address: give each container an address of its own")
 }
 
-/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other, and
-/// the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
+/// Waits for the lock of the attachment's policy: the record, the rules and the filter are changed one after the other,
+/// and the runtime does not know of `cnibox egress set`. `None` if there is no directory for locks.
 pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
     Ok(FileLock::acquire_attachment_lock(&format!("{}-egress", owner.instance_id()), TIMEOUT)?)
 }
@@ -207,7 +207,6 @@ fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetE
 /// The chain of a policy: its table, and its name, which chains of both tables may have.
 type PolicyChain = (NftTable<'static>, String);
 
-/// The chain that the element selects.
 fn selected_chain(element: &SetElement) -> Option<PolicyChain> {
     Some((element.set.table, element.target_chain()?.to_owned()))
 }
@@ -254,8 +253,8 @@ pub fn add_port(
             change.replace_element(found.as_ref(), element);
         }
         if !port.replaced.is_empty() {
-            // A repair that has read the replaced policy at the same time is refused and planned again, or this change is,
-            // which writes an element also if nothing else differs.
+            // A repair that has read the replaced policy at the same time is refused and planned again, or this change
+            // is, which writes an element also if nothing else differs.
             change.require_unchanged();
             let mut equal = elements.iter().zip(&found).filter(|(element, found)| found.as_ref() == Some(*element));
             if let Some((source, _)) = equal.find(|(element, _)| table::SOURCES.contains(&element.set)) {
@@ -279,12 +278,13 @@ pub fn add_port(
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
         Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
-        Err(error) => warn!("delete the former egress policy of port \"{}\": {error}", port.end),
+        Err(error) => warn!("could not delete the former egress policy of port \"{}\": {error}", port.end),
     }
     Ok(())
 }
 
-/// Fails if the record has another port, because it could not be replaced: a repair would put that one in force.
+/// Fails if the record still has another port, because it could not be rewritten: a repair would put that port in
+/// force.
 pub fn require_recorded(owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
     if KEPT.read_content(owner).is_some_and(|recorded: RestrictedPort| recorded != *port) {
         return Err(Error::internal("the record of the former policy cannot be replaced")
@@ -354,7 +354,8 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
             if !is_needed || !compared.insert(chain) {
                 continue;
             }
-            create_if_missing(change, policy).unwrap_or_else(|error| warn!("{error}"));
+            create_if_missing(change, policy)
+                .unwrap_or_else(|error| warn!("could not restore an egress policy: {error}"));
         }
         for element in &elements {
             change.restore_with_data(element);
@@ -425,8 +426,8 @@ pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[Attachm
     join_outcomes([removed, deleted])
 }
 
-/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has any
-/// longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
+/// Deletes elements by their comments, those with the keys of `known` or any; and the policies that no container has
+/// any longer: those of the elements, and those with the names of `chains` or any. Recorded flows expire.
 fn delete_elements(
     nft: &NftSocket,
     known: &[SetElement],

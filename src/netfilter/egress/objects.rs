@@ -81,8 +81,8 @@ impl PolicyObjects {
         objects
     }
 
-    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and neighbour
-    /// discovery.
+    /// The policy of frames that a bridge forwards; `found` has the addresses that may be asked for by ARP and
+    /// neighbour discovery.
     pub(super) fn of_frames(traffic: &AllowedTraffic, found: &AllowedTraffic) -> PolicyObjects {
         let id = sha512_hex([traffic.to_bytes(), found.to_bytes()].concat(), 16);
         let mut objects = PolicyObjects::new(FRAMES, &id);
@@ -206,7 +206,6 @@ impl PolicyObjects {
     }
 }
 
-/// The names of the chains of a policy.
 pub(super) fn policy_chains(objects: &[PolicyObjects]) -> PolicyChains {
     let name = |table| objects.iter().find(|o| o.table == table).map(|o| o.chain.clone()).unwrap_or_default();
     PolicyChains { packets: name(PACKETS), frames: name(FRAMES) }
@@ -242,7 +241,6 @@ pub(super) fn delete_unused(
     Ok(())
 }
 
-/// The chains of policies in a table.
 pub(super) fn list_policies(nft: &NftSocket, table: NftTable<'static>) -> NetlinkResult<Vec<PolicyChain>> {
     let names = nft.dump_chains(table)?.into_iter().map(|chain| chain.name);
     Ok(names.filter(|name| name.starts_with(POLICY)).map(|name| (table, name)).collect())

@@ -84,7 +84,6 @@ pub struct PolicyEntry {
     pub ports: Option<Vec<String>>,
 }
 
-/// A compiled policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompiledPolicy {
     /// The destinations on other machines and in other containers.
@@ -186,7 +185,7 @@ impl PolicyEntry {
 }
 
 impl CompiledPolicy {
-    /// The policy of a container with two: what it sends must be allowed by both. It serves what both serve.
+    /// The policy of a container that has two policies: both must allow what it sends, and it serves what both serve.
     #[must_use]
     pub fn intersect(&self, other: &CompiledPolicy) -> CompiledPolicy {
         CompiledPolicy {

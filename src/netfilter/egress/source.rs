@@ -15,7 +15,8 @@ const POLICY_NAME: &str = "EGRESS_POLICY";
 /// The maximum size of the file of a policy in bytes.
 const LARGEST_POLICY: usize = 1 << 20;
 
-/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow all ports. `of` names the value.
+/// Fails if the value has keys other than those of `keys`: `port` in place of `ports` would allow all ports. `of` names
+/// the value.
 pub fn require_keys(json: &Json, keys: fn() -> DecodedKeys, of: &str) -> Result<()> {
     if has_null(json) {
         let remedy = "write a value, or leave the key out: without \"ports\" all services are meant, with [] none";
@@ -56,7 +57,6 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
     read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)
 }
 
-/// Reads a policy from a file.
 pub fn read_policy(path: &Path) -> Result<EgressPolicy> {
     let of = format!("policy \"{}\"", path.display());
     let read = files::read_regular_file(path, LARGEST_POLICY);

@@ -5,11 +5,11 @@
 //!     set guarded { ifname, counter }         the host's ends of the containers with a policy
 //!     map ports { ifname . ether_addr : verdict }     "cni0" . 02:..:01 : goto policy_5f1d..
 //!     set refused { ifname . ether_addr, counter }    counts what each container was refused
-//!     set flows4, flows6, talkers             the refused flows, added by their packets
+//!     set flows4, flows6, talkers             the refused flows, which refused packets add
 //!     chain prerouting {                      after the translation of destinations
 //!         type filter hook prerouting priority dstnat + 10
 //!         iifname . ether saddr vmap @ports
-//!         iifname @guarded drop               another address
+//!         iifname @guarded drop               a MAC address that is not the container's
 //!     }
 //!     chain link { .. }                       what IPv6 needs on a link; other source addresses; replies
 //!     chain refused { .. drop }
@@ -40,8 +40,8 @@
 //!
 //! Behind a bridge a container is known by the bridge and by the source address of its frames, which `bound` ties to
 //! its port before anything else sees the frame. All packets that enter the host's stack are judged in one chain,
-//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was accepted
-//! is judged again with each packet.
+//! whether they are for the host or are forwarded, with the destination that they really go to. A flow that was
+//! accepted is judged again with each packet.
 
 use ipnet::IpNet;
 
@@ -240,12 +240,12 @@ pub(super) struct PolicyChains {
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
-/// The layouts of the tables that a container depends on, and of the one that counts.
+/// The layouts of the tables whose rules judge a container's packets, and of the table that counts what the second
+/// guard refuses.
 pub(super) fn layouts_of_port(is_bridged: bool) -> &'static [TableLayout] {
     if is_bridged { &[PACKET_LAYOUT, FRAME_LAYOUT, GUARD_LAYOUT] } else { &[PACKET_LAYOUT, GUARD_LAYOUT] }
 }
 
-/// Selects the policy of the container.
 fn select_policy(ports: NftSet<'_>) -> NftRule {
     NftRule::new().verdict_by_map(&PORT_FIELDS, ports)
 }
@@ -260,7 +260,6 @@ fn drop_tagged(tag: u16) -> NftRule {
     drop_guarded(NftRule::new().frame_type_is(tag), FRAME_SETS.guarded)
 }
 
-/// Counts a refused packet.
 fn count_refusal(refused: NftSet<'_>) -> NftRule {
     NftRule::new().in_set(&PORT_FIELDS, refused)
 }
@@ -310,7 +309,8 @@ const LINK_RULES: [FixedRule; 11] = [
     ("multicast groups", || group_message(131, 132).accept()),
     ("multicast groups, version 2", || group_message(143, 143).accept()),
     ("IPv4 options", || NftRule::new().has_ip_options().go_to(REFUSED)),
-    // A container that chose its source address could make both directions of a connection itself.
+    // A container with free choice of its source address could send the packets of both directions of a connection, and
+    // so make the replies of that connection pass.
     ("from another IPv4 address", || {
         NftRule::new().not_in_set(&[PacketField::EtherSaddr, PacketField::IpSaddr], SOURCES[0]).go_to(REFUSED)
     }),

@@ -51,7 +51,6 @@ pub struct DbusReply {
 const DBUS: &str = "org.freedesktop.DBus";
 
 impl DbusConnection {
-    /// Connects to the system bus.
     pub fn connect_system_bus() -> io::Result<DbusConnection> {
         let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let address = if address.is_empty() { DEFAULT_ADDRESS } else { &address };

@@ -62,8 +62,13 @@ pub struct FirewalldZone<'a> {
 impl<'a> FirewalldZone<'a> {
     /// The zone `name`; `None` if firewalld is not running.
     pub fn find_running(name: &'a str) -> Option<FirewalldZone<'a>> {
-        let mut bus = DbusConnection::connect_system_bus().inspect_err(|e| debug!("{}", io_text(e))).ok()?;
-        let is_running = bus.has_name_owner(NAME).inspect_err(|e| debug!("{}", io_text(e))).ok()?;
+        let mut bus = DbusConnection::connect_system_bus()
+            .inspect_err(|e| debug!("could not connect to the system bus: {}", io_text(e)))
+            .ok()?;
+        let is_running = bus
+            .has_name_owner(NAME)
+            .inspect_err(|e| debug!("could not ask the system bus for firewalld: {}", io_text(e)))
+            .ok()?;
         is_running.then_some(FirewalldZone { bus, name })
     }
 
@@ -152,7 +157,11 @@ impl<'a> FirewalldZone<'a> {
     fn first_missing_source(&mut self, all: &[&ZoneSources]) -> Option<String> {
         let mut zones = HashMap::new();
         all.iter().find_map(|ZoneSources { zone, ips }| {
-            let ask = || self.list_sources(zone).inspect_err(|e| debug!("{}", io_text(e))).ok();
+            let ask = || {
+                self.list_sources(zone)
+                    .inspect_err(|e| debug!("could not list the sources of zone {zone}: {}", io_text(e)))
+                    .ok()
+            };
             let sources = zones.entry(zone).or_insert_with(ask).as_ref()?;
             let mut wanted = ips.iter().map(|ip| host_net(*ip).to_string());
             let absent = wanted.find(|source| !sources.contains(source))?;
@@ -169,7 +178,7 @@ impl<'a> FirewalldZone<'a> {
                     && !e.to_string().contains("ZONE_ALREADY_SET")
                 {
                     let (source, cause) = (host_net(*ip), io_text(&e));
-                    warn!("restore source {source} in zone {zone}: {cause}");
+                    warn!("could not restore source {source} in zone {zone}: {cause}");
                 }
             }
             // A DEL that has ended meanwhile has removed the record first.
@@ -213,7 +222,7 @@ impl<'a> FirewalldZone<'a> {
     fn remove_source(&mut self, zone: &str, ip: IpAddr) {
         if let Err(error) = self.change_source("removeSource", zone, ip) {
             let (source, error) = (host_net(ip), io_text(&error));
-            debug!("remove source {source} from zone {zone}: {error}");
+            debug!("could not remove source {source} from zone {zone}: {error}");
         }
     }
 

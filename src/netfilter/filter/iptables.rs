@@ -108,7 +108,9 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
 fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
-            warn!("firewall: {error}: frames that are not IP pass between isolated containers of a bridge");
+            warn!(
+                "could not isolate the ports of a bridge: {error}; frames that are not IP pass between isolated containers of a bridge"
+            );
             Ok(())
         }
         outcome => Ok(outcome?),
@@ -161,8 +163,8 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraf
     }
 }
 
-/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an attachment
-/// that `is_alone`: the configured policy must be in force.
+/// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an
+/// attachment that `is_alone`: the configured policy must be in force.
 fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool, is_alone: bool) {
     let Some(bridge) = pod.bridge.as_deref() else { return };
     if is_alone || !is_other_policy_in_force(table, bridge, pod.policy) || has_policy_of_other(bridge, network) {
@@ -206,7 +208,6 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
     }
 }
 
-/// All rules of a policy.
 fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
     match &pod.bridge {
         Some(bridge) if pod.policy != IngressPolicy::Open => {
@@ -273,7 +274,6 @@ pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<Ac
     })
 }
 
-/// The links that have a policy.
 fn links_with_policy(table: &IptablesTable) -> HashSet<String> {
     let stages = [STAGE_1, STAGE_2].into_iter().flat_map(|stage| table.rules_of_chain(stage));
     let names = stages.flat_map(|rule| [rule.option_value("-i"), rule.option_value("-o")]);

@@ -93,8 +93,9 @@ impl IngressPolicy {
     }
 }
 
-/// Whether the policy of the attachment's bridge is restored from this attachment's record if nothing of a policy is left:
-/// of the records of a network with rules in the same place, the latest one, of those of one second the strictest.
+/// Whether this record decides the policy that is restored on a bridge that has lost its policy. The latest record with
+/// rules decides among those with the same back end, network and bridge; among records of one second, the one with the
+/// strictest policy.
 fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_rules: &dyn Fn(&Value) -> bool) -> bool {
     fn place(kept: &StoredRecord<Value>) -> (Option<&Value>, &str, Option<&Value>) {
         (kept.content.get("backend"), kept.attachment_id().network, kept.content.get("bridge"))

@@ -150,7 +150,6 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     find_conflict: differing_data,
 };
 
-/// The elements of a record.
 fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
     let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
     present.map(|(element, _)| element).collect()
@@ -177,7 +176,6 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
 
 pub(super) const LAYOUTS: [TableLayout; 2] = [PACKET_LAYOUT, FRAME_LAYOUT];
 
-/// The table for packets.
 const PACKET_LAYOUT: TableLayout = TableLayout {
     sets: &[PODS[0], PODS[1], BRIDGES, SAME_BRIDGE],
     chains: &[
@@ -249,8 +247,8 @@ pub(super) fn has_elements(nft: &NftSocket, owner: AttachmentId<'_>, ips: &[IpAd
     Ok(!find_own_elements(nft, owner, ips)?.is_empty())
 }
 
-/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force: a
-/// policy in force is that of the latest ADD, which may be gone.
+/// The part of a record without the policy of its bridge, unless this record decides the policy, and none is in force:
+/// a policy in force is that of the latest ADD, which may be gone.
 pub(super) fn decided_part(
     filter: &PacketFilter,
     kept: &StoredRecord<Value>,

@@ -67,7 +67,7 @@ pub(super) fn update_table(
             Err(error) if error.errno() == Some(Errno::ERESTART) => {}
             // A rule of another program jumps to a chain, which stays, without rules.
             Err(error) if error.errno() == Some(Errno::EBUSY) && !keeps_chains => {
-                warn!("a chain of iptables table {name} stays: {error}");
+                warn!("could not delete a chain of iptables table {name}: {error}");
                 keeps_chains = true;
             }
             Err(error) if matches!(error.errno(), Some(Errno::ENOENT | Errno::EOPNOTSUPP)) => {

@@ -19,7 +19,8 @@ use crate::netlink::IpFamily;
 use crate::netlink::nftables::{LoadedField, NftRule, PacketField, RuleExpression, TransportProtocol};
 use cni::ip::host_net;
 
-/// The word in place of the expressions that are not decoded, which equals no word of a rule of this program.
+/// The word that stands for expressions which are not decoded. No rule of this program contains it, so a rule with such
+/// expressions never counts as one of ours.
 const OTHER: &str = "(other)";
 
 /// A value, and whether packets match if they have this value (true) or another one (false).

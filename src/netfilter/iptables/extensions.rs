@@ -144,7 +144,6 @@ impl IptablesMatch {
         info.into_extension(name, revision)
     }
 
-    /// The match that this extension is.
     pub(super) fn from_extension(
         extension: &CompatExtension,
         proto: Option<TransportProtocol>,
@@ -249,7 +248,6 @@ impl IptablesTarget {
         }
     }
 
-    /// The target that this extension is.
     pub(super) fn from_extension(extension: &CompatExtension, family: IpFamily) -> Option<IptablesTarget> {
         let info = &extension.info;
         let word = |at: usize| Some(u32::from_ne_bytes(*info.get(at..)?.first_chunk()?));

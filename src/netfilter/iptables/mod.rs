@@ -88,7 +88,6 @@ impl fmt::Debug for ChainScope<'_> {
 }
 
 impl<'a> ChainScope<'a> {
-    /// The chains with these names.
     pub fn named_chains(chains: &'a [&'a str]) -> ChainScope<'a> {
         ChainScope::Chains(chains, &|_| false)
     }
@@ -284,12 +283,11 @@ fn take_lock_or_continue() -> Option<FileLock> {
         return None;
     }
     take_lock().unwrap_or_else(|error| {
-        warn!("{error}; continuing without the lock");
+        warn!("continuing without the lock of iptables: {error}");
         None
     })
 }
 
-/// The name of the family's program.
 pub(super) fn program_name(family: IpFamily) -> &'static str {
     if family == IpFamily::V4 { "iptables" } else { "ip6tables" }
 }

@@ -128,7 +128,6 @@ pub(super) fn split_words(line: &str) -> Vec<String> {
     words
 }
 
-/// A pending change of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::netfilter) enum TableChange {
     NewChain(String),
@@ -222,7 +221,6 @@ impl IptablesTable {
         self.chains.iter().any(|name| name == chain)
     }
 
-    /// The rules of one chain.
     pub fn rules_of_chain(&self, chain: &str) -> impl Iterator<Item = &IptablesRule> {
         self.rules.iter().filter(move |rule| rule.chain == chain)
     }
@@ -266,7 +264,6 @@ impl IptablesTable {
         }
     }
 
-    /// Deletes the duplicates of a rule.
     pub fn delete_duplicates(&mut self, rule: &IptablesRule) {
         let copies: Vec<IptablesRule> = self.rules.extract_if(.., |present| present == rule).collect();
         self.changes.extend(copies.iter().skip(1).cloned().map(TableChange::Delete));

@@ -28,7 +28,6 @@ type TransactionPlanner<'f> =
 /// Our tables of `nf_tables`.
 #[derive(Debug)]
 pub struct OwnTables<'n> {
-    /// The socket for the tables.
     pub nft: &'n NftSocket,
     /// The state of all features in them.
     pub state: Vec<RestorableState>,
@@ -37,7 +36,6 @@ pub struct OwnTables<'n> {
 /// A planned change of our tables.
 #[derive(Debug)]
 pub struct LayoutTransaction<'n> {
-    /// The socket of the transaction.
     pub nft: &'n NftSocket,
     /// The state of all features.
     state: &'n [RestorableState],
@@ -224,7 +222,8 @@ impl LayoutTransaction<'_> {
         living
     }
 
-    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first read.
+    /// Makes the commit fail, and the change be planned again, if another process has changed anything since the first
+    /// read.
     pub fn require_unchanged(&mut self) {
         self.is_conditional = true;
     }
@@ -234,7 +233,7 @@ impl LayoutTransaction<'_> {
         if self.occupied.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment }
     }
 
-    /// Whether nothing in this transaction has created the chain yet: the caller does.
+    /// Whether the caller has to create the chain, because nothing in this transaction has created it yet.
     pub fn begin_chain(&mut self, table: NftTable<'static>, chain: &str) -> bool {
         self.new_chains.insert((table, chain.to_owned()))
     }
@@ -263,8 +262,8 @@ impl LayoutTransaction<'_> {
         self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
     }
 
-    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns whether
-    /// the element is restored.
+    /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns
+    /// whether the element is restored.
     pub fn restore_element(&mut self, element: &SetElement) -> bool {
         let is_missing = self.is_flushed(element.set) && self.find_occupant(element).is_none();
         if is_missing {
@@ -279,8 +278,8 @@ impl LayoutTransaction<'_> {
             && self.find_occupant(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
-    /// Like [`LayoutTransaction::restore_element`]; also gives the attachment's element its data, which an ADD that was
-    /// killed between the record and the rules did not.
+    /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is
+    /// outdated after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
         if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
@@ -318,7 +317,8 @@ impl LayoutTransaction<'_> {
         remove_deleted_attachments(self.nft, self.state, &self.records)
     }
 
-    /// Commits. The kernel refuses new base chains together with the waking of a dormant table, which then is woken first.
+    /// Commits the batch. The kernel refuses a batch that creates base chains in a table and clears its flag `dormant`;
+    /// in that case another batch clears the flag first.
     fn commit_repair(&self, batch: NftBatch, generation: u32) -> NetlinkResult<()> {
         let dormant: Vec<_> = self.views.iter().filter_map(|view| view.dormant).collect();
         if dormant.is_empty() {
@@ -347,7 +347,7 @@ impl LayoutTransaction<'_> {
             if self.state_of_table(table).is_none() {
                 match TableState::read_table(self.nft, *layout, &[], comparison) {
                     Ok((view, _)) => self.views.push(view),
-                    Err(e) => warn!("table {table} is not restored: {e}"),
+                    Err(e) => warn!("could not restore table {table}: {e}"),
                 }
             }
         }

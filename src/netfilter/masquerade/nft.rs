@@ -85,7 +85,6 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     find_conflict: differing_data,
 };
 
-/// The elements of a record.
 fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Vec<SetElement> {
     match record.backend {
         RuleBackend::Nftables => address_elements(owner, &record.addrs),
@@ -124,7 +123,6 @@ pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, addrs
     })
 }
 
-/// Whether the reference has created rules of the attachment.
 pub(super) fn has_reference_rules(nft: &NftSocket, owner: AttachmentId<'_>) -> NetlinkResult<bool> {
     Ok(!nft.find_rules_by_comment(MASQ_CHECKS, &owner.comment_matcher())?.is_empty())
 }

@@ -69,7 +69,6 @@ impl MappingConditions {
         Ok(MappingConditions { v4: of(IpFamily::V4, v4)?, v6: of(IpFamily::V6, v6)? })
     }
 
-    /// Whether mappings of the family have conditions.
     pub(super) fn has_conditions_for(&self, family: IpFamily) -> bool {
         !self.alternatives_of(family).is_empty()
     }

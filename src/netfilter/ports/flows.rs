@@ -55,6 +55,6 @@ fn delete_flows(flows: FlowSelection, which: &mut dyn FnMut(&TrackedFlow) -> boo
     let deleted: netlink::NetlinkResult<_> =
         ConntrackSocket::open().and_then(|conntrack| conntrack.delete_flows(flows, which));
     if let Err(error) = deleted {
-        warn!("delete tracked UDP connections: {error}");
+        warn!("could not delete tracked UDP connections: {error}");
     }
 }

@@ -10,11 +10,11 @@
 //! | `mapped4`, `mapped6` | container : goto `from-..` | containers whose clients' source is translated |
 //! | `attachments` | hash . hash : count | the number of an attachment's elements above |
 //!
-//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's loopback
-//! addresses, `from-all` the source of all clients. Such a chain is created with the first element that jumps to it.
-//! Connections that another program led to the container, such as those to a Service address, keep their source: a
-//! bit of the connection's mark, set in `hostports` and cleared in `postrouting`, tells which ones were translated
-//! here. So the bit is set only while the first packet of a connection passes the host.
+//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's loopback addresses,
+//! `from-all` the source of all clients. Such a chain is created with the first element that jumps to it. Connections
+//! whose destination another program translated to the container, such as those to a Service address, keep their
+//! source: a bit of the connection's mark, set in `hostports` and cleared in `postrouting`, tells which connections
+//! this table has translated. So the bit is set only while the first packet of a connection passes the host.
 //!
 //! `::1` is not looked up: no packet with that source or destination can leave the host, so its translation would
 //! only hide the host's own services.
@@ -120,7 +120,6 @@ pub(super) fn client_chain_name(snat: SourceTranslation, target: IpNet) -> Optio
     }
 }
 
-/// The rules of such a chain.
 fn client_chain_rules(chain: &str) -> Option<Vec<NftRule>> {
     let clients = chain.strip_prefix(FROM)?;
     if clients == "all" {

@@ -45,13 +45,10 @@ pub enum ListenAddresses {
 /// A port of the host that is mapped to a port of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedPort {
-    /// The transport protocol.
     pub proto: TransportProtocol,
     /// The host's addresses.
     pub listen: ListenAddresses,
-    /// The port of the host.
     pub host_port: u16,
-    /// The container's port.
     pub container_port: u16,
 }
 
@@ -116,7 +113,6 @@ pub struct PortForwarding {
 }
 
 impl PortForwarding {
-    /// The mappings for a target.
     pub fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &MappedPort> {
         let family = IpFamily::of_address(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_for_family(family))

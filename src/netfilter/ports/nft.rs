@@ -88,7 +88,6 @@ pub(super) const ELEMENTS: RecordedElements = RecordedElements {
     find_conflict,
 };
 
-/// The elements of a record.
 fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
     if forward.backend == RuleBackend::Iptables {
         return Vec::new();
@@ -374,8 +373,8 @@ pub(super) fn remove_stale_mappings(
     Ok(delete_found(nft, None, &find)?)
 }
 
-/// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its record,
-/// if the first network of a container serves a port.
+/// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its
+/// record, if the first network of a container serves a port.
 fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElement) -> Option<String> {
     let other = found.comment.as_deref().filter(|_| found.comment != wanted.comment);
     if other.is_some() && host_port_of(wanted).is_some() && !owner.is_of_same_container(other) {

@@ -139,7 +139,6 @@ impl NftBatch {
         self.push_change(request, NLM_F_CREATE, "add", target);
     }
 
-    /// Deletes the element with this key.
     pub fn delete_element(&mut self, element: &SetElement) -> &mut NftBatch {
         let target = format!("{element} from {}", element.set);
         self.push_deletion(element.to_request(NFT_MSG_DELSETELEM, false), "delete element", target)
@@ -150,7 +149,6 @@ impl NftBatch {
         self.insert_rule_at(chain, rule, RulePosition::End)
     }
 
-    /// Adds a rule to the chain.
     pub fn insert_rule_at(&mut self, chain: NftChain<'_>, rule: &NftRule, place: RulePosition) -> &mut NftBatch {
         let mut request = rule_request(NFT_MSG_NEWRULE, chain);
         let body = &mut request.body;
@@ -171,14 +169,12 @@ impl NftBatch {
         self.push_change(request, NLM_F_CREATE | append, "add rule", target)
     }
 
-    /// Deletes the rule with this handle.
     pub fn delete_rule(&mut self, chain: NftChain<'_>, handle: u64) -> &mut NftBatch {
         let mut request = rule_request(NFT_MSG_DELRULE, chain);
         request.body.put_bytes(NFTA_RULE_HANDLE, &handle.to_be_bytes());
         self.push_deletion(request, "delete rule", format!("{handle} from chain {chain}"))
     }
 
-    /// Deletes rules of the table.
     pub fn delete_rules(&mut self, table: NftTable<'_>, rules: &[RuleInfo]) -> &mut NftBatch {
         for rule in rules {
             self.delete_rule(table.named_chain(&rule.chain), rule.handle);
@@ -241,13 +237,13 @@ impl NftSocket {
         outcome
     }
 
-    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is always
-    /// a commit.
+    /// The result of a call of `read` during which no process committed anything. Fails with `ERESTART` if there is
+    /// always a commit.
     pub(super) fn read_between_commits<T>(&self, read: &mut dyn FnMut() -> NetlinkResult<T>) -> NetlinkResult<T> {
         for _ in 0..ATTEMPTS {
             let generation = self.read_generation()?;
-            // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does not
-            // change it, at least since Linux 5.3; sets of concatenated intervals need 5.6.
+            // A batch waits for the end of a commit, which changes the generation at its beginning. An empty batch does
+            // not change it, at least since Linux 5.3; sets of concatenated intervals need 5.6.
             let empty = self.encode_changes(&[], self.socket.reserve_sequence(2), 0);
             self.socket.send_datagram(&empty).map_err(batch_error)?;
             let found = read()?;

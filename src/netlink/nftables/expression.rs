@@ -20,10 +20,8 @@ pub struct ForeignRule {
     pub expressions: Vec<RuleExpression>,
 }
 
-/// An expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleExpression {
-    /// Loads a field of the packet.
     Load(LoadedField),
     /// Applies a mask to the loaded value.
     Bitwise {
@@ -41,7 +39,6 @@ pub enum RuleExpression {
     Target(CompatExtension),
     Counter,
     Verdict(PacketVerdict),
-    /// Any other expression.
     Other,
 }
 

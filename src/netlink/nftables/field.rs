@@ -78,7 +78,6 @@ impl PacketField {
         }
     }
 
-    /// The number of registers for the field.
     pub(super) const fn register_count(self) -> usize {
         self.load_parameters().2.div_ceil(4)
     }

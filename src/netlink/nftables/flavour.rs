@@ -1,4 +1,5 @@
-//! What elements of sets have besides keys, and the settings of such sets.
+//! The flavours of sets: intervals, elements with counters, and elements that packets add; with the netlink attributes
+//! that create such sets.
 
 use super::super::attribute::AttributeBuilder;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
@@ -8,7 +9,7 @@ use super::value::{ValueType, length_of_types};
 /// `NFT_SET_CONCAT`: the parts of the key are compared one by one.
 const NFT_SET_CONCAT: c_int = 0x80;
 
-/// What the elements of a set have besides keys.
+/// What makes the elements of a set differ from plain keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum SetFlavour {
     #[default]

@@ -113,7 +113,6 @@ fn parse_forward_chain(body: &[u8]) -> Option<ForwardChain> {
     })
 }
 
-/// The effect of a rule on the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RuleEffect {
     Next,
@@ -316,7 +315,6 @@ impl PacketWalk<'_> {
     }
 }
 
-/// The outcome of an expression.
 enum ExpressionOutcome {
     /// Whether the condition is met; true for statements.
     Is(bool),

@@ -89,7 +89,6 @@ impl<'a> NftTable<'a> {
         NftChain { table: self, name, base: None, comment: None }
     }
 
-    /// The set `name` of this table.
     pub const fn named_set(self, name: &'a str, key: &'a [ValueType]) -> NftSet<'a> {
         NftSet { table: self, name, key, data: None, flavour: SetFlavour::Plain }
     }
@@ -262,21 +261,18 @@ impl From<NftSet<'_>> for NftObject {
     }
 }
 
-/// A request that names a table.
 pub(super) fn table_request(message: u16, table: NftTable<'_>) -> NetlinkRequest {
     let mut request = NetlinkRequest::new_netfilter(message_type(message), table.family as u8);
     request.body.put_text(NFTA_TABLE_NAME, table.name);
     request
 }
 
-/// A request for rules of a chain.
 pub(super) fn rule_request(message: u16, chain: NftChain<'_>) -> NetlinkRequest {
     let mut request = table_request(message, chain.table);
     request.body.put_text(NFTA_RULE_CHAIN, chain.name);
     request
 }
 
-/// A request for elements of a set.
 pub(super) fn element_request(message: u16, set: NftSet<'_>) -> NetlinkRequest {
     let mut request = table_request(message, set.table);
     request.body.put_text(NFTA_SET_ELEM_LIST_SET, set.name);
@@ -333,7 +329,6 @@ impl PacketVerdict {
     }
 }
 
-/// The data of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ElementData {
     /// The data of an element of a [map of values](NftTable::value_map).
@@ -425,7 +420,6 @@ impl fmt::Display for SetElement {
     }
 }
 
-/// Writes a value as data.
 pub(super) fn write_value<'a>(list: &'a mut AttributeBuilder, bytes: &[u8]) -> &'a mut AttributeBuilder {
     list.put_bytes(NFTA_DATA_VALUE, bytes)
 }

@@ -44,7 +44,8 @@ pub struct CompatExtension {
 pub struct NftRule {
     steps: Vec<RuleStep>,
     pub comment: Option<String>,
-    /// The protocol of the packets, for matches of iptables that verify it.
+    /// The protocol that a compatibility rule of iptables declares, because matches such as `tcp` are refused without
+    /// it.
     pub(super) compat: Option<TransportProtocol>,
 }
 
@@ -250,7 +251,6 @@ impl NftRule {
         self.look_up_set(fields, map, |data| data.put_u32_be(NFTA_LOOKUP_DREG, NFT_REG_VERDICT))
     }
 
-    /// Counts packets and bytes.
     pub fn count_packets(self) -> NftRule {
         self.push_expression(build_expression("counter", |data| data))
     }

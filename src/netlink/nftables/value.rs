@@ -113,7 +113,6 @@ pub(super) fn parse_key(types: &[ValueType], bytes: &[u8]) -> Option<ElementKey>
     types.iter().map(part).collect::<Option<_>>().map(ElementKey)
 }
 
-/// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TransportProtocol {
     Tcp,
@@ -155,7 +154,6 @@ impl fmt::Display for TransportProtocol {
     }
 }
 
-/// A value of some [`ValueType`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum NftValue {
     /// An address of either family.

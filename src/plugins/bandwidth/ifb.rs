@@ -87,7 +87,7 @@ pub(super) fn create_device<'a>(
             Err(error) => {
                 // The kernel may have created the link, and only its reply was lost.
                 if let Err(error) = host.delete_link(&name) {
-                    debug!("{error}");
+                    debug!("could not {error}");
                 }
                 return Err(error).context(|| "adding link");
             }

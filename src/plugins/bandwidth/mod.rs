@@ -216,7 +216,6 @@ fn verify_egress(host: &Netlink, owner: &AttachmentId<'_>, end: &Link, bucket: T
     Err(Error::internal(format!("ingress of \"{from}\" is not redirected to \"{to}\"")))
 }
 
-/// The peer of the container's interface.
 fn find_container_peer(host: &Netlink, req: &DelRequest) -> Result<Option<Link>> {
     let Some(netns) = &req.netns else { return Ok(None) };
     let inside = ContainerNetns::open_in(netns)?;

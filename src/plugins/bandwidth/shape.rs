@@ -22,7 +22,6 @@ pub(super) fn read_bucket(host: &Netlink, link: &Link) -> Result<Option<TokenBuc
     }
 }
 
-/// Replaces the bucket `former`.
 pub(super) fn replace_bucket<'a>(
     host: &'a Netlink,
     link: &Link,
@@ -41,7 +40,6 @@ pub(super) fn replace_bucket<'a>(
     host.replace_qdisc(index, QdiscHook::Root, BUCKET, &Qdisc::Tbf(bucket)).context(|| "create qdisc")
 }
 
-/// Deletes the token bucket of a link.
 pub(super) fn delete_bucket(host: &Netlink, link: &Link) -> Result<()> {
     if read_bucket(host, link).is_ok_and(|bucket| bucket.is_some()) {
         host.delete_qdisc(link.index, QdiscHook::Root)?;
@@ -59,7 +57,6 @@ pub(super) fn add_redirect<'a>(host: &'a Netlink, end: &Link, ifb: &Link, undo: 
     redirect::add(host, end, ifb)
 }
 
-/// Verifies the token bucket of a link.
 pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: TokenBucket) -> Result<()> {
     let name = &link.name;
     let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.find_qdisc(link.index, QdiscHook::Root)? else {

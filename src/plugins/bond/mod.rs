@@ -4,9 +4,9 @@
 //! already), `miimon`, `mtu`, `failOverMac`, `allSlavesActive`, `tlbDynamicLb`, `xmitHashPolicy`, `mac`; `CNI_ARGS`
 //! `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional: without it the interface is layer 2.
 //!
-//! While the container has the bond, a record of each link below `/run/cni/bond` holds its former state. DEL deletes the
-//! bond, and returns the links to the host, or leaves those that were in the container there, in that state. Nothing
-//! else remains on the host.
+//! While the container has the bond, a record of each link below `/run/cni/bond` holds its former state. DEL deletes
+//! the bond, and returns the links to the host, or leaves those that were in the container there, in that state.
+//! Nothing else remains on the host.
 
 mod plan;
 mod ports;
@@ -61,7 +61,6 @@ pub struct BondConfig {
     runtime_config: MacConfig,
 }
 
-/// A link of a bond.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct BondLink {

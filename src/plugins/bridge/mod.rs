@@ -132,7 +132,7 @@ impl Plugin for Bridge {
             cx.record_attachment(Self::NAME, req, &CniResult::new(), &mut undo);
             let registered = checked.clone();
             undo.add_step("end the check of source MACs", move || {
-                // Not before the port is deleted, so that it never forwards unchecked frames.
+                // The port is deleted first, so that it never forwards unchecked frames.
                 delete_port()?;
                 spoof::delete_ports(filter, owner, &[registered])
             });
@@ -158,7 +158,7 @@ impl Plugin for Bridge {
                 configure::announce_addresses(&inside, &link);
             }
         }
-        // Late, as other containers may use the addresses that `forceAddress` removes.
+        // As late as possible, because other containers may use the addresses that `forceAddress` removes.
         if !gateways.is_empty() {
             if bridge.pinned {
                 shared::warn_of_routes(host, &conf.bridge, &gateways);
@@ -202,7 +202,7 @@ impl Plugin for Bridge {
         }
         delete_and_release(cx, &mut failures, CallContext::ipam_del, |failures| {
             let deleted = failures.keep_error(req.delete_veth(cx));
-            // After the port, so that it never forwards unchecked frames.
+            // The port was deleted first, so that it never forwards unchecked frames.
             if has_rules || conf.macspoofchk {
                 let ports = prev.map(|prev| listed_ports(prev, &req.ifname)).unwrap_or_default();
                 failures.keep_error(spoof::delete_ports(filter, owner, &ports));

@@ -73,7 +73,7 @@ fn complete_pair(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, link: &Li
         } else if !port.up {
             host.change_link(port.index, up)?;
         }
-        // Sent even if not needed: looking it up would need a dump of all ports.
+        // Sets the VLAN even if the port has it already: finding that out would take a dump of all ports.
         let own = Vec::from_iter(plan.vlans.access.map(PortVlanRange::native_vlan));
         plan.vlans.apply_to_port(host, bridge, &port, &own)?;
     }

@@ -124,7 +124,6 @@ impl DelegateRecordStore {
         Ok(DelegateRecordStore { dir: trust::create_data_dir(dir, 0o700)? })
     }
 
-    /// The records in a directory that is trusted.
     pub(super) fn from_trusted_directory(dir: &Path) -> DelegateRecordStore {
         DelegateRecordStore { dir: dir.to_owned() }
     }
@@ -194,7 +193,6 @@ impl DelegateRecordStore {
         Ok(())
     }
 
-    /// The record of an attachment.
     pub(super) fn find_record(&self, owner: &AttachmentId<'_>) -> Result<Option<DelegateRecord>> {
         dir::require_own_directory(&self.dir)?;
         if let Some(further) = self.read_further_record(owner.id, owner.ifname)? {
@@ -205,8 +203,9 @@ impl DelegateRecordStore {
 
     /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
-        let readable =
-            |found: Result<Option<DelegateRecord>>| found.inspect_err(|error| warn!("{error}")).unwrap_or_default();
+        let readable = |found: Result<Option<DelegateRecord>>| {
+            found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default()
+        };
         let (first, further) = (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
         let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
         let further = further.iter().filter_map(|name| name.split_once(':'));

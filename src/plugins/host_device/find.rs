@@ -81,7 +81,6 @@ impl DeviceSelector {
     }
 }
 
-/// The device on the host.
 pub(super) fn selected_device(host: &Netlink, sysfs: &Sysfs, selector: &DeviceSelector) -> Result<Link> {
     let link = match selector {
         DeviceSelector::Name(name) => host.require_link(name).map_err(|error| {

@@ -77,7 +77,7 @@ impl<'a> AddressAllocation<'a> {
         if outcome.is_err() {
             for ip in &self.reserved {
                 if let Err(e) = self.store.release_address(*ip, self.owner) {
-                    warn!("roll back: release {ip}: {e}");
+                    warn!("rollback: could not release {ip}: {e}");
                 }
             }
         }

@@ -230,7 +230,6 @@ impl HostLocalConfig {
         }))
     }
 
-    /// Decodes keys of `ipam`.
     fn decode_ipam<T: DeserializeOwned>(&self) -> Result<T> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
         self.ipam.as_ref().ok_or_else(missing)?.decode()

@@ -176,12 +176,10 @@ impl RangeSet {
         self.0.iter().all(|range| range.start.is_ipv4())
     }
 
-    /// The range that includes `ip`.
     pub fn find_range(&self, ip: IpAddr) -> Option<&AddressRange> {
         self.0.iter().find(|range| range.contains(ip))
     }
 
-    /// Whether one of the ranges includes `ip`.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.find_range(ip).is_some()
     }

@@ -151,7 +151,6 @@ impl PortmapConfig {
         })
     }
 
-    /// The options of iptables.
     pub(super) fn iptables_options(&self) -> Result<IptablesOptions> {
         self.require_iptables_words()?;
         Ok(IptablesOptions {

@@ -147,7 +147,7 @@ impl Plugin for Sbr {
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
         let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
-            warn!("{error}");
+            warn!("DEL continues without the lock of the namespace: {error}");
             None
         });
         let link = netlink.find_link(req.ifname.as_str())?;

@@ -276,7 +276,7 @@ impl TuningPlan {
             let original = InterfaceAttributes::from_link(link, &attributes);
             let former = file.read_content()?;
             let earlier = former.as_deref().map(TuningBackup::parse).transpose().unwrap_or_else(|error| {
-                warn!("a backup is replaced: {error}");
+                warn!("replacing a backup that could not be read: {error}");
                 None
             });
             undo.add_step("restore the backup", move || {

@@ -151,7 +151,6 @@ impl PresentParameter<'_> {
         }
     }
 
-    /// Verifies that the parameter has the configured value.
     pub(super) fn verify_value(&self) -> Result<()> {
         let PresentParameter { key, value, former } = self;
         match former {

@@ -180,7 +180,7 @@ pub(super) fn examine_ports(directories: &ToolDirectories, stores: &[LeaseDirect
         let title = owner.describe_ports();
         match port_owner::judge_port_owner(&owner, &dirs) {
             PortOwnerState::Alive => {}
-            // Of the attachment with a record all remains are one finding.
+            // All remains of an attachment with a record are one finding.
             PortOwnerState::Ended(_) if port_owner::find_record(&owner).is_some() => {}
             PortOwnerState::Ended(why) => {
                 let problem = format!("the rules of {owner} have no container: {why}");

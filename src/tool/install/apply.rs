@@ -32,7 +32,7 @@ pub(super) fn execute_plan(job: &InstallJob<'_>, plan: &InstallPlan) -> Result<(
     let mut undo = Rollback::new();
     let mut manifest = plan.manifest.clone();
     manifest.save_to(directory)?;
-    undo.add_step("the manifest", || plan.old.save_to(directory));
+    undo.add_step("restore the manifest", || plan.old.save_to(directory));
     for step in plan.steps.iter().filter(|step| step.action.is_change()) {
         stage.replace_entry(directory, step, &mut undo)?;
     }
@@ -132,7 +132,7 @@ impl StagingArea {
             link_or_copy(&path, &old)?;
         }
         let target = path.clone();
-        undo.add_step(step.name.clone(), move || {
+        undo.add_step(format!("restore {}", step.name), move || {
             if identity(&target) != installed {
                 // Another process has replaced the file since.
                 Ok(())
@@ -191,7 +191,7 @@ fn install_config(plan: &InstallPlan, conf: &PlannedConfig, undo: &mut Rollback<
     if step.action.writes_file() {
         create_directory(path.parent().unwrap_or(path))?;
         let (target, before) = (path.clone(), files::read_file(path).ok());
-        undo.add_step("the network configuration", move || match before {
+        undo.add_step("restore the network configuration", move || match before {
             Some(bytes) => replace_text_file(&target, &bytes),
             None => Ok(remove_file(&target)?),
         });

@@ -25,7 +25,6 @@ pub(super) struct PluginDirectory {
     pub(super) manifest: InstallManifest,
 }
 
-/// An entry of the directory.
 pub(super) struct PluginDirectoryEntry {
     /// The target, if the entry is a symbolic link.
     link: Option<PathBuf>,

@@ -33,7 +33,6 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     cni::files::read_regular_file(path, LARGEST)
 }
 
-/// Device and inode of a file.
 pub(super) type DeviceInode = (u64, u64);
 
 pub(super) fn device_inode(metadata: &Metadata) -> DeviceInode {
@@ -82,7 +81,7 @@ pub(super) fn copy_label(directory: &Path, file: &Path) {
     }
     if let Err(cause) = lsetxattr(file, LABEL, label, XattrFlags::empty()) {
         let cause = errno_text(Errno::from_raw(cause.raw_os_error()));
-        warn!("set the SELinux label of {}: {cause}", file.display());
+        warn!("could not set the SELinux label of {}: {cause}", file.display());
     }
 }
 

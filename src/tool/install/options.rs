@@ -13,7 +13,6 @@ use cni::error::{Error, Result};
 
 const ROOT: CommandOption = long_option("--root", "DIR", "prefix of every directory [environment: DESTDIR]");
 const NO_BACKUP: &str = "--no-backup";
-/// The options of `cnibox install`.
 pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     long_option("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
     long_option(
@@ -40,7 +39,6 @@ pub(super) const INSTALL_OPTIONS: &[CommandOption] = &[
     JSON,
 ];
 
-/// The options of `cnibox uninstall`.
 pub(super) const UNINSTALL_OPTIONS: &[CommandOption] = &[
     long_option(
         "--no-hand-over",

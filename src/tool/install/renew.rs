@@ -35,7 +35,7 @@ impl OwnExecutable {
             read.is_ok_and(|bytes| matches!(ExecutableOrigin::from_bytes(&bytes), ExecutableOrigin::Own(_)))
         };
         if !self.is_missing() && !invoke::is_own_executable(&self.path) && is_cnibox() {
-            warn!("{}", cmd::replace_process(&self.path));
+            warn!("could not restart: {}", cmd::replace_process(&self.path));
         }
     }
 }

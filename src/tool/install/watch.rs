@@ -35,7 +35,7 @@ pub(super) fn install_and_watch(job: &InstallJob<'_>) -> Result<()> {
         let repaired = repair_installation(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
-            warn!("{error}");
+            warn!("could not repair the installation: {error}");
         }
     }
     Ok(())

@@ -286,7 +286,6 @@ impl LintedNetwork<'_> {
         }
     }
 
-    /// Reports an unknown key.
     fn report_unknown_key(&mut self, owner: &str, place: &JsonValuePath, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
         if keys::is_comment(key) {
@@ -317,7 +316,6 @@ impl LintedNetwork<'_> {
         is_sound
     }
 
-    /// Runs the plugin's STATUS on this node.
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
         let ask = |stdin: Vec<u8>| {
             let call = PluginCall { caller: PluginCaller::Lint, ..self.build_call(&stdin, CniVerb::Status) };

@@ -165,7 +165,6 @@ fn write_sysdump(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     print_text(&format!("{path}\n"))
 }
 
-/// The sources of data on attachments.
 struct AttachmentSources<'a> {
     directories: &'a ToolDirectories,
     runtime: Runtime,

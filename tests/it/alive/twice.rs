@@ -106,7 +106,8 @@ fn del_does_not_wait_long_for_the_lock() {
     let outcome = first.net.on("DEL", &first.container).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert!(
-        outcome.stderr.contains("DEL goes on: ") && outcome.stderr.contains(" held for more than 2 s by "),
+        outcome.stderr.contains("DEL continues without the lock of the attachment: ")
+            && outcome.stderr.contains(" held for more than 2 s by "),
         "{outcome:?}"
     );
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());

@@ -79,7 +79,7 @@ pub fn print_text(text: &str) -> ExitCode {
     match write_all(io::stdout().as_fd(), text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::warn!("write the result to stdout: {}", io_text(&error));
+            log::warn!("could not write the result to stdout: {}", io_text(&error));
             ExitCode::FAILURE
         }
     }

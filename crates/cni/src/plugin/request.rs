@@ -61,7 +61,7 @@ impl DecodedRequest {
 
 /// The warning of a key that counts as absent because it does not decode.
 pub fn absent_key_warning(error: &Error) -> String {
-    format!("a key counts as absent: {error}")
+    format!("ignored a key of the configuration: {error}")
 }
 
 /// The warning of a DEL whose `prevResult` does not decode.

@@ -209,7 +209,7 @@ impl NetworkList {
         }
         for file in &files {
             self.plugins.push(PluginConfig::from_file(file)?);
-            log::debug!("network {}: plugin from {}", self.name, file.display());
+            log::debug!("network {}: read a plugin from {}", self.name, file.display());
         }
         let mut json = Json::parse(&self.bytes)?;
         let plugins = self.plugins.iter().map(|plugin| plugin.json.clone()).collect();

@@ -209,7 +209,7 @@ impl Runtime {
         if list.is_at_least(SpecVersion::V0_4_0)? {
             // An unreadable cache file must not prevent the DEL.
             prev = self.cached_result(list, attach).unwrap_or_else(|error| {
-                log::debug!("cached result removed: {error}");
+                log::debug!("removed a cached result that could not be read: {error}");
                 self.remove_cached(key);
                 None
             });
@@ -285,7 +285,7 @@ impl Runtime {
                 && !failed.message().ends_with(error.message())
             {
                 let kind = &plugin.plugin_type;
-                log::warn!("undo a failed ADD: plugin type=\"{kind}\": {error}");
+                log::warn!("could not undo a failed ADD: plugin type=\"{kind}\": {error}");
             }
         }
     }

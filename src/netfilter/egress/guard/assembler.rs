@@ -50,9 +50,9 @@ const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 pub(super) struct Assembler {
     /// The last instruction first.
     reversed: Vec<ClassicInstruction>,
-    /// Where an operation with its successors is already: equal code is shared.
+    /// The label of each operation by its code, operand and successors, so that equal code is written once.
     known: BTreeMap<(u32, u32, Label, Label), Label>,
-    /// The newest jump to a label that is far.
+    /// The newest jump to each label that is too far for a conditional jump.
     bridges: BTreeMap<Label, Label>,
 }
 
@@ -113,7 +113,8 @@ impl Assembler {
         self.reversed.len() - 1 - label
     }
 
-    /// The label, or one with the same effect, at a distance of 8 bits, even behind one more instruction.
+    /// The label if a conditional jump reaches it, whose distance has 8 bits, even with one more instruction in
+    /// between; otherwise the label of a jump to it.
     fn bring_near(&mut self, label: Label) -> Label {
         let is_near = |at: &Label| self.distance_to(*at) < usize::from(u8::MAX);
         let there = [Some(label), self.bridges.get(&label).copied()].into_iter().flatten().find(is_near);
@@ -124,8 +125,9 @@ impl Assembler {
         })
     }
 
-    /// A jump. Where the program returns, a copy of the return would do, but for the kernel's check of loads: it takes
-    /// the cells that are stored before a return for those that are stored behind it.
+    /// Writes an unconditional jump, also to a return instruction. A copy of the return would be rejected in some
+    /// places: the kernel's check of loads takes the cells that are stored before a return for those that are stored
+    /// behind it.
     fn put_jump(&mut self, label: Label) -> Label {
         let distance = u32::try_from(self.distance_to(label)).unwrap_or(u32::MAX);
         self.push(JUMP, distance, 0, 0)

@@ -73,7 +73,7 @@ fn put_tree(code: &mut Assembler, steps: &[Step]) -> Label {
     }
 }
 
-/// A number of one word.
+/// The value of one cell, which has 32 bits, as the operand of an instruction.
 fn low_word(number: u128) -> u32 {
     (number & 0xffff_ffff) as u32
 }

@@ -161,7 +161,7 @@ fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_
     let undone =
         with_deletion_scope(owner, &|scope| filter.default_iptables(family)?.update_table(NAT, scope, &uproot));
     if let Err(error) = undone {
-        warn!("undo port mappings: {error}");
+        warn!("could not undo port mappings: {error}");
     }
 }
 
@@ -202,7 +202,8 @@ fn find_attachment_chain(table: &IptablesTable, owner: AttachmentId<'_>) -> Stri
     }
 }
 
-/// The interface of a container's chain: that of the attachment whose record has the address of the chain's rules.
+/// The interface that a container's chain belongs to. The name of the chain does not tell it, so the address in the
+/// chain's rules is looked up in the records.
 fn interface_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> Option<String> {
     let addrs = collect_set(table.rules_of_chain(chain).filter_map(dnat_address));
     let records = addrs.into_iter().flat_map(AttachmentRecord::find_by_address);

@@ -158,7 +158,6 @@ fn with_destination(rule: IptablesRule, addr: Option<IpAddr>) -> IptablesRule {
     addr.into_iter().fold(rule, |rule, addr| rule.with_words(&["-d", &host_net(addr).to_string()]))
 }
 
-/// The rules of one mapping.
 fn mapping_rules(wanted: RequiredRules<'_>, mapping: &MappedPort, chain: &str) -> Vec<IptablesRule> {
     let RequiredRules { forward, target, options, .. } = wanted;
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
