@@ -52,7 +52,7 @@ pub mod lane;
 mod leases;
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
-pub mod memory;
+pub mod memcpy;
 mod netfilter;
 mod netlink;
 mod netns;

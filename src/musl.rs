@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[cfg(all(target_arch = "x86_64", not(debug_assertions)))]
-use cnibox::memory;
+use cnibox::memcpy;
 use dlmalloc::Dlmalloc;
 
 /// musl's own allocator returns memory to the kernel with each call and gets it again with the next. dlmalloc's own
@@ -52,7 +52,7 @@ unsafe impl GlobalAlloc for LockedHeap {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
     // SAFETY: the caller's contract.
-    unsafe { memory::copy(to, from, length) }
+    unsafe { memcpy::copy(to, from, length) }
 }
 
 /// musl's cannot be linked without musl's memcpy.
@@ -63,5 +63,5 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, length: usize) -> *mut
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, length: usize) -> *mut u8 {
     // SAFETY: the caller's contract.
-    unsafe { memory::copy_overlapping(to, from, length) }
+    unsafe { memcpy::copy_overlapping(to, from, length) }
 }

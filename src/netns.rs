@@ -233,7 +233,7 @@ impl Netns {
             self.move_thread_into()?;
             Ok(f())
         };
-        let Some(back) = NetnsReturnGuard::for_current_thread() else {
+        let Some(back) = NetnsReturn::for_current_thread() else {
             return on_scratch_thread(there)?;
         };
         let outcome = there();
@@ -267,18 +267,18 @@ impl Netns {
 }
 
 /// The previous namespace of a thread, to which the thread returns when this is dropped.
-struct NetnsReturnGuard(Arc<File>);
+struct NetnsReturn(Arc<File>);
 
-impl NetnsReturnGuard {
+impl NetnsReturn {
     /// Remembers the calling thread's present namespace; `None` if the thread may not enter it again, as in a process
     /// with a user namespace of its own.
-    fn for_current_thread() -> Option<NetnsReturnGuard> {
+    fn for_current_thread() -> Option<NetnsReturn> {
         let home = Netns::open_current().ok()?.file;
-        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| NetnsReturnGuard(home))
+        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| NetnsReturn(home))
     }
 }
 
-impl Drop for NetnsReturnGuard {
+impl Drop for NetnsReturn {
     fn drop(&mut self) {
         if setns(&self.0, CloneFlags::CLONE_NEWNET).is_err() {
             STRANDED.set(Some(self.0.clone()));
@@ -422,7 +422,7 @@ mod tests {
             assert!(status.success(), "{status}");
             return;
         }
-        assert!(NetnsReturnGuard::for_current_thread().is_none());
+        assert!(NetnsReturn::for_current_thread().is_none());
         let (home, other) = (Netns::open_current().unwrap(), Netns::create_unnamed().unwrap());
         assert!(other.run_inside(|| Netns::open_current().unwrap().is_same_as(&other).unwrap()).unwrap());
         assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());

@@ -4,7 +4,7 @@ pub use crate::applets::APPLETS;
 pub use crate::framework::{Applet, AppletKind};
 
 pub mod attachment {
-    pub use crate::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness, LivenessDoubt};
+    pub use crate::attachment::{AttachmentId, AttachmentRecord, EndedBy, Liveness, UnknownBecause};
 }
 
 pub mod options {
@@ -37,7 +37,7 @@ pub mod netfilter {
     pub use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend};
 
     pub mod filter {
-        pub use crate::netfilter::filter::{AcceptedTraffic, IngressPolicy, add_rules};
+        pub use crate::netfilter::filter::{FirewallPart, IngressPolicy, add_rules};
     }
 
     pub mod masquerade {
@@ -47,7 +47,7 @@ pub mod netfilter {
     }
 
     pub mod spoof {
-        pub use crate::netfilter::spoof::{CheckedPort, add_port};
+        pub use crate::netfilter::spoof::{SpoofPart, add_port};
     }
 }
 

@@ -186,20 +186,20 @@ pub fn is_recording() -> bool {
 
 /// A step of the call, from its creation until it is dropped.
 #[must_use = "a span ends when it is dropped"]
-pub struct SpanGuard(Option<usize>);
+pub struct OpenSpan(Option<usize>);
 
 /// Begins a child of the innermost open span.
-pub fn begin_span(name: &'static str) -> SpanGuard {
-    SpanGuard(RECORDING.with_borrow_mut(|on| on.as_mut()?.open_span(name.to_owned())))
+pub fn begin_span(name: &'static str) -> OpenSpan {
+    OpenSpan(RECORDING.with_borrow_mut(|on| on.as_mut()?.open_span(name.to_owned())))
 }
 
 /// The span of the call.
-pub fn root_span() -> SpanGuard {
+pub fn root_span() -> OpenSpan {
     // `finish_recording` ends it.
-    SpanGuard(is_recording().then_some(0))
+    OpenSpan(is_recording().then_some(0))
 }
 
-impl SpanGuard {
+impl OpenSpan {
     fn change_record(&self, change: impl FnOnce(&mut RecordedSpan)) {
         let Some(span) = self.0 else { return };
         RECORDING.with_borrow_mut(|on| {
@@ -229,7 +229,7 @@ impl SpanGuard {
     }
 }
 
-impl Drop for SpanGuard {
+impl Drop for OpenSpan {
     fn drop(&mut self) {
         if let Some(span) = self.0.filter(|span| *span > 0) {
             RECORDING.with_borrow_mut(|on| on.as_mut().map(|on| on.close_span(span)));

@@ -13,14 +13,14 @@
 pub mod backup;
 pub mod boot;
 mod file;
-mod kept;
 pub mod liveness;
 mod owner;
+mod parts;
 mod record;
 
 pub use boot::{BootIdentity, BootRelation};
 pub use file::{forget_attachment, log_unrecorded, remove_all_records};
-pub use kept::{REPAIR_REMEDY, RecordStore, StoredRecord};
-pub use liveness::{ContainerPairEnd, EndProof, HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence};
+pub use liveness::{ContainerVeth, EndedBy, HostVeth, Liveness, LivenessEvidence, UnknownBecause};
 pub use owner::{AttachmentId, network_hash, sha512_hex};
+pub use parts::{REPAIR_REMEDY, RecordStore, StoredRecord};
 pub use record::AttachmentRecord;

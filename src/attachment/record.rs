@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::boot::{BootIdentity, BootRelation, current_unix_time};
-use super::liveness::{HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence, judge_by_socket, judge_liveness};
+use super::liveness::{HostVeth, Liveness, LivenessEvidence, UnknownBecause, check_socket, judge_liveness};
 use super::owner::AttachmentId;
 use crate::netlink::Netlink;
 use crate::netns::{self, NetnsIdentity};
@@ -40,7 +40,7 @@ pub struct AttachmentRecord {
     pub boot: Option<BootIdentity>,
     /// The time at which the record was written, in seconds since 1970.
     pub created: i64,
-    pub end: Option<HostPairEnd>,
+    pub end: Option<HostVeth>,
     pub ips: Vec<IpAddr>,
     /// `ipam.type` of the plugin that wrote the record; empty without one.
     pub ipam: String,
@@ -90,12 +90,12 @@ impl AttachmentRecord {
 
     /// Whether the attachment exists.
     pub fn liveness(&self) -> Liveness {
-        AttachmentRecord::liveness_of_all(&[self]).pop().unwrap_or(Liveness::Unknown(LivenessDoubt::NoRecord))
+        AttachmentRecord::liveness_of_all(&[self]).pop().unwrap_or(Liveness::Unknown(UnknownBecause::NoRecord))
     }
 
     /// Like [`liveness`](AttachmentRecord::liveness), by a socket of the calling thread's network namespace.
     pub fn liveness_by(&self, host: &Netlink) -> Liveness {
-        judge_by_socket(&self.liveness_evidence(), &|| Ok(host))
+        check_socket(&self.liveness_evidence(), &|| Ok(host))
     }
 
     /// Whether the attachment has certainly ended.
@@ -118,7 +118,7 @@ impl AttachmentRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attachment::ContainerPairEnd;
+    use crate::attachment::ContainerVeth;
 
     /// A node may run executables of several architectures: 32-bit plugins on a 64-bit kernel, or under emulation.
     #[test]
@@ -132,11 +132,11 @@ mod tests {
             host: 1 << 63,
             boot: Some(BootIdentity { machine: Some("m".to_owned()), id: "b".to_owned() }),
             created: 5_000_000_000,
-            end: Some(HostPairEnd {
+            end: Some(HostVeth {
                 netns: 1 << 32,
                 index: u32::MAX,
                 labelled: true,
-                peer: Some(ContainerPairEnd { nsid: i32::MAX, index: 2 }),
+                peer: Some(ContainerVeth { nsid: i32::MAX, index: 2 }),
             }),
             ips: vec!["10.1.2.3".parse().unwrap(), "fd00::1".parse().unwrap()],
             rules: BTreeMap::from([("spoof".to_owned(), Value::from(u64::MAX))]),

@@ -40,7 +40,7 @@ impl DaemonClient {
         let socket = self.startable_socket()?;
         let records = DhcpRecordStore::open_or_create(&socket)?;
         // A plugin that has waited for the lock finds the daemon that another plugin started.
-        let _turn = records.lock_daemon_start(LIMIT)?;
+        let _lock = records.lock_daemon_start(LIMIT)?;
         if UnixStream::connect(&socket).is_err() {
             start_daemon_process(&socket, &records.pidfile_path())?;
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use ipnet::IpNet;
 
 use super::turn::AttachmentTurn;
-use crate::attachment::{AttachmentId, HostPairEnd};
+use crate::attachment::{AttachmentId, HostVeth};
 use crate::repairs::RepairFindings;
 use cni::error::{Error, Result};
 use cni::json::keys::DecodedKeys;
@@ -66,7 +66,7 @@ pub enum PluginCaller {
     Collector,
     /// Another plugin of this executable, in its process, after its own checks. With the host's end of the attachment's
     /// veth pair, if the plugin has created one.
-    Plugin(Option<HostPairEnd>),
+    Plugin(Option<HostVeth>),
 }
 
 #[derive(Clone, Copy, Debug)]

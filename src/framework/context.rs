@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::call::{PluginCall, PluginCaller};
 use super::rollback::Rollback;
-use crate::attachment::HostPairEnd;
+use crate::attachment::HostVeth;
 use crate::netfilter::backend::FilterFeature;
 use crate::netfilter::reconcile::require_serviceable;
 use crate::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade};
@@ -42,7 +42,7 @@ pub struct CallContext<'a> {
     pub(super) call: &'a PluginCall<'a>,
     host: OnceCell<Netlink>,
     filter: PacketFilter,
-    end: Cell<Option<HostPairEnd>>,
+    end: Cell<Option<HostVeth>>,
     pub(super) record: Cell<KnownRecord>,
     /// The attachments that GC treats as valid although the runtime does not list them.
     pub(super) unlisted: OnceCell<Vec<ValidAttachment>>,
@@ -129,13 +129,13 @@ impl<'a> CallContext<'a> {
     }
 
     /// Sets the host's end of the attachment's veth pair, which the IPAM plugin and the record get.
-    pub fn set_host_end(&self, end: Option<HostPairEnd>) {
+    pub fn set_host_end(&self, end: Option<HostVeth>) {
         self.end.set(end);
     }
 
     /// The host's end of the attachment's veth pair, created by this plugin, else by the plugin that calls this one in
     /// the same process.
-    pub fn host_end(&self) -> Option<HostPairEnd> {
+    pub fn host_end(&self) -> Option<HostVeth> {
         let of_caller = if let PluginCaller::Plugin(end) = self.call.caller { end } else { None };
         self.end.get().or(of_caller)
     }

@@ -122,7 +122,7 @@ impl<'a> CallContext<'a> {
     /// after its failure (spec, section 4, "Delegated plugins"), unless the names are those of an earlier instance,
     /// whose addresses it would release.
     fn release_added(&self, ipam: &DelegatePlugin<'_>, outcome: Option<&Result<Vec<IpAddr>>>) -> Result<()> {
-        let is_own_leaser = ipam.name == reclaim::LEASER && matches!(ipam.program, DelegateProgram::Own(_));
+        let is_own_leaser = ipam.name == reclaim::HOST_LOCAL && matches!(ipam.program, DelegateProgram::Own(_));
         match outcome {
             Some(Ok(ips)) if is_own_leaser => reclaim::release_addresses(self, self.attachment_id(), ips),
             Some(Err(_)) if is_own_leaser => Ok(()),
@@ -165,7 +165,7 @@ impl<'a> CallContext<'a> {
             }
             Err(error) => Err(error),
         }));
-        if self.net.ipam_type != reclaim::LEASER && !self.is_collected() {
+        if self.net.ipam_type != reclaim::HOST_LOCAL && !self.is_collected() {
             failures.keep_error(reclaim::release_recorded_leases(self.attachment_id(), &[]));
         }
         failures.into_result()

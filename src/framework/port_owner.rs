@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 
 use super::living::may_be_cached;
-use super::reclaim::{LEASER, log_reclaimed, remove_attachment_state, remove_if_ended};
+use super::reclaim::{HOST_LOCAL, log_reclaimed, remove_attachment_state, remove_if_ended};
 use super::turn::AttachmentTurn;
 use crate::attachment::{AttachmentId, AttachmentRecord, Liveness};
 use crate::leases::{DATA_DIR, LeaseListing, LeaseStatus};
@@ -168,7 +168,7 @@ fn find_traffic_to(target: IpAddr) -> NetlinkResult<Option<&'static str>> {
 /// The directories with the leases of a network, by the records of its attachments. None if a record names a directory
 /// that a tenant may write to.
 fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
-    let records = AttachmentRecord::read_all(Some(network)).into_iter().filter(|record| record.ipam == LEASER);
+    let records = AttachmentRecord::read_all(Some(network)).into_iter().filter(|record| record.ipam == HOST_LOCAL);
     let named = records.map(|record| record.data_dir.unwrap_or_else(|| DATA_DIR.into()));
     let mut dirs = collect_set(named);
     if dirs.is_empty() {
@@ -189,7 +189,7 @@ pub fn remove_port_owner_if_ended(filter: &PacketFilter, owner: &PortOwner) -> R
 pub fn remove_named_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<bool> {
     let PortOwner { network, id, ifname, .. } = owner;
     let of_ifname = |ifname| AttachmentId { network, ifname, id };
-    let _turn = ifname.as_deref().map(|ifname| AttachmentTurn::take(of_ifname(ifname))).transpose()?;
+    let _lock = ifname.as_deref().map(|ifname| AttachmentTurn::take(of_ifname(ifname))).transpose()?;
     if find_record(owner).is_some() || !ports::list_port_owners(filter)?.contains(owner) {
         return Ok(false);
     }
@@ -212,7 +212,7 @@ pub fn remove_ended_port_owner(
     }
     let PortOwner { network, id, .. } = owner;
     let turn = |ifname: &String| AttachmentTurn::take(AttachmentId { network, ifname, id });
-    let _turn = owner.ifname.as_ref().map(turn).transpose()?;
+    let _lock = owner.ifname.as_ref().map(turn).transpose()?;
     // The owner may have got further ports since, and rules in the other family.
     let Some(now) = ports::list_port_owners(filter)?.into_iter().find(|other| other.is_same(owner)) else {
         return Ok(None);

@@ -13,7 +13,7 @@ use super::plugin::{AddRequest, GcRequest};
 use super::rollback::{Failures, Rollback};
 use super::turn::AttachmentTurn;
 use crate::attachment::{
-    AttachmentId, AttachmentRecord, HostPairEnd, Liveness, LivenessDoubt, RecordStore, log_unrecorded,
+    AttachmentId, AttachmentRecord, HostVeth, Liveness, RecordStore, UnknownBecause, log_unrecorded,
 };
 use crate::iface::peer;
 use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
@@ -37,7 +37,7 @@ fn remove_rules_and_devices(owner: AttachmentId<'_>, ips: &[IpAddr], is_being_ad
     let packets = PacketFilter::new();
     let mut failures = Failures::new();
     for feature in packets.features {
-        if !is_being_added || feature.state.kept != spoof::KEPT {
+        if !is_being_added || feature.state.kept != spoof::RECORDS {
             failures.keep_error((feature.remove)(&packets, owner, ips));
         }
     }
@@ -170,11 +170,11 @@ impl<'a> CallContext<'a> {
     }
 
     /// The host's end of the pair that an earlier plugin of the list has created; the plugin may be another program's.
-    fn find_listed_end(&self, owner: AttachmentId<'_>, req: &AddRequest, result: &CniResult) -> Option<HostPairEnd> {
+    fn find_listed_end(&self, owner: AttachmentId<'_>, req: &AddRequest, result: &CniResult) -> Option<HostVeth> {
         let host = self.host_netlink().ok()?;
         let ends = req.sandbox.open_netns().and_then(|netns| peer::find_listed_ends(host, netns, result));
         match ends.unwrap_or_default().as_slice() {
-            [end] => HostPairEnd::from_link(owner, host, end),
+            [end] => HostVeth::from_link(owner, host, end),
             _ => None,
         }
     }
@@ -190,7 +190,7 @@ impl<'a> CallContext<'a> {
 
 /// Whether the record, whose attachment has this liveness, is of the container of the ADD.
 fn is_of_container(record: &AttachmentRecord, life: Liveness, req: &AddRequest) -> bool {
-    let may_exist = matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd));
+    let may_exist = matches!(life, Liveness::Alive | Liveness::Unknown(UnknownBecause::NoHostEnd));
     may_exist && record.netns == req.sandbox.netns_identity()
 }
 
@@ -225,7 +225,7 @@ pub fn remove_if_ended(record: &AttachmentRecord) -> Result<bool> {
         return Ok(false);
     }
     remove_proved_leases(record, None)?;
-    let _turn = AttachmentTurn::take(record.attachment_id())?;
+    let _lock = AttachmentTurn::take(record.attachment_id())?;
     remove_ended(record)
 }
 
@@ -270,7 +270,7 @@ pub fn log_reclaimed(what: String) {
 }
 
 /// The plugin whose leases are in directories of this node.
-pub const LEASER: &str = "host-local";
+pub const HOST_LOCAL: &str = "host-local";
 
 /// Releases the leases of an attachment that is being deleted in the directory that ADD has recorded and in the default
 /// one, but not in the directories `done`: the configuration may have been changed since.
@@ -311,7 +311,7 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
     let listing = LeaseListing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.lease_statuses()).unwrap_or_default();
     let is_its = |status: &&LeaseStatus| status.lease.attachment_in(owner.network) == Some(owner);
-    leases.iter().find(is_its).map_or(Liveness::Unknown(LivenessDoubt::NoRecord), |its| its.liveness)
+    leases.iter().find(is_its).map_or(Liveness::Unknown(UnknownBecause::NoRecord), |its| its.liveness)
 }
 
 /// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
@@ -340,7 +340,7 @@ pub(super) fn collect_garbage(plugin: &str, network: &NetworkName, req: Option<&
 /// same names: its record and its source MAC check stay.
 fn remove_lease_owner_state(owner: AttachmentId<'_>, ips: &[IpAddr], next: Option<AttachmentId<'_>>) -> Result<()> {
     // The attachment being added has the turn of its names.
-    let _turn = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
+    let _lock = if next == Some(owner) { None } else { AttachmentTurn::take(owner)? };
     match AttachmentRecord::find_by_attachment(owner) {
         // The record proves the end; the lease does not, because its store may be in a directory of a tenant.
         Some(record) if record.is_gone() => remove_attachment_state(owner, ips),

@@ -15,7 +15,7 @@
 //! The first line has the machine, the boot and the time at which the file was last rewritten, and the place of the
 //! entries that it had then, which are sorted: the leases of a container are found without reading those of all others.
 //! `<file>` is inode and modification time of the lease's file, `<host end>` the
-//! [end](crate::attachment::HostPairEnd) of the attachment's veth pair on the host. The last word is the boot in which
+//! [end](crate::attachment::HostVeth) of the attachment's veth pair on the host. The last word is the boot in which
 //! the lease was created, or first seen: `this`, the one in the first line, or that of a line `boot`. Whether it was an
 //! earlier one is decided whenever the journal is read. `-` stands for an unknown or absent value.
 //!

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::attachment::{AttachmentId, EndProof};
+use crate::attachment::{AttachmentId, EndedBy};
 use crate::files::lock;
 use cni::names::is_identifier;
 
@@ -84,7 +84,7 @@ impl fmt::Display for AddressLease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReclaimedLease {
     pub lease: AddressLease,
-    pub why: EndProof,
+    pub why: EndedBy,
 }
 
 impl fmt::Display for ReclaimedLease {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::lease::{AddressLease, ReclaimedLease};
 use super::quarantine::{AddressQuarantine, RemovalTime};
 use crate::attachment::boot::current_unix_time;
-use crate::attachment::{BootIdentity, ContainerPairEnd, EndProof, HostPairEnd};
+use crate::attachment::{BootIdentity, ContainerVeth, EndedBy, HostVeth};
 use cni::sort::sort_items;
 
 /// The end of every line.
@@ -27,7 +27,7 @@ pub(super) struct JournalEntry {
     /// The lease's file: the entry is not valid for a file that was replaced or written to.
     pub(super) file: LeaseFileId,
     /// The host's end of the attachment's veth pair.
-    pub(super) end: Option<HostPairEnd>,
+    pub(super) end: Option<HostVeth>,
     /// The boot in which the lease was created, or first seen; `None` if it is unknown.
     pub(super) boot: Option<Rc<BootIdentity>>,
 }
@@ -157,7 +157,7 @@ impl JournalRemoval {
         let words = split_line(line);
         let freed = words.get(2).and_then(|word| RemovalTime::parse(word));
         let reclaimed = if let [_, _, _, why, id, ifname] = words[..] {
-            let why = [EndProof::HostEnd, EndProof::EarlierBoot].into_iter().find(|w| end_proof_word(*w) == why);
+            let why = [EndedBy::HostEnd, EndedBy::EarlierBoot].into_iter().find(|w| end_proof_word(*w) == why);
             let lease = AddressLease { ip, id: unescape_word(id)?, ifname: unescape_word(ifname) };
             why.map(|why| ReclaimedLease { lease, why })
         } else {
@@ -167,10 +167,10 @@ impl JournalRemoval {
     }
 }
 
-fn end_proof_word(why: EndProof) -> &'static str {
+fn end_proof_word(why: EndedBy) -> &'static str {
     match why {
-        EndProof::HostEnd => "host-end",
-        EndProof::EarlierBoot => "earlier-boot",
+        EndedBy::HostEnd => "host-end",
+        EndedBy::EarlierBoot => "earlier-boot",
     }
 }
 
@@ -205,14 +205,14 @@ impl JournalEntry {
 const LABELLED: &str = "own";
 const LISTED: &str = "listed";
 
-fn host_end_word(HostPairEnd { netns, index, labelled, peer }: HostPairEnd) -> String {
+fn host_end_word(HostVeth { netns, index, labelled, peer }: HostVeth) -> String {
     let kind = if labelled { LABELLED } else { LISTED };
     let peer = peer.map(|peer| format!(":{}:{}", peer.nsid, peer.index)).unwrap_or_default();
     format!("{netns}:{index}:{kind}{peer}")
 }
 
 /// Parses the host's end; `None` if unknown.
-fn parse_host_end(word: &str) -> Option<HostPairEnd> {
+fn parse_host_end(word: &str) -> Option<HostVeth> {
     let mut parts = word.split(':');
     let (netns, index) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let labelled = match parts.next()? {
@@ -221,10 +221,10 @@ fn parse_host_end(word: &str) -> Option<HostPairEnd> {
         _ => return None,
     };
     let peer = match parts.next() {
-        Some(nsid) => Some(ContainerPairEnd { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? }),
+        Some(nsid) => Some(ContainerVeth { nsid: nsid.parse().ok()?, index: parts.next()?.parse().ok()? }),
         None => None,
     };
-    Some(HostPairEnd { netns, index, labelled, peer })
+    Some(HostVeth { netns, index, labelled, peer })
 }
 
 impl LeaseFileId {

@@ -10,7 +10,7 @@ use super::lease::AddressLease;
 use super::lines::{JournalContents, JournalEntry, LeaseFileId};
 use crate::attachment::liveness::judge_liveness;
 use crate::attachment::{
-    AttachmentId, AttachmentRecord, BootIdentity, BootRelation, HostPairEnd, Liveness, LivenessDoubt, LivenessEvidence,
+    AttachmentId, AttachmentRecord, BootIdentity, BootRelation, HostVeth, Liveness, LivenessEvidence, UnknownBecause,
 };
 use crate::files::dir::OpenDirectory;
 
@@ -81,7 +81,7 @@ pub(super) fn judge_entries(network: &str, entries: &[JournalEntry], current: &B
     });
     let lives = judge_liveness(&evidence.collect::<Vec<_>>());
     let names_none = |entry: &JournalEntry| entry.lease.ifname.is_none();
-    let doubt = Liveness::Unknown(LivenessDoubt::NoRecord);
+    let doubt = Liveness::Unknown(UnknownBecause::NoRecord);
     let lives = lives.into_iter().zip(entries);
     lives.map(|(life, entry)| if names_none(entry) { doubt } else { life }).collect()
 }
@@ -89,7 +89,7 @@ pub(super) fn judge_entries(network: &str, entries: &[JournalEntry], current: &B
 /// The host's end in the attachment's record. A plugin of another program does not pass its link to host-local, but the
 /// plugins that follow it find the link in its result and record it. A record that is older than the lease may be of an
 /// earlier container with the same id, and does not count.
-fn recorded_host_end(owner: AttachmentId<'_>, JournalEntry { lease, file, .. }: &JournalEntry) -> Option<HostPairEnd> {
+fn recorded_host_end(owner: AttachmentId<'_>, JournalEntry { lease, file, .. }: &JournalEntry) -> Option<HostVeth> {
     let record = AttachmentRecord::find_by_attachment(owner)?;
     let is_its = record.created >= file.creation_time() && record.ips.contains(&lease.ip);
     record.end.filter(|_| is_its)

@@ -20,7 +20,7 @@ use super::lines::{JournalContents, JournalEntry, JournalRemoval, LeaseFileId};
 use super::listing::{self, AddressFile, AddressReservation};
 use super::notes::judge_entries;
 use super::quarantine::AddressQuarantine;
-use crate::attachment::{AttachmentId, BootIdentity, HostPairEnd, Liveness};
+use crate::attachment::{AttachmentId, BootIdentity, HostVeth, Liveness};
 use crate::files::dir::OpenDirectory;
 use crate::files::lock::FileLock;
 use crate::stderr;
@@ -89,7 +89,7 @@ impl LeaseStore {
         &mut self,
         ip: IpAddr,
         owner: AttachmentId<'_>,
-        end: Option<HostPairEnd>,
+        end: Option<HostVeth>,
     ) -> error::Result<bool> {
         let (name, lease) = (ip.to_string(), AddressLease::new(ip, owner));
         // One system call for each address that is taken, instead of the six that create a file.

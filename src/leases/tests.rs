@@ -17,7 +17,7 @@ use super::lines::JournalContents;
 use super::notes::judge_entries;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
-use crate::attachment::{AttachmentId, BootIdentity, ContainerPairEnd, HostPairEnd, Liveness, LivenessDoubt};
+use crate::attachment::{AttachmentId, BootIdentity, ContainerVeth, HostVeth, Liveness, UnknownBecause};
 use crate::files::dir::OpenDirectory;
 
 thread_local! {
@@ -74,7 +74,7 @@ impl Scene {
     }
 
     /// Reserves the address for an attachment with this end of a pair on the host.
-    fn attach(&self, address: &str, owner: AttachmentId<'_>, end: HostPairEnd) {
+    fn attach(&self, address: &str, owner: AttachmentId<'_>, end: HostVeth) {
         assert!(self.open().reserve_address(ip(address), owner, Some(end)).unwrap());
     }
 

@@ -14,7 +14,7 @@ use super::elements::RecordedElements;
 use super::iptables::{
     self, ChainScope, IptablesFlavour, IptablesHandle, IptablesPrograms, LACKING_MODULE, nft_table_for,
 };
-use super::layout::{HandoverCount, OwnTables, RestorableState};
+use super::layout::{CniboxTables, HandoverCount, RestorableState};
 use super::rules::RecordedRules;
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::cmd;
@@ -25,10 +25,10 @@ use cni::error::{Error, ErrorContext, Result, join_outcomes};
 use cni::files;
 
 /// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
-const PROBED: NftTable<'_> = NftTable::new_inet("cnibox_probe");
+const PROBE_RULE: NftTable<'_> = NftTable::new_inet("cnibox_probe");
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
-const LACKING: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
+const MISSING_MODULE_HELP: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
 /// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -207,9 +207,9 @@ impl PacketFilter {
     }
 
     /// Our tables of `nf_tables`.
-    pub fn own_tables(&self) -> netlink::NetlinkResult<OwnTables<'_>> {
+    pub fn own_tables(&self) -> netlink::NetlinkResult<CniboxTables<'_>> {
         let state = self.features.iter().map(|feature| feature.state).collect();
-        Ok(OwnTables { nft: self.nft_socket()?, state })
+        Ok(CniboxTables { nft: self.nft_socket()?, state })
     }
 
     /// The socket of `nf_tables`.
@@ -225,9 +225,9 @@ impl PacketFilter {
     pub fn nft_socket_if_present(&self) -> Result<Option<&NftSocket>> {
         let present = match self.present.get() {
             Some(present) => *present,
-            None => match self.nft_socket().and_then(|nft| nft.has_object(PROBED)) {
+            None => match self.nft_socket().and_then(|nft| nft.has_object(PROBE_RULE)) {
                 Ok(_) => true,
-                Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => false,
+                Err(error) if error.errno().is_some_and(|e| MISSING_MODULE_HELP.contains(&e)) => false,
                 Err(error) => return Err(error.into()),
             },
         };

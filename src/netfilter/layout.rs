@@ -1,7 +1,7 @@
 //! The required content of our tables of `nf_tables`: verifies, changes and restores it.
 //!
 //! A [`TableLayout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table
-//! with its layout, plans, and commits ([`OwnTables::change_tables`]). After a flush of rules or sets the same
+//! with its layout, plans, and commits ([`CniboxTables::change_tables`]). After a flush of rules or sets the same
 //! transaction restores them, and the state of all attachments of this host in all of our tables ([`RestorableState`]),
 //! so that protections and the traffic they protect become effective together.
 //!
@@ -19,7 +19,7 @@ use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement};
 use cni::error::{self, Error};
 
-pub use transaction::{LayoutTransaction, OwnTables};
+pub use transaction::{CniboxTables, LayoutTransaction};
 
 /// The rules of the chain of this name, if it is one that elements jump to.
 type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
@@ -28,14 +28,14 @@ type SubnetRules = fn(&str) -> Option<Vec<NftRule>>;
 /// missing.
 pub type FixedRule = (&'static str, fn() -> NftRule);
 
-/// How the rules of an [exact](TableLayout::is_exact) layout are compared.
+/// How the rules of an [exact](TableLayout::has_only_these_rules) layout are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleComparison {
     /// By their comments, for ADD, and for STATUS: after a reload of a listing of nft, which writes other expressions,
     /// pods can still be started.
     ByComment,
     /// Also by their expressions, and base chains by their hooks, for CHECK and repairs. Takes 0.3 ms.
-    Whole,
+    RuleSet,
 }
 
 /// The required content of a table.
@@ -45,14 +45,14 @@ pub struct TableLayout {
     /// The sets and maps of the table.
     pub sets: &'static [NftSet<'static>],
     /// Sets that packets fill, which have no sentinel.
-    pub recorders: &'static [NftSet<'static>],
+    pub packet_filled_sets: &'static [NftSet<'static>],
     /// The chains of the table and their fixed rules. A chain without fixed rules is not verified.
     pub chains: &'static [(NftChain<'static>, &'static [FixedRule])],
     /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
     /// created with the first element, and deleted with the last element.
     pub subnet: Option<SubnetRules>,
     /// Whether chains of this layout have only these rules. The table has many other chains, whose rules are not read.
-    pub is_exact: bool,
+    pub has_only_these_rules: bool,
 }
 
 /// A feature's state of attachments, which is restored after a flush.
@@ -70,7 +70,14 @@ pub struct RestorableState {
 impl TableLayout {
     /// An empty table.
     pub const fn new(table: NftTable<'static>) -> TableLayout {
-        TableLayout { table, sets: &[], recorders: &[], chains: &[], subnet: None, is_exact: false }
+        TableLayout {
+            table,
+            sets: &[],
+            packet_filled_sets: &[],
+            chains: &[],
+            subnet: None,
+            has_only_these_rules: false,
+        }
     }
 
     pub fn find_difference(self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Option<TableDamage>> {
@@ -102,7 +109,9 @@ impl TableLayout {
     /// The chains of an exact layout that are at another hook.
     fn misplaced_chains(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<Vec<NftChain<'static>>> {
         let mut misplaced = Vec::new();
-        for (chain, _) in self.chains.iter().filter(|_| self.is_exact && comparison == RuleComparison::Whole) {
+        for (chain, _) in
+            self.chains.iter().filter(|_| self.has_only_these_rules && comparison == RuleComparison::RuleSet)
+        {
             if !nft.is_at_hook(*chain)? {
                 misplaced.push(*chain);
             }
@@ -194,7 +203,8 @@ impl TableState {
     ) -> NetlinkResult<(TableState, Vec<Option<SetElement>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel_element());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let own: Vec<_> = layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.is_exact).collect();
+        let own: Vec<_> =
+            layout.chains.iter().map(|(chain, _)| *chain).filter(|_| layout.has_only_these_rules).collect();
         let mut look = nft.read_table(layout.table, &own, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
         let mut damage = Vec::new();
@@ -207,10 +217,10 @@ impl TableState {
         let mut incomplete = Vec::new();
         for (chain, rules) in layout.chains {
             let comments = rules.iter().map(|(comment, _)| *comment);
-            if let Some(rule) = first_missing_rule(&look.rules, *chain, comments) {
+            if let Some(rule) = find_missing_rule(&look.rules, *chain, comments) {
                 damage.push(format!("rule \"{rule}\" is missing in chain {chain}"));
                 incomplete.push(*chain);
-            } else if layout.is_exact
+            } else if layout.has_only_these_rules
                 && let Some(difference) = first_difference(&look.rules, *chain, rules, comparison)
             {
                 damage.push(difference);
@@ -226,7 +236,7 @@ impl TableState {
         damage.extend(flushed.iter().map(|set| format!("{set} was flushed")));
         let filled: HashSet<&str> = look.rules.iter().map(|rule| rule.chain.as_str()).collect();
         let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
-        let sets = layout.sets.len() + layout.recorders.len();
+        let sets = layout.sets.len() + layout.packet_filled_sets.len();
         let known = sets + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
         // Only a list of all chains shows the empty ones.
         let has_others = look.objects.is_some_and(|count| count as usize > known);
@@ -252,13 +262,13 @@ impl TableState {
     /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
     /// have added rules to a chain without fixed rules.
     fn add_missing_objects(&self, batch: &mut NftBatch) {
-        let TableLayout { table, sets, recorders, chains, .. } = self.layout;
+        let TableLayout { table, sets, packet_filled_sets, chains, .. } = self.layout;
         batch.ensure_object(table);
         // The hook of a chain cannot be changed.
         for chain in &self.misplaced {
             batch.flush_chain(*chain).delete_object(*chain);
         }
-        for set in sets.iter().chain(recorders) {
+        for set in sets.iter().chain(packet_filled_sets) {
             batch.ensure_object(*set);
         }
         for (chain, _) in chains {
@@ -282,7 +292,7 @@ impl TableState {
 }
 
 /// The first of the comments whose rule is not in the chain, or not in this order. Other rules may stand in between.
-fn first_missing_rule(
+fn find_missing_rule(
     found: &[RuleInfo],
     chain: NftChain<'_>,
     mut comments: impl Iterator<Item = &'static str>,
@@ -302,7 +312,7 @@ fn first_difference(
     for rule in found.iter().filter(|rule| rule.chain == chain.name) {
         match fixed.next() {
             Some((comment, build)) if rule.comment.as_deref() == Some(comment) => {
-                if comparison == RuleComparison::Whole && !build().has_expressions_of(chain.table, rule) {
+                if comparison == RuleComparison::RuleSet && !build().has_expressions_of(chain.table, rule) {
                     return Some(format!("rule \"{comment}\" of chain {chain} was changed"));
                 }
             }

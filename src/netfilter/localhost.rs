@@ -124,7 +124,7 @@ pub fn restore_if_flushed(filter: &PacketFilter) -> Result<()> {
         return Ok(());
     }
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
-    let is_whole = LAYOUT.find_difference(nft, RuleComparison::Whole)?.is_none();
+    let is_whole = LAYOUT.find_difference(nft, RuleComparison::RuleSet)?.is_none();
     filter.is_localhost_closed.set(is_whole);
     if !is_whole && is_needed() { close_to_containers(filter) } else { Ok(()) }
 }

@@ -41,7 +41,7 @@ const SETS: [NftSet<'_>; 2] = [CHECKED, ALLOWED];
 const REFERENCE: NftTable<'_> = NftTable::new(TableFamily::Bridge, "nat");
 
 /// The parts of this feature in the records of attachments.
-pub const KEPT: RecordStore = RecordStore("spoof");
+pub const RECORDS: RecordStore = RecordStore("spoof");
 
 /// The feature, which has no rules in iptables.
 pub const FEATURE: FilterFeature = FilterFeature {
@@ -50,7 +50,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
     remove: |filter, owner, _| delete_ports(filter, owner, &[]),
     hand_over: &[("source-MAC checks", hand_over)],
     ..FilterFeature::new(RestorableState {
-        kept: KEPT,
+        kept: RECORDS,
         layouts: &[LAYOUT],
         needs_table: |layout| ELEMENTS.need_table(layout.table),
         restore: |change| ELEMENTS.restore(change),
@@ -59,21 +59,21 @@ pub const FEATURE: FilterFeature = FilterFeature {
 
 /// A bridge port, and the only source address of its frames.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CheckedPort {
+pub struct SpoofPart {
     /// The host end of the veth pair.
     pub name: String,
     /// The address of the container's end.
     pub mac: MacAddress,
 }
 
-fn port_elements(owner: AttachmentId<'_>, CheckedPort { name, mac }: &CheckedPort) -> Vec<SetElement> {
+fn port_elements(owner: AttachmentId<'_>, SpoofPart { name, mac }: &SpoofPart) -> Vec<SetElement> {
     let name = name.as_str();
     let elements = [CHECKED.element_with_key(name), ALLOWED.element_with_key((name, *mac))];
     elements.map(|element| element.with_comment(owner.object_label())).into()
 }
 
 const ELEMENTS: RecordedElements = RecordedElements {
-    kept: KEPT,
+    kept: RECORDS,
     layout: LAYOUT,
     sets: &SETS,
     of_part: |owner, part| elements_of_part(owner, part, port_elements),
@@ -95,10 +95,10 @@ fn drop_other_sources() -> NftRule {
 }
 
 /// Drops frames from the port with another source address.
-pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
+pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &SpoofPart) -> Result<()> {
     let failed = || "failed to setup spoof-check";
     let nft = filter.nft_socket().context(failed)?;
-    KEPT.add_part(owner, port);
+    RECORDS.add_part(owner, port);
     let elements = port_elements(owner, port);
     let fill = &mut |change: &mut LayoutTransaction<'_>, found: Vec<Option<SetElement>>| {
         if found.iter().flatten().eq(&elements) {
@@ -121,17 +121,17 @@ pub fn add_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPo
 }
 
 /// Verifies that the port is checked, and that the container's address is allowed.
-pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &CheckedPort) -> Result<()> {
+pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &SpoofPart) -> Result<()> {
     check_attachment(filter, &FEATURE, owner, port)
 }
 
 /// The checked ports that may send with this source address: those that [`add_port`] has registered.
-pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<CheckedPort>> {
+pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<SpoofPart>> {
     let mut ports = Vec::new();
     for element in filter.nft_socket()?.find_elements(&[ALLOWED], &[])? {
         match element.key.0.as_slice() {
             [NftValue::IfName(name), NftValue::Mac(found)] if *found == mac => {
-                ports.push(CheckedPort { name: name.clone(), mac });
+                ports.push(SpoofPart { name: name.clone(), mac });
             }
             _ => {}
         }
@@ -141,7 +141,7 @@ pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<Chec
 
 /// Removes the objects that [`add_port`] or the reference created for the owner. If the ports are known, the sets need
 /// not be searched.
-pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[CheckedPort]) -> Result<()> {
+pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[SpoofPart]) -> Result<()> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
     let wanted: Vec<_> = ports.iter().flat_map(|port| port_elements(owner, port)).collect();
     let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
@@ -154,7 +154,7 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Che
         Ok(found)
     };
     let own = ELEMENTS.delete_found(nft, Some(owner), find);
-    let outcomes = [KEPT.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
+    let outcomes = [RECORDS.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_outcomes(outcomes).context(|| "failed to teardown spoof-check")
 }
 
@@ -222,7 +222,7 @@ fn create_reference_chains(batch: &mut NftBatch, element: &SetElement) -> Option
 /// Removes the elements of the network's attachments that are not among `valid`. The reference's objects do not
 /// identify their network.
 pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    KEPT.remove_stale_parts(network, valid)?;
+    RECORDS.remove_stale_parts(network, valid)?;
     let is_stale = stale_matcher(network, valid);
     filter.query_nft(&|nft| ELEMENTS.delete_by_comment(nft, &is_stale)).context(|| "clean up spoof-check")
 }

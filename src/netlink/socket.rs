@@ -317,7 +317,7 @@ pub(super) fn split_messages(mut datagram: &[u8]) -> Vec<KernelMessage> {
 }
 
 /// A trace span for requests, with the message type (netlink(7), `nlmsg_type`) of the first request.
-pub(super) fn request_span(wire: &[u8]) -> trace::SpanGuard {
+pub(super) fn request_span(wire: &[u8]) -> trace::OpenSpan {
     let span = trace::begin_span("netlink");
     if let [_, _, _, _, low, high, ..] = wire {
         span.add_number("netlink.type", u16::from_ne_bytes([*low, *high]).into());

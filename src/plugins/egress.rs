@@ -25,7 +25,7 @@ use crate::iface::guard::SINK;
 use crate::iface::{ContainerNetns, guard, peer};
 use crate::netfilter::egress::policy::{CompiledPolicy, EgressPolicy, PolicyEntry};
 use crate::netfilter::egress::source::{has_null, named_policy, require_keys};
-use crate::netfilter::egress::{self, RestrictedPort};
+use crate::netfilter::egress::{self, EgressPart};
 use crate::netfilter::{AttachmentId, RuleBackend};
 use crate::netlink::{FdbEntry, Link, LinkAddress, LinkChange, MacAddress, Netlink};
 use crate::netns::Netns;
@@ -173,12 +173,12 @@ impl Plugin for Egress {
         let program = port.guard_program(&compiled)?;
         let place = guard::find_place(host, &end)?;
         // A failure leaves a former policy of the attachment in force.
-        let former: Option<RestrictedPort> = egress::KEPT.read_content(owner);
+        let former: Option<EgressPart> = egress::RECORDS.read_content(owner);
         if let Some(former) = &former {
             port.replaces(former);
         }
         let mut undo = Rollback::new();
-        cx.record_with_part(Self::NAME, req, prev, (egress::KEPT, &port), &mut undo);
+        cx.record_with_part(Self::NAME, req, prev, (egress::RECORDS, &port), &mut undo);
         undo.add_step("restore the policy", || match former.as_ref().filter(|former| former.end == end.name) {
             Some(former) => egress::restore_port(filter, owner, former, &port),
             None => egress::delete_port(filter, owner),
@@ -248,7 +248,7 @@ fn try_guard(has_sink: bool) -> Result<()> {
     let netns = Netns::create_unnamed()?;
     let inside = Netlink::open_in(&netns)?;
     let link = inside.require_link("lo")?;
-    let program = RestrictedPort::default().guard_program(&CompiledPolicy::default())?;
+    let program = EgressPart::default().guard_program(&CompiledPolicy::default())?;
     if has_sink { guard::try_guard(&inside, &link, program) } else { guard::put_guard(&inside, &link, program, SINK) }
 }
 
@@ -260,7 +260,7 @@ fn find_port(
     prev: &CniResult,
     policies: Vec<EgressPolicy>,
     published: Vec<String>,
-) -> Result<(Link, RestrictedPort)> {
+) -> Result<(Link, EgressPart)> {
     let inside = ContainerNetns::open_in(netns)?;
     let link = inside.require_link(ifname)?;
     let refuse =
@@ -298,7 +298,7 @@ fn find_port(
     let mut on_link: Vec<_> = prev.ips.iter().map(|ip| ip.address.trunc()).collect();
     on_link.sort_unstable();
     on_link.dedup();
-    let port = RestrictedPort {
+    let port = EgressPart {
         end: end.name.clone(),
         mac,
         arrives_at: names_of(arrives_at),
@@ -392,14 +392,14 @@ fn names_of(interfaces: Vec<(u32, String)>) -> Vec<String> {
     interfaces.into_iter().map(|(_, name)| name).collect()
 }
 
-fn recorded_port(owner: AttachmentId<'_>) -> Result<RestrictedPort> {
-    egress::KEPT.read_content(owner).ok_or_else(|| {
+fn recorded_port(owner: AttachmentId<'_>) -> Result<EgressPart> {
+    egress::RECORDS.read_content(owner).ok_or_else(|| {
         Error::internal("the attachment has no record of its policy").with_details("attach the container again")
     })
 }
 
 /// The port of the policy, if it is the other end of the container's interface.
-fn connected_end(host: &Netlink, req: &CheckRequest, port: &RestrictedPort) -> Result<Link> {
+fn connected_end(host: &Netlink, req: &CheckRequest, port: &EgressPart) -> Result<Link> {
     let inside = ContainerNetns::open_in(req.sandbox.open_netns()?)?;
     let link = inside.require_link(req.ifname.as_str())?;
     let end = peer::find_host_end(host, &inside, &link)?.filter(|end| end.name == port.end);
@@ -410,13 +410,13 @@ fn connected_end(host: &Netlink, req: &CheckRequest, port: &RestrictedPort) -> R
 }
 
 /// The port of the policy, if it is the link in the record of the attachment.
-fn recorded_end(host: &Netlink, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<Option<Link>> {
+fn recorded_end(host: &Netlink, owner: AttachmentId<'_>, port: &EgressPart) -> Result<Option<Link>> {
     let recorded = AttachmentRecord::find_by_attachment(owner).and_then(|record| record.end);
     Ok(host.find_link(&port.end)?.filter(|end| recorded.is_some_and(|recorded| recorded.index == end.index)))
 }
 
 /// Fails if packets of the end arrive elsewhere than at the time of ADD.
-fn require_same_bridge(host: &Netlink, end: &Link, port: &RestrictedPort) -> Result<()> {
+fn require_same_bridge(host: &Netlink, end: &Link, port: &EgressPart) -> Result<()> {
     let bridge = find_master(host, end)?;
     let arrives_at = names_of(arrival_interfaces(host, end, bridge.as_ref())?);
     let mac = bridge.and_then(|bridge| bridge.mac);

@@ -21,7 +21,7 @@ use crate::framework::{
 use crate::netfilter::AttachmentId;
 use crate::netfilter::RuleBackend::{self, Iptables, Nftables};
 use crate::netfilter::filter::firewalld::{self, FirewalldZone};
-use crate::netfilter::filter::{self, AcceptedTraffic, DEFAULT_ADMIN, IngressPolicy, KEPT};
+use crate::netfilter::filter::{self, DEFAULT_ADMIN, FirewallPart, IngressPolicy, RECORDS};
 use crate::netfilter::iptables::table;
 use crate::netfilter::reconcile::check_attachment;
 use cni::error::{Error, ErrorContext, Result};
@@ -146,7 +146,7 @@ impl Plugin for Firewall {
         }
         let Some(backend) = kernel else { return Ok(()) };
         let admin = zone.is_none().then(|| conf.admin_chain());
-        RuleBackend::check_rules(Some(backend), filter, KEPT, owner, &|backend| {
+        RuleBackend::check_rules(Some(backend), filter, RECORDS, owner, &|backend| {
             let traffic = accepted_traffic(backend, prev, policy, bridge, admin);
             check_attachment(filter, &filter::FEATURE, owner, &traffic)
         })
@@ -236,9 +236,9 @@ fn accepted_traffic(
     policy: IngressPolicy,
     bridge: Option<&str>,
     admin: Option<&str>,
-) -> AcceptedTraffic {
+) -> FirewallPart {
     let (bridge, admin) = (bridge.map(str::to_owned), admin.map(str::to_owned));
-    AcceptedTraffic { backend, ips: result_addresses(prev), ports: bridge_ports(prev), policy, bridge, admin }
+    FirewallPart { backend, ips: result_addresses(prev), ports: bridge_ports(prev), policy, bridge, admin }
 }
 
 /// The addresses of the result, of all interfaces, without duplicates.

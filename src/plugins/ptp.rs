@@ -13,7 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::attachment::{AttachmentRecord, HostPairEnd};
+use crate::attachment::{AttachmentRecord, HostVeth};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -88,7 +88,7 @@ impl Plugin for Ptp {
         let index = end.index;
         undo.add_step(format!("delete \"{}\"", end.name), move || Ok(host.delete_link_by_index(index).map(drop)?));
         veth::start_host_end(host, &end, &owner.object_label(), LinkChange::new())?;
-        cx.set_host_end(HostPairEnd::from_labelled_link(host, &end));
+        cx.set_host_end(HostVeth::from_labelled_link(host, &end));
         let mut result = cx.ipam_add(&mut undo)?;
         let addresses = assign_addresses(&mut result)?;
         forwarding::enable_for_link(host, &end, &result.all_addresses())?;

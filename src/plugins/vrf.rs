@@ -30,7 +30,7 @@ use cni::{CniResult, InterfaceName, SpecVersion};
 /// The alias of a VRF that this plugin has created.
 const OURS: &str = "cnibox";
 /// The alias of a VRF that another program had created before the first ADD.
-const KEPT: &str = "cnibox: was here before";
+const OLDER_VRF_ALIAS: &str = "cnibox: was here before";
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 1;
 /// The table of the host's own addresses.
@@ -79,7 +79,7 @@ impl Plugin for Vrf {
         let netns = req.sandbox.open_netns()?;
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
-        let _turn = FileLock::acquire_netns_lock(netns)?;
+        let _lock = FileLock::acquire_netns_lock(netns)?;
         let link = find_interface(netlink, &req.ifname)?;
         let present = find_vrf(netlink, name)?;
         let vrf_index = present.as_ref().map(|vrf| vrf.link.index);
@@ -93,7 +93,7 @@ impl Plugin for Vrf {
             // plugin that was killed while creating it.
             if vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)? {
                 undo.add_step("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
-                set_alias(netlink, &vrf.link, KEPT)?;
+                set_alias(netlink, &vrf.link, OLDER_VRF_ALIAS)?;
             } else if !vrf.link.up {
                 set_vrf_up(netlink, &vrf.link)?;
             }
@@ -141,7 +141,7 @@ impl Plugin for Vrf {
         let Some(netns) = &req.netns else { return Ok(()) };
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
-        let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
+        let _lock = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
             warn!("DEL continues without the lock of the namespace: {error}");
             None
         });
@@ -287,7 +287,7 @@ fn delete_unused_vrf(netlink: &Netlink, vrf: &RoutingDomain, left: bool) -> Resu
     }
     let index = vrf.link.index;
     match vrf.link.alias.as_str() {
-        KEPT => set_alias(netlink, &vrf.link, "")?,
+        OLDER_VRF_ALIAS => set_alias(netlink, &vrf.link, "")?,
         OURS => drop(netlink.delete_link_by_index(index)?),
         // The reference sets no alias.
         "" if left || !vrf.link.up => drop(netlink.delete_link_by_index(index)?),

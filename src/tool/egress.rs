@@ -11,7 +11,7 @@ use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::egress::policy::service_name;
 use crate::netfilter::egress::report::{Flow, PortReport, list_ports};
-use crate::netfilter::egress::{self, RestrictedPort, source};
+use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
 use cni::error::{Error, ErrorContext, Result};
@@ -190,8 +190,8 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let owner = report.stored.attachment_id();
     let _lock = egress::lock_policy(owner)?;
     // Meanwhile it may have been detached, or attached again.
-    let stored: RestrictedPort = egress::KEPT.read_content(owner).ok_or_else(without_policy)?;
-    let mut port = RestrictedPort { policies: vec![policy], ..stored.clone() };
+    let stored: EgressPart = egress::RECORDS.read_content(owner).ok_or_else(without_policy)?;
+    let mut port = EgressPart { policies: vec![policy], ..stored.clone() };
     port.replaces(&stored);
     let compiled = port.compile()?;
     let program = port.guard_program(&compiled)?;
@@ -202,7 +202,7 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     place.program.as_ref().ok_or_else(missing)?;
     let mut undo = Rollback::new();
     undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
-    egress::KEPT.add_part(owner, &port);
+    egress::RECORDS.add_part(owner, &port);
     egress::require_recorded(owner, &port)?;
     undo.add_step("restore the filter", || guard::restore_filter(&host, &end, place.program.as_ref()));
     guard::put_guard_at(&host, &end, &place, program, SINK).context(|| "replace the filter")?;

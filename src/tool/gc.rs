@@ -12,7 +12,7 @@ use super::life::{AttachmentSelection, doubt_reason};
 use super::outcome::{ActionOutcome, IN_DOUBT, report_outcomes};
 use super::snapshot::NodeSnapshot;
 use super::{DRY_RUN, JSON, NETWORK, ToolCommand, print_text};
-use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, LivenessDoubt};
+use crate::attachment::{AttachmentId, AttachmentRecord, Liveness, UnknownBecause};
 use crate::framework::{AppletTable, AttachmentTurn, Failures, reclaim};
 use crate::leases::{DATA_DIR, LeaseStatus, ReclaimedLease};
 use crate::netfilter::PacketFilter;
@@ -395,7 +395,7 @@ impl GarbageCollector<'_> {
     fn liveness(&self, owner: AttachmentId<'_>) -> Liveness {
         let dirs = self.stores.iter().filter(|store| store.network == owner.network).map(|store| &*store.data_dir);
         let mut lives = dirs.chain([Path::new(DATA_DIR)]).map(|dir| reclaim::attachment_liveness(owner, dir));
-        let unknown = Liveness::Unknown(LivenessDoubt::NoRecord);
+        let unknown = Liveness::Unknown(UnknownBecause::NoRecord);
         lives.find(|life| *life != unknown).unwrap_or(unknown)
     }
 

@@ -165,7 +165,7 @@ impl RepairJob {
         let title = || doctor::attachment_title(cached);
         let owner = AttachmentId { network: &cached.network, ifname: &attach.ifname, id: &attach.container_id };
         // A call of the runtime that has the turn attaches or detaches the container.
-        let _turn = match AttachmentTurn::take(owner) {
+        let _lock = match AttachmentTurn::take(owner) {
             Ok(turn) => turn,
             Err(error) => return debug!("{error}"),
         };

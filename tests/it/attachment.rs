@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use cnibox::testing::attachment::{AttachmentId, AttachmentRecord, EndProof, Liveness};
+use cnibox::testing::attachment::{AttachmentId, AttachmentRecord, EndedBy, Liveness};
 use serde_json::{Value, json};
 
 use crate::support::compare::peer;
@@ -139,7 +139,7 @@ fn addresses_of_the_dead_are_free_with_any_ipam_plugin() {
         // Restores "the-dead-one" as the last owner of the address.
         chain.add("the-dead-one", &Container::new());
         drop(first);
-        eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
+        eventually("it is gone", || lives() == [Liveness::Gone(EndedBy::HostEnd)]);
         let outcome = add.run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         assert!(outcome.stderr.contains("removed what container \"the-dead-one\" left"));
@@ -167,7 +167,7 @@ fn cnibox_gc_removes_state_of_the_dead_without_a_lease() {
     let (dead, alive) = (Container::new(), Container::new());
     chain.add("the-dead-one", &dead);
     drop(dead);
-    eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(EndedBy::HostEnd)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
         let args = [&["gc", "--network", "net", "--data-dir", dir.as_str()], more].concat();
@@ -279,7 +279,7 @@ fn leftovers_of_a_container_id_do_not_block_its_next_port() {
     let (first, next) = (Container::new(), Container::new());
     chain.add("same-name", &first);
     drop(first);
-    eventually("it is gone", || lives() == [Liveness::Gone(EndProof::HostEnd)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(EndedBy::HostEnd)]);
     let add = chain.call("bridge", "ADD", "same-name", &json!({})).netns(&next.path());
     eventually("its own former lease is reclaimed", || add.run().status == Some(0));
     let port = next.ip("-d link show eth0")[0]["link_index"].as_u64().unwrap();

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use cnibox::testing::attachment::AttachmentRecord;
-use cnibox::testing::netfilter::filter::{self, AcceptedTraffic, IngressPolicy};
-use cnibox::testing::netfilter::spoof::CheckedPort;
+use cnibox::testing::netfilter::filter::{self, FirewallPart, IngressPolicy};
+use cnibox::testing::netfilter::spoof::SpoofPart;
 use cnibox::testing::netfilter::{AttachmentId, PacketFilter, RuleBackend, masquerade, spoof};
 use cnibox::testing::netfilter::{ReconcileMode, reconcile_all};
 use cnibox::testing::netlink::MacAddress;
@@ -353,11 +353,11 @@ fn add_reads_intact_tables_once() {
 }
 
 /// Many attachments that use every feature.
-fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, CheckedPort)> {
+fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, SpoofPart)> {
     (0..count).map(|n| {
         let addr = format!("10.2.{}.{}/16", n / 250, n % 250 + 1).parse().unwrap();
         let [.., high, low] = n.to_be_bytes();
-        let port = CheckedPort { name: format!("veth{n:08x}"), mac: MacAddress([2, 0, 0, 0, high, low]) };
+        let port = SpoofPart { name: format!("veth{n:08x}"), mac: MacAddress([2, 0, 0, 0, high, low]) };
         (format!("crowd-{n}"), addr, port)
     })
 }
@@ -373,7 +373,7 @@ fn one_add_restores_500_containers() {
         record.save_with_addresses().unwrap();
         masquerade::add_addresses(&filter, RuleBackend::Nftables, owner, &[addr]).unwrap();
         spoof::add_port(&filter, owner, &port).unwrap();
-        let pod = AcceptedTraffic {
+        let pod = FirewallPart {
             backend: RuleBackend::Nftables,
             ips: vec![addr.addr()],
             ports: vec![port.name],

@@ -20,7 +20,7 @@ use nix::unistd::getpid;
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 /// The capabilities for work in containers' namespaces.
-const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
+const KEPT_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::NET_ADMIN) // addresses, routes, links
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
@@ -180,7 +180,7 @@ fn drop_capabilities() -> Result<()> {
     let present = thread::capabilities(None).map_err(system("read the capabilities"))?;
     // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
     if present.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all() - KEPT {
+        for capability in CapabilitySet::all() - KEPT_CAPABILITIES {
             let dropped = thread::remove_capability_from_bounding_set(capability);
             match dropped {
                 // EINVAL: the kernel does not have the capability.
@@ -189,7 +189,7 @@ fn drop_capabilities() -> Result<()> {
             }
         }
     }
-    let kept = KEPT & present.permitted;
+    let kept = KEPT_CAPABILITIES & present.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
 }

@@ -2,7 +2,7 @@
 //! later, which ended nothing.
 
 use super::*;
-use crate::attachment::EndProof;
+use crate::attachment::EndedBy;
 
 /// Takes the text of a lease, as the file system does it: a file of this length, whose times stay.
 fn lose_text(scene: &Scene, address: &str, length: u64) {
@@ -50,7 +50,7 @@ fn the_lines_of_lost_leases_may_be_lost_too() {
 #[test]
 fn a_lease_that_loses_its_text_within_a_boot_is_written_again() {
     let scene = Scene::new();
-    let end = HostPairEnd { netns: 1, index: 17, labelled: true, peer: None };
+    let end = HostVeth { netns: 1, index: 17, labelled: true, peer: None };
     for (n, length) in [(2, 0), (3, 8), (4, 100)] {
         let address = format!("10.0.0.{n}");
         scene.attach(&address, owner(n), end);
@@ -118,5 +118,5 @@ fn a_lost_lease_stays_while_the_clock_is_wrong() {
     BOOT_START.set(Some(i64::MAX));
     let gone = scene.open_in_boot("next").reclaim_ended(|_, gone| gone).unwrap();
     let gone: Vec<_> = gone.into_iter().map(|gone| (gone.lease, gone.why)).collect();
-    assert_eq!(gone, [(AddressLease::new(ip("10.0.0.2"), owner(2)), EndProof::EarlierBoot)]);
+    assert_eq!(gone, [(AddressLease::new(ip("10.0.0.2"), owner(2)), EndedBy::EarlierBoot)]);
 }

@@ -6,30 +6,30 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::*;
-use crate::attachment::EndProof;
+use crate::attachment::EndedBy;
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::{self, Netns, isolate_test_thread};
 
 /// The host's end of a pair into `ns`, with the label of the attachment of container `n`.
-fn pair(n: usize, ns: &Netns) -> HostPairEnd {
+fn pair(n: usize, ns: &Netns) -> HostVeth {
     let host = Netlink::open().unwrap();
     let peer = VethPeer::new("eth0").with_netns(ns.as_fd());
     let name = format!("veth{n}");
     let link = host.add_and_read_link(&NewLink::new(&name, LinkKind::Veth { peer })).unwrap();
     host.change_link(link.index, LinkChange::new().set_alias(&owner(n).object_label())).unwrap();
-    HostPairEnd::from_labelled_link(&host, &link).unwrap()
+    HostVeth::from_labelled_link(&host, &link).unwrap()
 }
 
 /// The leases that are reclaimed in a boot.
-fn reclaimed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndProof)> {
+fn reclaimed(scene: &Scene, boot: &str) -> Vec<(IpAddr, EndedBy)> {
     let gone = scene.open_in_boot(boot).reclaim_ended(|_, gone| gone).unwrap();
     gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 
 /// An end that no longer exists, of a container whose namespace has ended.
-fn gone_end() -> HostPairEnd {
-    let peer = Some(ContainerPairEnd { nsid: 9999, index: 2 });
-    HostPairEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true, peer }
+fn gone_end() -> HostVeth {
+    let peer = Some(ContainerVeth { nsid: 9999, index: 2 });
+    HostVeth { netns: netns::current_id().unwrap(), index: 9999, labelled: true, peer }
 }
 
 /// The liveness of a lease.
@@ -62,10 +62,10 @@ fn leases_of_an_earlier_boot_are_reclaimed() {
         scene.write(&format!("10.0.1.{round}"), "container9\r\neth0");
         drop(scene.open_in_boot("next"));
     }
-    let gone = [ip("10.0.0.2"), ip("10.0.0.3")].map(|ip| (ip, EndProof::EarlierBoot));
+    let gone = [ip("10.0.0.2"), ip("10.0.0.3")].map(|ip| (ip, EndedBy::EarlierBoot));
     assert_eq!(reclaimed(&scene, "next"), gone);
     assert_eq!(reclaimed(&scene, "next"), []);
-    assert_eq!(reclaimed(&scene, "third")[0], (ip("10.0.0.4"), EndProof::EarlierBoot));
+    assert_eq!(reclaimed(&scene, "third")[0], (ip("10.0.0.4"), EndedBy::EarlierBoot));
 }
 
 /// A board without a clock of its own: the first call of a boot is made before the time is set.
@@ -84,7 +84,7 @@ fn a_call_with_a_wrong_clock_loses_no_proof() {
     ids.sort_unstable();
     assert_eq!(ids, ["next", BOOT], "{text}");
     BOOT_START.set(Some(i64::MAX));
-    let gone = ["10.0.0.2", "10.0.0.3"].map(|address| (ip(address), EndProof::EarlierBoot));
+    let gone = ["10.0.0.2", "10.0.0.3"].map(|address| (ip(address), EndedBy::EarlierBoot));
     assert_eq!(reclaimed(&scene, "third"), gone);
 }
 
@@ -97,7 +97,7 @@ fn an_entry_whose_boot_cannot_be_read_is_in_doubt() {
         let text = scene.text();
         assert_eq!(text.matches(line).count(), 1, "{text}");
         fs::write(scene.journal_file(), text.replacen(line, damaged, 1)).unwrap();
-        assert_eq!(reclaimed(&scene, "fourth"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{text}");
+        assert_eq!(reclaimed(&scene, "fourth"), [(ip("10.0.0.3"), EndedBy::EarlierBoot)], "{text}");
     }
 }
 
@@ -120,11 +120,11 @@ fn a_journal_of_an_earlier_build_ends_no_lease() {
     fs::write(scene.journal_file(), text).unwrap();
     assert_eq!(reclaimed(&scene, BOOT), []);
     assert_eq!(scene.owned(owner(3)), ips(&["10.0.0.3"]));
-    let doubts = [LivenessDoubt::Moved(9999), LivenessDoubt::OtherBoot, LivenessDoubt::OtherBoot];
+    let doubts = [UnknownBecause::Moved(9999), UnknownBecause::OtherBoot, UnknownBecause::OtherBoot];
     for (n, doubt) in (2..5).zip(doubts) {
         assert_eq!(life_of(&scene, &format!("10.0.0.{n}")), Liveness::Unknown(doubt));
     }
-    assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.2"), EndProof::EarlierBoot)]);
+    assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.2"), EndedBy::EarlierBoot)]);
 }
 
 #[test]
@@ -142,11 +142,11 @@ fn leases_of_another_machine_are_kept_as_uncertain() {
     assert_eq!(reclaimed(&scene, "two-a"), []);
     assert!(scene.open_in_boot("two-a").reserve_address(ip("10.0.0.4"), owner(4), None).unwrap());
     // Also in later boots; the lease of this machine is then of an earlier boot.
-    let gone = [(ip("10.0.0.4"), EndProof::EarlierBoot)];
+    let gone = [(ip("10.0.0.4"), EndedBy::EarlierBoot)];
     assert_eq!(reclaimed(&scene, "two-b"), gone);
     assert_eq!(reclaimed(&scene, "two-c"), []);
     on("one");
-    let gone = [(ip("10.0.0.2"), EndProof::EarlierBoot)];
+    let gone = [(ip("10.0.0.2"), EndedBy::EarlierBoot)];
     assert_eq!(reclaimed(&scene, "one-b"), gone, "the other may have been made on either machine");
     assert_eq!(scene.open_in_boot("one-b").release_attachment(owner(2)).unwrap(), ips(&["10.0.0.3"]));
 }
@@ -163,7 +163,7 @@ fn a_new_lease_is_not_mistaken_for_the_recorded_one() {
         scene.write("10.0.0.2", again);
         let file = fs::File::options().write(true).open(scene.path("10.0.0.2")).unwrap();
         file.set_modified(later).unwrap();
-        assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.3"), EndProof::EarlierBoot)], "{again:?}");
+        assert_eq!(reclaimed(&scene, "next"), [(ip("10.0.0.3"), EndedBy::EarlierBoot)], "{again:?}");
         fs::remove_file(scene.path("10.0.0.2")).unwrap();
         fs::remove_dir_all(scene.path(".cnibox")).unwrap();
     }
@@ -176,18 +176,18 @@ fn a_reused_link_index_does_not_prove_life() {
     let (host, ns) = (Netlink::open().unwrap(), Netns::create_unnamed().unwrap());
     let others = pair(7, &ns);
     let other = host.add_and_read_link(&NewLink::new("other0", LinkKind::Ifb)).unwrap();
-    for end in [others, HostPairEnd { index: other.index, ..others }] {
+    for end in [others, HostVeth { index: other.index, ..others }] {
         scene.attach("192.0.2.2", owner(1), end);
-        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{end:?}");
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndedBy::HostEnd)], "{end:?}");
     }
     // In doubt the lease stays: the link is in another namespace, or has lost its label.
-    let elsewhere = HostPairEnd { netns: others.netns + 1, ..gone_end() };
+    let elsewhere = HostVeth { netns: others.netns + 1, ..gone_end() };
     scene.attach("192.0.2.2", owner(1), elsewhere);
     scene.attach("192.0.2.3", owner(1), others);
     host.change_link(others.index, LinkChange::new().set_alias("of a person")).unwrap();
     assert_eq!(reclaimed(&scene, BOOT), []);
     // A link of another program has no label, and is known by its index.
-    scene.attach("192.0.2.4", owner(1), HostPairEnd { labelled: false, ..others });
+    scene.attach("192.0.2.4", owner(1), HostVeth { labelled: false, ..others });
     assert_eq!(reclaimed(&scene, BOOT), []);
     host.delete_link_by_index(others.index).unwrap();
     assert_eq!(reclaimed(&scene, BOOT).len(), 2);
@@ -207,7 +207,7 @@ fn a_host_end_that_was_moved_is_not_gone() {
             there.add_link(&NewLink::new("other0", LinkKind::Ifb).with_index(end.index)).unwrap();
         }
         host.change_link(end.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
-        let doubt = Liveness::Unknown(LivenessDoubt::Moved(end.index));
+        let doubt = Liveness::Unknown(UnknownBecause::Moved(end.index));
         assert_eq!((life(&scene), reclaimed(&scene, BOOT)), (doubt, vec![]), "index taken: {is_index_taken}");
         // Another link has the index.
         host.add_link(&NewLink::new("other1", LinkKind::Ifb).with_index(end.index)).unwrap();
@@ -216,7 +216,7 @@ fn a_host_end_that_was_moved_is_not_gone() {
         assert_eq!(moved.index != end.index, is_index_taken);
         host.delete_link("other1").unwrap();
         assert!(there.delete_link("veth1").unwrap());
-        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "index taken: {is_index_taken}");
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndedBy::HostEnd)], "index taken: {is_index_taken}");
     }
 }
 
@@ -231,24 +231,24 @@ fn the_next_container_does_not_keep_the_lease_of_the_dead() {
     // The same namespace has the same id. The next container may have the name of the former.
     let next = pair(1, &ns);
     assert_eq!(former.peer.map(|peer| peer.nsid), next.peer.map(|peer| peer.nsid));
-    let of_next = HostPairEnd { peer: next.peer, ..former };
+    let of_next = HostVeth { peer: next.peer, ..former };
     let lease = |end| {
         let scene = Scene::new();
         scene.attach("192.0.2.2", owner(1), end);
         life(&scene)
     };
     for end in [former, of_next] {
-        assert_eq!(lease(end), Liveness::Gone(EndProof::HostEnd), "{end:?}");
+        assert_eq!(lease(end), Liveness::Gone(EndedBy::HostEnd), "{end:?}");
     }
     // The host has an id of itself since it reported the pair of the next.
     let nsid = host.namespace_id(Netns::open_current().unwrap().as_fd()).unwrap().unwrap();
-    let of_host = ContainerPairEnd { nsid, index: next.index };
-    assert_eq!(lease(HostPairEnd { peer: Some(of_host), ..former }), Liveness::Gone(EndProof::HostEnd));
+    let of_host = ContainerVeth { nsid, index: next.index };
+    assert_eq!(lease(HostVeth { peer: Some(of_host), ..former }), Liveness::Gone(EndedBy::HostEnd));
     // The next one's end was moved, or is it that of the former?
     let router = Netns::create_unnamed().unwrap();
     host.change_link(next.index, LinkChange::new().move_to_netns(router.as_fd())).unwrap();
-    assert_eq!(lease(of_next), Liveness::Unknown(LivenessDoubt::Moved(former.index)));
-    assert_eq!(lease(HostPairEnd { peer: None, ..former }), Liveness::Unknown(LivenessDoubt::Moved(former.index)));
+    assert_eq!(lease(of_next), Liveness::Unknown(UnknownBecause::Moved(former.index)));
+    assert_eq!(lease(HostVeth { peer: None, ..former }), Liveness::Unknown(UnknownBecause::Moved(former.index)));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn notes_survive_kills_during_journal_replacement() {
         let scene = Scene::new();
         scene.attach("192.0.2.2", owner(1), gone_end());
         kill(&scene);
-        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndProof::HostEnd)], "{what}");
+        assert_eq!(reclaimed(&scene, BOOT), [(ip("192.0.2.2"), EndedBy::HostEnd)], "{what}");
         scene.write("10.0.0.10", "container9\r\neth0");
         drop(scene.open());
         for name in ["tmp", "leases.new"] {
@@ -295,8 +295,8 @@ fn listing_reports_dead_owners_and_changes_nothing() {
     let mut statuses = listing.lease_statuses();
     statuses.sort_by_key(|status| status.lease.ip);
     let lives: Vec<_> = statuses.iter().map(|status| status.liveness).collect();
-    let doubt = Liveness::Unknown(LivenessDoubt::NoHostEnd);
-    assert_eq!(lives, [Liveness::Alive, Liveness::Gone(EndProof::HostEnd), doubt]);
+    let doubt = Liveness::Unknown(UnknownBecause::NoHostEnd);
+    assert_eq!(lives, [Liveness::Alive, Liveness::Gone(EndedBy::HostEnd), doubt]);
     assert_eq!(listing.unavailable_addresses(), HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"])));
     assert_eq!(fs::metadata(&scene.dir).unwrap().mtime_nsec(), before);
 }
@@ -352,7 +352,7 @@ fn the_next_lease_tells_why_the_address_was_reclaimed() {
     let statuses = listing(&scene, NETWORK).lease_statuses();
     let of = |address: &str| statuses.iter().find(|s| s.lease.ip == ip(address)).unwrap();
     let told = of("192.0.2.2").reclaimed.as_ref().unwrap();
-    assert_eq!((told.lease.id.as_str(), told.why), ("container1", EndProof::HostEnd));
+    assert_eq!((told.lease.id.as_str(), told.why), ("container1", EndedBy::HostEnd));
     assert!(of("192.0.2.9").reclaimed.is_none());
     scene.open().release_attachment(owner(2)).unwrap();
     scene.write("192.0.2.10", "");

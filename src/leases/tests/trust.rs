@@ -36,8 +36,8 @@ fn changes_by_the_reference_are_seen_at_once() {
 fn the_journal_is_readable_text() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", owner(1));
-    let peer = Some(ContainerPairEnd { nsid: 4, index: 2 });
-    let end = HostPairEnd { netns: 1, index: 17, labelled: true, peer };
+    let peer = Some(ContainerVeth { nsid: 4, index: 2 });
+    let end = HostVeth { netns: 1, index: 17, labelled: true, peer };
     scene.attach("2001:db8::3", AttachmentId { id: "c2", ifname: "%-é", ..owner(2) }, end);
     scene.write("10.0.0.4", "container3");
     scene.reserve("10.0.0.5", AttachmentId { id: "c4", ifname: "-", ..owner(4) });

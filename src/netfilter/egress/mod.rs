@@ -43,18 +43,23 @@ use crate::netlink::{MacAddress, NetlinkResult};
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
-pub const KEPT: RecordStore = RecordStore("egress");
+pub const RECORDS: RecordStore = RecordStore("egress");
 
 /// It has no `hand_over`, because the reference has no egress policies: the rules stay in force until the port
 /// vanishes.
 pub const FEATURE: FilterFeature = FilterFeature {
-    check: |filter, owner, part| match RestrictedPort::deserialize(part) {
+    check: |filter, owner, part| match EgressPart::deserialize(part) {
         Ok(port) => check_port(filter, owner, &port),
         Err(_) => Ok(()),
     },
     restore: restore_recorders,
     remove: |filter, owner, _| delete_port(filter, owner),
-    ..FilterFeature::new(RestorableState { kept: KEPT, layouts: &table::LAYOUTS, needs_table, restore: restore_ports })
+    ..FilterFeature::new(RestorableState {
+        kept: RECORDS,
+        layouts: &table::LAYOUTS,
+        needs_table,
+        restore: restore_ports,
+    })
 };
 
 const BROADCAST: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32);
@@ -67,7 +72,7 @@ const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0
 /// A container with a policy: its part of the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct RestrictedPort {
+pub struct EgressPart {
     /// The host's end of the veth pair.
     pub end: String,
     /// The address of the container's end.
@@ -94,12 +99,12 @@ pub struct RestrictedPort {
     /// The ports of earlier ADDs of this attachment that differ from this one. Their elements and policies are deleted
     /// once this port is in force, or by DEL if the ADD is killed before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<RestrictedPort>,
+    pub replaced: Vec<EgressPart>,
 }
 
-impl RestrictedPort {
+impl EgressPart {
     /// Notes the port that this one replaces, and those that the former one had not replaced yet.
-    pub fn replaces(&mut self, former: &RestrictedPort) {
+    pub fn replaces(&mut self, former: &EgressPart) {
         let mut former = former.clone();
         let mut earlier = mem::take(&mut former.replaced);
         earlier.push(former);
@@ -128,7 +133,7 @@ impl RestrictedPort {
     /// The program of the second guard.
     pub fn guard_program(&self, compiled: &CompiledPolicy) -> Result<Vec<ClassicInstruction>> {
         let host: Vec<IpNet> = self.host.iter().copied().map(IpNet::from).collect();
-        let (allowed, near) = (&compiled.with_host(&host), self.near_networks());
+        let (allowed, near) = (&compiled.with_host(&host), self.local_subnets());
         guard::compile_program(&GuardPolicy {
             mac: self.mac,
             allowed,
@@ -142,7 +147,7 @@ impl RestrictedPort {
     }
 
     /// The networks whose addresses are reached without a router: also broadcast and multicast.
-    fn near_networks(&self) -> Vec<IpNet> {
+    fn local_subnets(&self) -> Vec<IpNet> {
         let groups = [IpNet::V4(BROADCAST), IpNet::V4(MULTICAST), IpNet::V6(MULTICAST6)];
         self.on_link.iter().copied().chain(groups).collect()
     }
@@ -166,7 +171,7 @@ impl RestrictedPort {
         let mut objects = vec![PolicyObjects::of_packets(&routed, &compiled.host)];
         if self.is_bridged {
             let traffic = match self.bridge_mac {
-                Some(_) => &compiled.routed.without(&own).restrict_to(&self.near_networks()),
+                Some(_) => &compiled.routed.without(&own).restrict_to(&self.local_subnets()),
                 None => &compiled.routed,
             };
             // A router other than the host answers through the bridge, so the container may ask for its MAC address.
@@ -180,7 +185,7 @@ impl RestrictedPort {
 }
 
 /// The error of a MAC address that two containers have.
-fn taken_error(port: &RestrictedPort, comment: Option<&str>) -> Error {
+fn taken_error(port: &EgressPart, comment: Option<&str>) -> Error {
     let other = comment.unwrap_or("another program");
     Error::config(format!("the MAC address {} of port \"{}\" is also that of {other}", port.mac, port.end))
         .with_details("a policy is bound to the address: give each container an address of its own")
@@ -193,7 +198,7 @@ pub fn lock_policy(owner: AttachmentId<'_>) -> Result<Option<FileLock>> {
 }
 
 /// The elements that a container may have, by their keys, each once; their data is not in the record.
-fn recorded_elements(owner: AttachmentId<'_>, port: &RestrictedPort) -> Vec<SetElement> {
+fn recorded_elements(owner: AttachmentId<'_>, port: &EgressPart) -> Vec<SetElement> {
     let mut all = Vec::new();
     for port in iter::once(port).chain(&port.replaced) {
         let counter = table::guard_element(owner, port.mac);
@@ -216,12 +221,12 @@ fn has_key_of(elements: &[SetElement], other: &SetElement) -> bool {
     elements.iter().any(|element| (element.set, &element.key) == (other.set, &other.key))
 }
 
-/// Puts the policies of the container in force, in place of the [replaced](RestrictedPort::replaces) ones, by one
+/// Puts the policies of the container in force, in place of the [replaced](EgressPart::replaces) ones, by one
 /// transaction. The caller has the [lock](lock_policy), and has recorded the port.
 pub fn add_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    port: &RestrictedPort,
+    port: &EgressPart,
     compiled: &CompiledPolicy,
 ) -> Result<()> {
     let failed = || format!("put the egress policy of port \"{}\" in force", port.end);
@@ -277,7 +282,7 @@ pub fn add_port(
         return Ok(());
     }
     match delete_former_policies(filter.nft_socket()?, &former) {
-        Ok(()) => KEPT.add_part(owner, &RestrictedPort { replaced: Vec::new(), ..port.clone() }),
+        Ok(()) => RECORDS.add_part(owner, &EgressPart { replaced: Vec::new(), ..port.clone() }),
         Err(error) => warn!("could not delete the former egress policy of port \"{}\": {error}", port.end),
     }
     Ok(())
@@ -285,8 +290,8 @@ pub fn add_port(
 
 /// Fails if the record still has another port, because it could not be rewritten: a repair would put that port in
 /// force.
-pub fn require_recorded(owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
-    if KEPT.read_content(owner).is_some_and(|recorded: RestrictedPort| recorded != *port) {
+pub fn require_recorded(owner: AttachmentId<'_>, port: &EgressPart) -> Result<()> {
+    if RECORDS.read_content(owner).is_some_and(|recorded: EgressPart| recorded != *port) {
         return Err(Error::internal("the record of the former policy cannot be replaced")
             .with_details("see the warning before; is there space in /run?"));
     }
@@ -297,12 +302,12 @@ pub fn require_recorded(owner: AttachmentId<'_>, port: &RestrictedPort) -> Resul
 pub fn restore_port(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    former: &RestrictedPort,
-    failed: &RestrictedPort,
+    former: &EgressPart,
+    failed: &EgressPart,
 ) -> Result<()> {
     let mut port = former.clone();
     port.replaces(failed);
-    KEPT.add_part(owner, &port);
+    RECORDS.add_part(owner, &port);
     add_port(filter, owner, &port, &port.compile()?)
 }
 
@@ -317,8 +322,9 @@ fn record_refusals(filter: &PacketFilter, owner: AttachmentId<'_>, mac: MacAddre
 
 /// Restores the table of [`record_refusals`] for all attachments with a record.
 fn restore_recorders(filter: &PacketFilter) -> Result<()> {
-    let parts = KEPT.restorable_parts::<RestrictedPort>();
-    if parts.is_empty() || table::GUARD_LAYOUT.find_difference(filter.nft_socket()?, RuleComparison::Whole)?.is_none() {
+    let parts = RECORDS.restorable_parts::<EgressPart>();
+    if parts.is_empty() || table::GUARD_LAYOUT.find_difference(filter.nft_socket()?, RuleComparison::RuleSet)?.is_none()
+    {
         return Ok(());
     }
     let restored = parts.iter().map(|part| record_refusals(filter, part.attachment_id(), part.content.mac));
@@ -343,7 +349,7 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
     }
     // Containers with equal policies share them.
     let mut compared = HashSet::new();
-    for kept in change.restorable_records::<RestrictedPort>(KEPT) {
+    for kept in change.restorable_records::<EgressPart>(RECORDS) {
         let Ok(compiled) = kept.content.compile() else { continue };
         let objects = kept.content.objects(&compiled);
         let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
@@ -380,21 +386,21 @@ fn all_sets() -> Vec<NftSet<'static>> {
 
 /// Whether the record of a living attachment needs the table.
 fn needs_table(layout: &TableLayout) -> bool {
-    KEPT.has_restorable_part::<RestrictedPort>(&|part| part.content.is_bridged || layout.table != FRAMES)
+    RECORDS.has_restorable_part::<EgressPart>(&|part| part.content.is_bridged || layout.table != FRAMES)
 }
 
 /// Verifies everything that [`add_port`] created.
-pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &RestrictedPort) -> Result<()> {
+pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &EgressPart) -> Result<()> {
     for layout in table::layouts_of_port(port.is_bridged) {
-        layout.require_whole(filter.nft_socket()?, RuleComparison::Whole)?;
+        layout.require_whole(filter.nft_socket()?, RuleComparison::RuleSet)?;
     }
     let (nft, objects) = (filter.nft_socket()?, port.objects(&port.compile()?));
     let missing = |what: String| {
         Err(Error::internal(format!("{what} of the egress policy of port \"{}\" is missing or was changed", port.end))
-            .with_details(KEPT.restore_remedy(owner)))
+            .with_details(RECORDS.restore_remedy(owner)))
     };
     for policy in &objects {
-        if !policy.exist(nft, RuleComparison::Whole)? {
+        if !policy.exist(nft, RuleComparison::RuleSet)? {
             return missing(format!("chain {} {}", policy.table, policy.chain));
         }
     }
@@ -409,10 +415,10 @@ pub fn check_port(filter: &PacketFilter, owner: AttachmentId<'_>, port: &Restric
 /// Removes the policies of the attachment. The second guard stays until the port vanishes.
 pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()> {
     // Without a record all elements are searched.
-    let port: Option<RestrictedPort> = KEPT.read_content(owner);
+    let port: Option<EgressPart> = RECORDS.read_content(owner);
     let known = port.as_ref().map_or(Vec::new(), |port| recorded_elements(owner, port));
     let replaced = port.map_or(HashSet::new(), |port| port.replaced_chains());
-    let removed = KEPT.remove_part(owner);
+    let removed = RECORDS.remove_part(owner);
     let is_own = owner.comment_matcher();
     let deleted = filter.query_nft(&|nft| delete_elements(nft, &known, &is_own, Some(&replaced)));
     join_outcomes([removed, deleted])
@@ -420,7 +426,7 @@ pub fn delete_port(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<()>
 
 /// Removes the policies of the network's attachments that are not among `valid`, and policies that no container has.
 pub fn remove_stale_ports(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    let removed = KEPT.remove_stale_parts(network, valid);
+    let removed = RECORDS.remove_stale_parts(network, valid);
     let is_stale = stale_matcher(network, valid);
     let deleted = filter.query_nft(&|nft| delete_elements(nft, &[], &is_stale, None));
     join_outcomes([removed, deleted])

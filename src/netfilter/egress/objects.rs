@@ -20,7 +20,7 @@ const POLICY: &str = "policy_";
 const HOST: &str = "host_";
 
 /// The ends of the names of sets.
-const SET_NAMES: [&str; 8] = ["all4", "all6", "most4", "most6", "some4", "some6", "arp", "nd"];
+const SET_NAMES: [&str; 8] = ["all4", "all6", "prefixes4", "prefixes6", "ranges4", "ranges6", "arp", "nd"];
 
 /// What a sandbox allows at addresses of the Internet. The kernel takes milliseconds to build a set of addresses and
 /// services from large networks, so such addresses have a set of their own.
@@ -118,7 +118,8 @@ impl PolicyObjects {
         let mut rules = Vec::new();
         for (is_ipv4, ranges) in [(true, &traffic.v4), (false, &traffic.v6)] {
             let (kind, field) = address_type(is_ipv4);
-            let [all, most, some] = if is_ipv4 { ["all4", "most4", "some4"] } else { ["all6", "most6", "some6"] };
+            let [all, most, some] =
+                if is_ipv4 { ["all4", "prefixes4", "ranges4"] } else { ["all6", "prefixes6", "ranges6"] };
             let is_complete = |range: &AllowedRange| range.services == [ServiceRange::ALL];
             rules.extend(self.add_set(prefix, all, kind, addresses(ranges, is_ipv4, is_complete), |set| {
                 vec![NftRule::new().in_set(&[field], set)]
@@ -327,7 +328,7 @@ mod tests {
         let objects = PolicyObjects::of_packets(&compiled.routed, &compiled.host);
         let names = objects.sets.iter().filter(|set| set.name.starts_with(POLICY));
         let ends: Vec<&str> = names.map(|set| set.name.rsplit('_').next().unwrap()).collect();
-        assert_eq!(ends, ["all4", "most6"]);
+        assert_eq!(ends, ["all4", "prefixes6"]);
     }
 
     #[test]

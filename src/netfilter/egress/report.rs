@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::compile::Service;
 use super::policy::service_of_packet;
 use super::table::{FRAME_SETS, GUARD_ARP, GUARD_FLOWS, GUARD_REFUSED, PACKET_FLOWS, PACKET_SETS};
-use super::{KEPT, RestrictedPort};
+use super::{EgressPart, RECORDS};
 use crate::attachment::StoredRecord;
 use crate::netfilter::PacketFilter;
 use crate::netlink::nftables::{NftSet, NftSocket, NftValue, PacketCount, SetElement};
@@ -24,7 +24,7 @@ pub type Flow = (IpAddr, Option<Service>);
 /// A container with a policy, and what it was refused.
 #[derive(Debug)]
 pub struct PortReport {
-    pub stored: StoredRecord<RestrictedPort>,
+    pub stored: StoredRecord<EgressPart>,
     /// The chain of the policy, which equal policies share; empty if it is not in force.
     pub policy: String,
     /// What the policy refused.
@@ -37,7 +37,7 @@ pub struct PortReport {
 
 /// The containers with a policy on this host.
 pub fn list_ports(filter: &PacketFilter) -> Result<Vec<PortReport>> {
-    let mut stored: Vec<_> = KEPT.iter_parts::<RestrictedPort>().collect();
+    let mut stored: Vec<_> = RECORDS.iter_parts::<EgressPart>().collect();
     sort_by_key(&mut stored, |stored| stored.attachment_id().instance_id());
     let refusals = filter.query_nft(&|nft| Refusals::read(nft))?;
     Ok(stored.into_iter().map(|stored| refusals.of_port(stored)).collect())
@@ -103,8 +103,8 @@ impl Refusals {
         Ok(())
     }
 
-    fn of_port(&self, stored: StoredRecord<RestrictedPort>) -> PortReport {
-        let RestrictedPort { mac, end, .. } = &stored.content;
+    fn of_port(&self, stored: StoredRecord<EgressPart>) -> PortReport {
+        let EgressPart { mac, end, .. } = &stored.content;
         let ContainerRefusals { policy, refused, mut flows } = self.containers.get(mac).cloned().unwrap_or_default();
         sort_by(&mut flows, |a, b| b.cmp(a));
         let mut latest = Vec::new();

@@ -53,7 +53,7 @@ use crate::netlink::nftables::{
     RAW, SetElement, TableFamily, ValueType,
 };
 
-use super::{LINK_LOCAL, LINK_LOCAL_MULTICAST, RestrictedPort};
+use super::{EgressPart, LINK_LOCAL, LINK_LOCAL_MULTICAST};
 
 pub(super) const PACKETS: NftTable<'_> =
     NftTable::new_inet("cnibox_egress").with_comment("cnibox: what containers may reach");
@@ -117,7 +117,7 @@ pub(super) struct FlowSets {
     pub(super) flows4: NftSet<'static>,
     pub(super) flows6: NftSet<'static>,
     /// The containers whose flows were recorded, each with its limit.
-    talkers: NftSet<'static>,
+    packet_senders: NftSet<'static>,
 }
 
 const FLOW4: [ValueType; 4] = [ValueType::EtherAddr, ValueType::InetProto, ValueType::InetService, ValueType::Ipv4Addr];
@@ -128,7 +128,9 @@ impl FlowSets {
         FlowSets {
             flows4: table.named_set("flows4", &FLOW4).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
             flows6: table.named_set("flows6", &FLOW6).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
-            talkers: table.named_set("talkers", &[ValueType::EtherAddr]).filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
+            packet_senders: table
+                .named_set("packet_senders", &[ValueType::EtherAddr])
+                .filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT),
         }
     }
 
@@ -163,7 +165,7 @@ impl FlowSets {
 
     /// Records a key that begins with the container.
     fn record_key(self, packets: NftRule, key: &[PacketField], flows: NftSet<'_>) -> NftRule {
-        packets.add_with_limit(&key[..1], self.talkers, PER_MINUTE, BURST).update_set(key, flows).drop()
+        packets.add_with_limit(&key[..1], self.packet_senders, PER_MINUTE, BURST).update_set(key, flows).drop()
     }
 }
 
@@ -189,8 +191,9 @@ pub(super) const GUARD_ARP: NftSet<'_> = GUARD
     .named_set("arp_targets", &[ValueType::EtherAddr, ValueType::Ipv4Addr])
     .filled_by_packets(MOST_FLOWS, FLOW_TIMEOUT);
 const ARP_KEY: [PacketField; 2] = [PacketField::EtherSaddr, PacketField::ArpTarget];
-const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.talkers];
-const GUARD_RECORDERS: [NftSet<'_>; 4] = [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.talkers];
+const PACKET_RECORDERS: [NftSet<'_>; 3] = [PACKET_FLOWS.flows4, PACKET_FLOWS.flows6, PACKET_FLOWS.packet_senders];
+const GUARD_RECORDERS: [NftSet<'_>; 4] =
+    [GUARD_FLOWS.flows4, GUARD_FLOWS.flows6, GUARD_ARP, GUARD_FLOWS.packet_senders];
 /// What the second guard refused, by container.
 pub(super) const GUARD_REFUSED: NftSet<'_> = GUARD.named_set("refused", &[ValueType::EtherAddr]).with_counters();
 
@@ -209,7 +212,7 @@ const ETH_P_8021Q: u16 = 0x8100;
 const ETH_P_8021AD: u16 = 0x88a8;
 
 /// The elements of a container in both tables.
-pub(super) fn port_elements(owner: AttachmentId<'_>, port: &RestrictedPort, chains: &PolicyChains) -> Vec<SetElement> {
+pub(super) fn port_elements(owner: AttachmentId<'_>, port: &EgressPart, chains: &PolicyChains) -> Vec<SetElement> {
     let (end, mac) = (port.end.as_str(), port.mac);
     let mut all = vec![PACKET_SETS.guarded.element_with_key(end)];
     all.extend(port.ips.iter().map(|ip| SOURCES[usize::from(ip.is_ipv6())].element_with_key((mac, *ip))));
@@ -269,7 +272,7 @@ const FOREIGN: &str = "from another address";
 
 const PACKET_LAYOUT: TableLayout = TableLayout {
     sets: &[PACKET_SETS.guarded, PACKET_SETS.ports, PACKET_SETS.refused, SOURCES[0], SOURCES[1]],
-    recorders: &PACKET_RECORDERS,
+    packet_filled_sets: &PACKET_RECORDERS,
     chains: &[
         (
             PACKETS.named_chain(REFUSED),
@@ -295,7 +298,7 @@ const PACKET_LAYOUT: TableLayout = TableLayout {
             ],
         ),
     ],
-    is_exact: true,
+    has_only_these_rules: true,
     ..TableLayout::new(PACKETS)
 };
 
@@ -357,14 +360,14 @@ const FRAME_LAYOUT: TableLayout = TableLayout {
             &[("policy of the container", || select_policy(FRAME_SETS.ports))],
         ),
     ],
-    is_exact: true,
+    has_only_these_rules: true,
     ..TableLayout::new(FRAMES)
 };
 
 /// Counts and records what the second guard refuses, before the link drops it.
 pub(super) const GUARD_LAYOUT: TableLayout = TableLayout {
     sets: &[GUARD_REFUSED],
-    recorders: &GUARD_RECORDERS,
+    packet_filled_sets: &GUARD_RECORDERS,
     chains: &[(
         GUARD.named_chain(REFUSED).at_ingress_of(SINK_PORT),
         &[

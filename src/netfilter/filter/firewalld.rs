@@ -28,7 +28,7 @@ pub const DEFAULT_ZONE: &str = "trusted";
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: &str = "org.fedoraproject.FirewallD1.zone";
 
-const KEPT: RecordStore = RecordStore("firewalld");
+const RECORDS: RecordStore = RecordStore("firewalld");
 
 /// The feature, which has no tables, and the layout of the reference.
 pub const FEATURE: FilterFeature = FilterFeature {
@@ -42,12 +42,12 @@ pub const FEATURE: FilterFeature = FilterFeature {
         let zone = if has_record(owner) { FirewalldZone::find_running(DEFAULT_ZONE) } else { None };
         zone.map_or(Ok(()), |mut zone| zone.delete_sources(owner, &[]))
     },
-    ..FilterFeature::new(RestorableState { kept: KEPT, layouts: &[], needs_table: |_| false, restore: |_| {} })
+    ..FilterFeature::new(RestorableState { kept: RECORDS, layouts: &[], needs_table: |_| false, restore: |_| {} })
 };
 
 /// The sources of an attachment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct ZoneSources {
+struct FirewalldPart {
     zone: String,
     ips: Vec<IpAddr>,
 }
@@ -94,8 +94,8 @@ impl<'a> FirewalldZone<'a> {
     /// Adds the addresses to the zone. On failure, removes the addresses that were added. If the sources of
     /// another attachment are missing, restores the sources of all attachments.
     pub fn add_sources(&mut self, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
-        let earlier = KEPT.read_content::<ZoneSources>(owner);
-        KEPT.add_part(owner, ZoneSources { zone: self.name.to_owned(), ips: ips.to_vec() });
+        let earlier = RECORDS.read_content::<FirewalldPart>(owner);
+        RECORDS.add_part(owner, FirewalldPart { zone: self.name.to_owned(), ips: ips.to_vec() });
         let mut added = Vec::new();
         for ip in ips {
             match self.change_source("addSource", self.name, *ip) {
@@ -106,21 +106,21 @@ impl<'a> FirewalldZone<'a> {
                         self.remove_source(self.name, ip);
                     }
                     match earlier {
-                        Some(earlier) => KEPT.add_part(owner, earlier),
-                        None => KEPT.remove_part(owner)?,
+                        Some(earlier) => RECORDS.add_part(owner, earlier),
+                        None => RECORDS.remove_part(owner)?,
                     }
                     return Err(self.refusal_error(*ip, &error));
                 }
             }
         }
-        if let Some(ZoneSources { zone, ips: mut former }) = earlier {
+        if let Some(FirewalldPart { zone, ips: mut former }) = earlier {
             former.retain(|ip| zone != self.name || !ips.contains(ip));
             self.remove_unshared_sources(owner, &zone, former);
         }
-        if let Some(other) = find_other_record(KEPT, owner, |_: &ZoneSources| true)
-            && self.first_missing_source(&[&other.content]).is_some()
+        if let Some(other) = find_other_record(RECORDS, owner, |_: &FirewalldPart| true)
+            && self.find_missing_source(&[&other.content]).is_some()
         {
-            self.restore_sources(KEPT.restorable_parts());
+            self.restore_sources(RECORDS.restorable_parts());
         }
         Ok(())
     }
@@ -148,15 +148,15 @@ impl<'a> FirewalldZone<'a> {
             })?;
             if !reply.is_true() {
                 let msg = format!("expected address {source} in {} zone not found", self.name);
-                return Err(Error::internal(msg).with_details(KEPT.restore_remedy(owner)));
+                return Err(Error::internal(msg).with_details(RECORDS.restore_remedy(owner)));
             }
         }
         Ok(())
     }
 
-    fn first_missing_source(&mut self, all: &[&ZoneSources]) -> Option<String> {
+    fn find_missing_source(&mut self, all: &[&FirewalldPart]) -> Option<String> {
         let mut zones = HashMap::new();
-        all.iter().find_map(|ZoneSources { zone, ips }| {
+        all.iter().find_map(|FirewalldPart { zone, ips }| {
             let ask = || {
                 self.list_sources(zone)
                     .inspect_err(|e| debug!("could not list the sources of zone {zone}: {}", io_text(e)))
@@ -170,9 +170,9 @@ impl<'a> FirewalldZone<'a> {
     }
 
     /// Adds the sources of these attachments again.
-    fn restore_sources(&mut self, all: Vec<StoredRecord<ZoneSources>>) {
+    fn restore_sources(&mut self, all: Vec<StoredRecord<FirewalldPart>>) {
         for kept in all {
-            let ZoneSources { zone, ips } = &kept.content;
+            let FirewalldPart { zone, ips } = &kept.content;
             for ip in ips {
                 if let Err(e) = self.change_source("addSource", zone, *ip)
                     && !e.to_string().contains("ZONE_ALREADY_SET")
@@ -182,7 +182,7 @@ impl<'a> FirewalldZone<'a> {
                 }
             }
             // A DEL that has ended meanwhile has removed the record first.
-            if !KEPT.has_instance(&kept.attachment_id().instance_id()) {
+            if !RECORDS.has_instance(&kept.attachment_id().instance_id()) {
                 self.remove_unshared_sources(kept.attachment_id(), zone, ips.clone());
             }
         }
@@ -192,14 +192,14 @@ impl<'a> FirewalldZone<'a> {
     /// same time either finds no record, or has restored them before the second removal.
     pub fn delete_sources(&mut self, owner: AttachmentId<'_>, ips: &[IpAddr]) -> Result<()> {
         let (mut ips, mut zone) = (ips.to_vec(), self.name.to_owned());
-        if let Some(kept) = KEPT.read_content::<ZoneSources>(owner) {
+        if let Some(kept) = RECORDS.read_content::<FirewalldPart>(owner) {
             ips.extend(kept.ips);
             zone = kept.zone;
         }
         sort_items(&mut ips);
         ips.dedup();
         self.remove_unshared_sources(owner, &zone, ips.clone());
-        KEPT.remove_part(owner)?;
+        RECORDS.remove_part(owner)?;
         let sources = self.list_sources(&zone).unwrap_or_default();
         ips.retain(|ip| sources.contains(&host_net(*ip).to_string()));
         self.remove_unshared_sources(owner, &zone, ips);
@@ -209,7 +209,7 @@ impl<'a> FirewalldZone<'a> {
     /// Removes the attachment's addresses from the zone, except those of other running attachments.
     fn remove_unshared_sources(&mut self, owner: AttachmentId<'_>, zone: &str, mut ips: Vec<IpAddr>) {
         if !ips.is_empty() {
-            let mut others = KEPT.restorable_parts::<ZoneSources>();
+            let mut others = RECORDS.restorable_parts::<FirewalldPart>();
             others.retain(|kept| kept.attachment_id() != owner);
             ips.retain(|ip| !others.iter().any(|kept| kept.content.ips.contains(ip)));
         }
@@ -239,16 +239,16 @@ impl<'a> FirewalldZone<'a> {
 
 /// Fails if a source of the record is missing, while firewalld runs.
 fn check_recorded_sources(part: &Value) -> Result<()> {
-    let Ok(sources) = ZoneSources::deserialize(part) else { return Ok(()) };
-    let missing = FirewalldZone::find_running(DEFAULT_ZONE).and_then(|mut zone| zone.first_missing_source(&[&sources]));
+    let Ok(sources) = FirewalldPart::deserialize(part) else { return Ok(()) };
+    let missing = FirewalldZone::find_running(DEFAULT_ZONE).and_then(|mut zone| zone.find_missing_source(&[&sources]));
     missing.map_or(Ok(()), |missing| Err(Error::internal(missing)))
 }
 
 fn restore_missing_sources() {
-    let living = KEPT.restorable_parts::<ZoneSources>();
+    let living = RECORDS.restorable_parts::<FirewalldPart>();
     let zone = if living.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(mut zone) = zone
-        && zone.first_missing_source(&living.iter().map(|kept| &kept.content).collect::<Vec<_>>()).is_some()
+        && zone.find_missing_source(&living.iter().map(|kept| &kept.content).collect::<Vec<_>>()).is_some()
     {
         zone.restore_sources(living);
     }
@@ -256,17 +256,17 @@ fn restore_missing_sources() {
 
 /// Whether there is a record of the attachment's sources.
 pub fn has_record(owner: AttachmentId<'_>) -> bool {
-    KEPT.has_instance(&owner.instance_id())
+    RECORDS.has_instance(&owner.instance_id())
 }
 
 /// Removes the sources of the network's attachments that are not among `valid`.
 pub fn remove_stale_sources(network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    let mut stale: Vec<StoredRecord<ZoneSources>> = KEPT.iter_parts().collect();
+    let mut stale: Vec<StoredRecord<FirewalldPart>> = RECORDS.iter_parts().collect();
     stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
     let mut zone = if stale.is_empty() { None } else { FirewalldZone::find_running(DEFAULT_ZONE) };
     if let Some(zone) = &mut zone {
         for kept in stale {
-            KEPT.remove_part(kept.attachment_id())?;
+            RECORDS.remove_part(kept.attachment_id())?;
             zone.remove_unshared_sources(kept.attachment_id(), &kept.content.zone, kept.content.ips.clone());
         }
     }

@@ -21,7 +21,7 @@ use self::words::{
     CHAINS, CNI_FORWARD, FORWARD, PUBLISHED, STAGE_1, STAGE_2, address_rules, bridge_rules, cni_forward_jump,
     is_policy_rule, isolation_jump, published_ports_rule, shared_jumps, stage_return_rules, translated_rule,
 };
-use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, nft, unused_policy_links};
+use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, nft, unused_policy_links};
 use crate::attachment::{AttachmentRecord, StoredRecord};
 use crate::leases;
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
@@ -34,16 +34,16 @@ use cni::error::Result;
 const FILTER: &str = "filter";
 
 pub(super) const RULES: RecordedRules = RecordedRules {
-    kept: KEPT,
+    kept: RECORDS,
     table: FILTER,
     is_of: |part, family| {
-        let pod = AcceptedTraffic::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
+        let pod = FirewallPart::deserialize(part).ok().filter(|pod| pod.backend == RuleBackend::Iptables);
         pod.is_some_and(|pod| !ips_of_family(&pod.ips, family).is_empty())
     },
     plan: |table, family, stored, all| {
-        let (owner, pod) = (stored.attachment_id(), AcceptedTraffic::deserialize(&stored.content).ok()?);
+        let (owner, pod) = (stored.attachment_id(), FirewallPart::deserialize(&stored.content).ok()?);
         // The reference does not accept published ports.
-        let is_recorded = KEPT.has_instance(&owner.instance_id());
+        let is_recorded = RECORDS.has_instance(&owner.instance_id());
         create_address_rules(table, &pod, family, is_recorded);
         let is_of_family = |part: &Value| (RULES.is_of)(part, family);
         if pod.policy != IngressPolicy::Open && decides_policy(stored, all, &is_of_family) {
@@ -52,9 +52,9 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         None
     },
     is_flushed: |table, family, other, part| {
-        let Ok(mut pod) = AcceptedTraffic::deserialize(&other.content) else { return false };
+        let Ok(mut pod) = FirewallPart::deserialize(&other.content) else { return false };
         // In one network the policy of a bridge is that of the latest ADD.
-        if let Some(own) = part.and_then(|part| AcceptedTraffic::deserialize(part).ok())
+        if let Some(own) = part.and_then(|part| FirewallPart::deserialize(part).ok())
             && own.bridge == pod.bridge
         {
             pod.policy = own.policy;
@@ -67,7 +67,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 pub(super) fn add_rules(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
+    pod: &FirewallPart,
     former: &[IpAddr],
 ) -> Result<()> {
     if filter.nft_socket_if_present()?.is_some() && !pod.ports.is_empty() {
@@ -93,7 +93,7 @@ pub(super) fn add_rules(
 }
 
 /// The attachment's rules in a family, without those that all attachments share.
-fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule> {
+fn attachment_rules(pod: &FirewallPart, family: IpFamily) -> Vec<IptablesRule> {
     let mut rules = Vec::new();
     if pod.admin.is_some() {
         let ips = ips_of_family(&pod.ips, family);
@@ -105,7 +105,7 @@ fn attachment_rules(pod: &AcceptedTraffic, family: IpFamily) -> Vec<IptablesRule
 }
 
 /// Isolates the ports if the kernel supports bridge tables with the required expressions.
-fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
+fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> Result<()> {
     match nft::isolate_ports(filter, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             warn!(
@@ -132,7 +132,7 @@ fn ips_of_family(ips: &[IpAddr], family: IpFamily) -> Vec<IpAddr> {
 }
 
 /// Adds the rules for the addresses of one family.
-fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family: IpFamily, publishes: bool) {
+fn create_address_rules(table: &mut IptablesTable, pod: &FirewallPart, family: IpFamily, publishes: bool) {
     if let Some(admin) = &pod.admin {
         add_shared_chains(table, admin);
         for ip in ips_of_family(&pod.ips, family) {
@@ -145,7 +145,7 @@ fn create_address_rules(table: &mut IptablesTable, pod: &AcceptedTraffic, family
 }
 
 /// Changes the policy of the bridge, unless it belongs to another network.
-fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) {
+fn plan_policy(table: &mut IptablesTable, network: &str, pod: &FirewallPart) {
     let Some(bridge) = &pod.bridge else { return };
     let is_former = other_policy_matcher(bridge, pod.policy);
     if table.rules.iter().any(&is_former) && !has_policy_of_other(bridge, network) {
@@ -156,7 +156,7 @@ fn plan_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic) 
     }
 }
 
-fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraffic, publishes: bool) {
+fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &FirewallPart, publishes: bool) {
     create_policy(table, bridge, pod.policy);
     if let Some(rule) = translated_rule(bridge, pod.policy).filter(|_| publishes) {
         table.insert_unique(0, rule);
@@ -164,10 +164,19 @@ fn plan_policy_rules(table: &mut IptablesTable, bridge: &str, pod: &AcceptedTraf
 }
 
 /// Restores the policy of the bridge, unless another one is in force, as that of a later ADD. CHECK examines an
-/// attachment that `is_alone`: the configured policy must be in force.
-fn restore_policy(table: &mut IptablesTable, network: &str, pod: &AcceptedTraffic, publishes: bool, is_alone: bool) {
+/// attachment that `has_own_tables_only`: the configured policy must be in force.
+fn restore_policy(
+    table: &mut IptablesTable,
+    network: &str,
+    pod: &FirewallPart,
+    publishes: bool,
+    has_own_tables_only: bool,
+) {
     let Some(bridge) = pod.bridge.as_deref() else { return };
-    if is_alone || !is_other_policy_in_force(table, bridge, pod.policy) || has_policy_of_other(bridge, network) {
+    if has_own_tables_only
+        || !is_other_policy_in_force(table, bridge, pod.policy)
+        || has_policy_of_other(bridge, network)
+    {
         plan_policy_rules(table, bridge, pod, publishes);
     }
 }
@@ -188,7 +197,7 @@ fn other_policy_matcher(bridge: &str, policy: IngressPolicy) -> impl Fn(&Iptable
 
 /// Whether a living attachment of another network has a policy for the bridge.
 fn has_policy_of_other(bridge: &str, network: &str) -> bool {
-    KEPT.has_restorable_part::<AcceptedTraffic>(&|kept| {
+    RECORDS.has_restorable_part::<FirewallPart>(&|kept| {
         let pod = &kept.content;
         let is_for = pod.bridge.as_deref() == Some(bridge) && pod.policy != IngressPolicy::Open;
         is_for && pod.backend == RuleBackend::Iptables && kept.attachment_id().network != network
@@ -208,7 +217,7 @@ fn create_policy(table: &mut IptablesTable, bridge: &str, policy: IngressPolicy)
     }
 }
 
-fn policy_rules(pod: &AcceptedTraffic) -> Vec<IptablesRule> {
+fn policy_rules(pod: &FirewallPart) -> Vec<IptablesRule> {
     match &pod.bridge {
         Some(bridge) if pod.policy != IngressPolicy::Open => {
             let mut rules = vec![isolation_jump()];
@@ -249,7 +258,7 @@ fn unshared_ips(ips: &[IpAddr], family: IpFamily, owner: AttachmentId<'_>) -> Ve
 
 /// Whether another attachment than the owner has the address, according to its record or to a lease of its container.
 fn is_used_by_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
-    let others = other_attachments::<AcceptedTraffic>(KEPT, ip, owner);
+    let others = other_attachments::<FirewallPart>(RECORDS, ip, owner);
     others.iter().any(|(_, pod)| pod.backend == RuleBackend::Iptables && pod.admin.is_some())
         || is_leased_to_other(ip, owner)
 }
@@ -261,7 +270,7 @@ fn is_leased_to_other(ip: IpAddr, owner: AttachmentId<'_>) -> bool {
 }
 
 /// Removes the rules of `stale` attachments, and the policies of links that are not in use.
-pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<AcceptedTraffic>]) -> Result<()> {
+pub(super) fn remove_stale_rules(filter: &PacketFilter, stale: &[StoredRecord<FirewallPart>]) -> Result<()> {
     filter.delete_iptables_rules(FILTER, &CHAINS, ChainScope::All, &|table, family| {
         for kept in stale {
             remove_address_rules(table, &unshared_ips(&kept.content.ips, family, kept.attachment_id()));

@@ -26,7 +26,7 @@ use crate::netlink::{Link, Netlink};
 use cni::error::{Error, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
-pub const KEPT: RecordStore = RecordStore("firewall");
+pub const RECORDS: RecordStore = RecordStore("firewall");
 
 /// The feature, for the back ends `nf_tables` and iptables.
 pub const FEATURE: FilterFeature = FilterFeature {
@@ -36,7 +36,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
     remove: |filter, owner, ips| delete_rules(filter, owner, ips, None),
     hand_over: &[("firewall rules", hand_over)],
     ..FilterFeature::new(RestorableState {
-        kept: KEPT,
+        kept: RECORDS,
         layouts: &nft::LAYOUTS,
         needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: nft::restore_elements,
@@ -45,7 +45,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
 
 /// The accepted traffic of an attachment: the content of its part in the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AcceptedTraffic {
+pub struct FirewallPart {
     pub backend: RuleBackend,
     /// The addresses, without duplicates.
     pub ips: Vec<IpAddr>,
@@ -112,14 +112,14 @@ fn decides_policy(kept: &StoredRecord<Value>, all: &[StoredRecord<Value>], has_r
 
 /// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`delete_rules`] removes
 /// the rest.
-pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Result<()> {
+pub fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> Result<()> {
     if pod.backend == RuleBackend::Nftables {
-        KEPT.add_part(owner, pod);
+        RECORDS.add_part(owner, pod);
         return Ok(nft::add_elements(filter, owner, pod)?);
     }
-    let mut former = KEPT.read_content::<AcceptedTraffic>(owner).map(|pod| pod.ips).unwrap_or_default();
+    let mut former = RECORDS.read_content::<FirewallPart>(owner).map(|pod| pod.ips).unwrap_or_default();
     former.retain(|ip| !pod.ips.contains(ip));
-    KEPT.add_part(owner, pod);
+    RECORDS.add_part(owner, pod);
     iptables::add_rules(filter, owner, pod, &former)
 }
 
@@ -137,7 +137,7 @@ pub fn delete_rules(
     ips: &[IpAddr],
     ports: Option<&[String]>,
 ) -> Result<()> {
-    let pod = KEPT.read_content::<AcceptedTraffic>(owner);
+    let pod = RECORDS.read_content::<FirewallPart>(owner);
     let own = pod.as_ref().and_then(link_with_own_policy);
     // A killed DEL may have removed the part, but not the record.
     let record = AttachmentRecord::find_by_attachment(owner).unwrap_or_default();
@@ -145,7 +145,7 @@ pub fn delete_rules(
     let all_ips: Vec<IpAddr> = ips.iter().chain(recorded).copied().collect();
     let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
     join_outcomes([
-        KEPT.remove_part(owner),
+        RECORDS.remove_part(owner),
         iptables::delete_rules(filter, owner, &all_ips, own),
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, ips, ports, own)),
     ])
@@ -153,7 +153,7 @@ pub fn delete_rules(
 
 /// The link whose policy is for this attachment alone: the host's end of a pair without a bridge, as ptp creates it,
 /// which is deleted with the container.
-fn link_with_own_policy(pod: &AcceptedTraffic) -> Option<&str> {
+fn link_with_own_policy(pod: &FirewallPart) -> Option<&str> {
     let has_policy = pod.policy != IngressPolicy::Open && pod.ports.is_empty();
     let link = pod.bridge.as_deref().filter(|_| has_policy)?;
     let found = Netlink::open().and_then(|host| host.find_link(link)).ok()?;
@@ -174,7 +174,7 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
     for link in links.iter().filter(is_used) {
         policies.remove(&link.name);
     }
-    for bridge in KEPT.restorable_parts::<AcceptedTraffic>().into_iter().filter_map(|kept| kept.content.bridge) {
+    for bridge in RECORDS.restorable_parts::<FirewallPart>().into_iter().filter_map(|kept| kept.content.bridge) {
         policies.remove(&bridge);
     }
     policies
@@ -183,10 +183,10 @@ fn unused_policy_links(mut policies: HashSet<String>) -> HashSet<String> {
 /// Removes the rules of the network's attachments that are not among `valid`, and the policies of links that are not in
 /// use; with `nf_tables`, if no attachment is valid, the policies of the network, too.
 pub fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    let mut stale: Vec<_> = KEPT.iter_parts::<AcceptedTraffic>().collect();
+    let mut stale: Vec<_> = RECORDS.iter_parts::<FirewallPart>().collect();
     stale.retain(|kept| kept.attachment_id().network == network && !valid.contains(&kept.attachment_id()));
     join_outcomes([
-        KEPT.remove_stale_parts(network, valid),
+        RECORDS.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, &stale),
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, network, valid)),
     ])

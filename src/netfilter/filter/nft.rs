@@ -43,7 +43,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{AcceptedTraffic, IngressPolicy, KEPT, decides_policy, unused_policy_links};
+use super::{FirewallPart, IngressPolicy, RECORDS, decides_policy, unused_policy_links};
 use crate::attachment::StoredRecord;
 use crate::netfilter::backend::{PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
@@ -90,7 +90,7 @@ fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> 
 
 /// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
 /// ports are isolated here.
-fn desired_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<(SetElement, bool)> {
+fn desired_elements(owner: AttachmentId<'_>, pod: &FirewallPart) -> Vec<(SetElement, bool)> {
     let (own, shared) = (owner.object_label(), network_label(owner.network));
     let port = |port: &String| PORTS.element_with_key(port.as_str()).with_comment(&own);
     let is_isolated = pod.policy == IngressPolicy::Isolated;
@@ -110,17 +110,13 @@ fn desired_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<(SetE
     all
 }
 
-pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> NetlinkResult<()> {
+pub(super) fn add_elements(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> NetlinkResult<()> {
     let needed = if pod.policy == IngressPolicy::Isolated { &LAYOUTS[..] } else { &[PACKET_LAYOUT] };
     apply_elements(filter, &desired_elements(owner, pod), needed)
 }
 
 /// With the back end iptables: isolates the ports, or ends their isolation.
-pub(super) fn isolate_ports(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    pod: &AcceptedTraffic,
-) -> NetlinkResult<()> {
+pub(super) fn isolate_ports(filter: &PacketFilter, owner: AttachmentId<'_>, pod: &FirewallPart) -> NetlinkResult<()> {
     if pod.policy == IngressPolicy::Isolated || filter.nft_socket()?.has_object(FRAMES)? {
         apply_elements(filter, &desired_elements(owner, pod), &[FRAME_LAYOUT])?;
     }
@@ -143,14 +139,14 @@ fn apply_elements(filter: &PacketFilter, all: &[(SetElement, bool)], needed: &[T
 }
 
 pub(super) const ELEMENTS: RecordedElements = RecordedElements {
-    kept: KEPT,
+    kept: RECORDS,
     layout: PACKET_LAYOUT,
     sets: &SETS,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
     find_conflict: differing_data,
 };
 
-fn recorded_elements(owner: AttachmentId<'_>, pod: &AcceptedTraffic) -> Vec<SetElement> {
+fn recorded_elements(owner: AttachmentId<'_>, pod: &FirewallPart) -> Vec<SetElement> {
     let present = desired_elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
     present.map(|(element, _)| element).collect()
 }
@@ -160,7 +156,7 @@ pub(super) fn restore_elements(change: &mut LayoutTransaction<'_>) {
     if !SETS.iter().any(|set| change.is_flushed(*set)) {
         return;
     }
-    let all = change.restorable_records::<Value>(KEPT);
+    let all = change.restorable_records::<Value>(RECORDS);
     for kept in &all {
         // What is left of a policy is that of the latest ADD, which may be gone.
         let bridge = kept.content.get("bridge").and_then(Value::as_str);
@@ -255,7 +251,7 @@ pub(super) fn decided_part(
     all: &[StoredRecord<Value>],
 ) -> error::Result<Value> {
     let mut part = kept.content.clone();
-    let Ok(pod) = AcceptedTraffic::deserialize(&part) else { return Ok(part) };
+    let Ok(pod) = FirewallPart::deserialize(&part) else { return Ok(part) };
     if pod.backend == RuleBackend::Nftables
         && let Some(bridge) = pod.bridge.as_deref()
         && (!decides_policy(kept, all, &|_| true)

@@ -56,7 +56,8 @@ pub(super) const LACKING_MODULE: &str =
     "load the modules ip_tables and xt_comment, or choose the back end \"nftables\"";
 
 /// What iptables reports if the kernel lacks a table, a match or a target.
-const LACKING: [&str; 3] = ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
+const MISSING_MODULE_HELP: [&str; 3] =
+    ["No such file or directory", "No chain/target/match by that name", "Couldn't load match"];
 
 /// An implementation of iptables.
 #[derive(Clone, Copy, Debug)]
@@ -176,7 +177,7 @@ impl IptablesPrograms {
             former = attempt;
             if refusals == REFUSALS {
                 let error = output.failure_error();
-                let lacks = LACKING.iter().any(|text| error.message().contains(text));
+                let lacks = MISSING_MODULE_HELP.iter().any(|text| error.message().contains(text));
                 return Err(if lacks { error.with_details(LACKING_MODULE) } else { error });
             } else if Instant::now() >= until {
                 let msg = format!("change iptables table {name}: others kept changing it");

@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 200;
 
 /// The number of conflicts after which other tables are not restored: one of them may have foreign objects that
 /// refuse every attempt.
-const ALONE: usize = 10;
+const OWN_TABLES_ONLY_AFTER: usize = 10;
 
 /// Adds changes to a transaction. Gets the elements that were found for the keys of `wanted`.
 type TransactionPlanner<'f> =
@@ -27,7 +27,7 @@ type TransactionPlanner<'f> =
 
 /// Our tables of `nf_tables`.
 #[derive(Debug)]
-pub struct OwnTables<'n> {
+pub struct CniboxTables<'n> {
     pub nft: &'n NftSocket,
     /// The state of all features in them.
     pub state: Vec<RestorableState>,
@@ -45,11 +45,11 @@ pub struct LayoutTransaction<'n> {
     /// The chains that the batch creates for elements that jump to them.
     new_chains: HashSet<(NftTable<'static>, String)>,
     /// If there is damage: the elements that flushed sets have again, or will have after the commit.
-    occupied: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
-    /// For [`OwnTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
+    present_elements: Option<HashMap<(NftSet<'static>, ElementKey), SetElement>>,
+    /// For [`CniboxTables::repair_tables`], which looks for missing elements in all sets, flushed or not.
     is_repair: bool,
     /// Whether only the tables of the change are restored.
-    is_alone: bool,
+    has_own_tables_only: bool,
     /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
     is_conditional: bool,
     /// The records that state is restored from.
@@ -58,7 +58,7 @@ pub struct LayoutTransaction<'n> {
     appended: HashSet<String>,
 }
 
-impl OwnTables<'_> {
+impl CniboxTables<'_> {
     /// Commits the changes of `fill` in the tables of `layouts`. The same transaction restores these tables, and the
     /// state of other attachments that a flush has deleted.
     pub fn change_tables(
@@ -85,8 +85,8 @@ impl OwnTables<'_> {
     ) -> NetlinkResult<()> {
         let mut outcome = Ok(());
         for attempt in 0..ATTEMPTS {
-            let is_alone = !is_repair && attempt >= ALONE;
-            outcome = self.plan_and_commit(layouts, wanted, is_repair, is_alone, fill);
+            let has_own_tables_only = !is_repair && attempt >= OWN_TABLES_ONLY_AFTER;
+            outcome = self.plan_and_commit(layouts, wanted, is_repair, has_own_tables_only, fill);
             match outcome.as_ref().map_err(NetlinkError::errno) {
                 Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
                 _ => break,
@@ -100,7 +100,7 @@ impl OwnTables<'_> {
         layouts: &[TableLayout],
         wanted: &[SetElement],
         is_repair: bool,
-        is_alone: bool,
+        has_own_tables_only: bool,
         fill: TransactionPlanner<'_>,
     ) -> NetlinkResult<()> {
         let read = |comparison| {
@@ -114,8 +114,8 @@ impl OwnTables<'_> {
             Ok::<_, NetlinkError>((views, found))
         };
         let (mut views, mut found) = read(RuleComparison::ByComment)?;
-        if views.iter().any(|view| view.damage.is_some() && view.layout.is_exact) {
-            (views, found) = read(RuleComparison::Whole)?;
+        if views.iter().any(|view| view.damage.is_some() && view.layout.has_only_these_rules) {
+            (views, found) = read(RuleComparison::RuleSet)?;
         }
         let is_damaged = is_repair || views.iter().any(|view| view.damage.is_some());
         let mut change = LayoutTransaction {
@@ -124,9 +124,9 @@ impl OwnTables<'_> {
             views,
             batch: NftBatch::new(),
             new_chains: HashSet::new(),
-            occupied: is_damaged.then(HashMap::new),
+            present_elements: is_damaged.then(HashMap::new),
             is_repair,
-            is_alone,
+            has_own_tables_only,
             is_conditional: is_damaged,
             records: Vec::new(),
             appended: HashSet::new(),
@@ -156,8 +156,8 @@ impl LayoutTransaction<'_> {
                 self.batch.append_rule(table.named_chain(name), rule);
             }
         }
-        if let Some(occupied) = &mut self.occupied {
-            occupied.insert((element.set, element.key.clone()), element.clone());
+        if let Some(present_elements) = &mut self.present_elements {
+            present_elements.insert((element.set, element.key.clone()), element.clone());
         }
         self.batch.add_element(element);
     }
@@ -230,7 +230,7 @@ impl LayoutTransaction<'_> {
 
     /// How much of rules is compared: all of them only where something is missing already, or for a repair.
     pub fn rule_comparison(&self) -> RuleComparison {
-        if self.occupied.is_some() { RuleComparison::Whole } else { RuleComparison::ByComment }
+        if self.present_elements.is_some() { RuleComparison::RuleSet } else { RuleComparison::ByComment }
     }
 
     /// Whether the caller has to create the chain, because nothing in this transaction has created it yet.
@@ -242,7 +242,7 @@ impl LayoutTransaction<'_> {
     pub fn is_flushed(&self, set: NftSet<'_>) -> bool {
         self.views.iter().any(|view| {
             // Chains that are not read may have lost their rules as well.
-            let is_suspect = view.layout.is_exact && !view.incomplete.is_empty();
+            let is_suspect = view.layout.has_only_these_rules && !view.incomplete.is_empty();
             view.flushed.contains(&set) || ((self.is_repair || is_suspect) && view.layout.sets.contains(&set))
         })
     }
@@ -254,18 +254,18 @@ impl LayoutTransaction<'_> {
 
     /// Whether there is an element with this key, or will be after the commit.
     pub fn has_occupant(&self, wanted: &SetElement) -> bool {
-        self.find_occupant(wanted).is_some()
+        self.find_present(wanted).is_some()
     }
 
     /// The element that a flushed set has for the key of `wanted`, or will have after the commit.
-    fn find_occupant(&self, wanted: &SetElement) -> Option<&SetElement> {
-        self.occupied.as_ref()?.get(&(wanted.set, wanted.key.clone()))
+    fn find_present(&self, wanted: &SetElement) -> Option<&SetElement> {
+        self.present_elements.as_ref()?.get(&(wanted.set, wanted.key.clone()))
     }
 
     /// Like [`LayoutTransaction::put_element`], if the set was flushed and has no element with this key. Returns
     /// whether the element is restored.
     pub fn restore_element(&mut self, element: &SetElement) -> bool {
-        let is_missing = self.is_flushed(element.set) && self.find_occupant(element).is_none();
+        let is_missing = self.is_flushed(element.set) && self.find_present(element).is_none();
         if is_missing {
             self.put_element(element);
         }
@@ -275,14 +275,14 @@ impl LayoutTransaction<'_> {
     /// Whether [`LayoutTransaction::restore_with_data`] leaves the element to the attachment, with its data.
     pub fn will_have_data(&self, element: &SetElement) -> bool {
         self.is_flushed(element.set)
-            && self.find_occupant(element).is_none_or(|found| is_ownerless_or_own(found, element))
+            && self.find_present(element).is_none_or(|found| is_ownerless_or_own(found, element))
     }
 
     /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is
     /// outdated after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
         let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
-        if !self.restore_element(element) && self.find_occupant(element).is_some_and(has_other) {
+        if !self.restore_element(element) && self.find_present(element).is_some_and(has_other) {
             self.replace_data(element);
         }
     }
@@ -300,7 +300,7 @@ impl LayoutTransaction<'_> {
 
     /// Restores damaged state and commits.
     fn restore_and_commit(mut self) -> NetlinkResult<()> {
-        if self.occupied.is_none() {
+        if self.present_elements.is_none() {
             let generation = self.required_generation();
             return self.nft.commit_at_generation(self.batch, generation);
         }
@@ -341,7 +341,7 @@ impl LayoutTransaction<'_> {
         let comparison = self.rule_comparison();
         let is_changed = |layout: &TableLayout| self.state_of_table(layout.table).is_some();
         let mut state = self.state.to_vec();
-        state.retain(|s| !self.is_alone || s.layouts.iter().any(is_changed));
+        state.retain(|s| !self.has_own_tables_only || s.layouts.iter().any(is_changed));
         for layout in state.iter().flat_map(|state| state.layouts) {
             let table = layout.table;
             if self.state_of_table(table).is_none() {
@@ -355,9 +355,9 @@ impl LayoutTransaction<'_> {
         let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
         let present = self.nft.find_elements(&flushed, &[])?.into_iter();
         let present = present.map(|element| ((element.set, element.key.clone()), element));
-        let occupied = self.occupied.get_or_insert_default();
+        let present_elements = self.present_elements.get_or_insert_default();
         for (key, element) in present {
-            occupied.entry(key).or_insert(element);
+            present_elements.entry(key).or_insert(element);
         }
         for RestorableState { restore, .. } in state {
             restore(self);
@@ -416,7 +416,7 @@ mod tests {
     const SET: NftSet<'_> = TABLE.named_set("names", &[ValueType::IfName]);
     const OTHER: NftTable<'_> = NftTable::new_inet("other");
     const LAYOUTS: [TableLayout; 1] = [TableLayout { sets: &[SET], ..TableLayout::new(TABLE) }];
-    const KEPT: RecordStore = RecordStore("layout-test");
+    const RECORDS: RecordStore = RecordStore("layout-test");
 
     static PLANS: AtomicUsize = AtomicUsize::new(0);
 
@@ -436,10 +436,10 @@ mod tests {
         let mut batch = NftBatch::new();
         batch.ensure_object(TABLE);
         nft.commit_batch(batch).unwrap();
-        let state = RestorableState { kept: KEPT, layouts: &LAYOUTS, needs_table: |_| true, restore };
-        let own = OwnTables { nft: &nft, state: vec![state] };
+        let state = RestorableState { kept: RECORDS, layouts: &LAYOUTS, needs_table: |_| true, restore };
+        let own = CniboxTables { nft: &nft, state: vec![state] };
         own.repair_tables().unwrap();
-        assert_eq!(LAYOUTS[0].find_difference(&nft, RuleComparison::Whole).unwrap().map(|damage| damage.text), None);
+        assert_eq!(LAYOUTS[0].find_difference(&nft, RuleComparison::RuleSet).unwrap().map(|damage| damage.text), None);
         assert_eq!(PLANS.load(Ordering::Relaxed), 2);
     }
 }

@@ -19,7 +19,7 @@ use super::super::backend::{IpFamily, PacketFilter, RuleBackend};
 use super::super::iptables::{ChainScope, IptablesRule, IptablesTable};
 use super::super::names::{AttachmentId, rule_comment_prefix};
 use super::super::rules::RecordedRules;
-use super::{KEPT, MasqueradeRecord};
+use super::{MasqueradePart, RECORDS};
 use cni::error::Result;
 use cni::ip::host_net;
 
@@ -27,7 +27,7 @@ const NAT: &str = "nat";
 const POSTROUTING: &str = "POSTROUTING";
 
 pub(super) const RULES: RecordedRules = RecordedRules {
-    kept: KEPT,
+    kept: RECORDS,
     table: NAT,
     is_of: |part, family| !recorded_addresses(part, family).is_empty(),
     plan: |table, family, stored, _| {
@@ -42,7 +42,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 
 /// The addresses with rules in the family's table.
 fn recorded_addresses(part: &Value, family: IpFamily) -> Vec<IpNet> {
-    let record = MasqueradeRecord::deserialize(part).ok().filter(|record| record.backend == RuleBackend::Iptables);
+    let record = MasqueradePart::deserialize(part).ok().filter(|record| record.backend == RuleBackend::Iptables);
     record.map(|record| addresses_of_family(&record.addrs, family)).unwrap_or_default()
 }
 
@@ -50,7 +50,7 @@ fn addresses_of_family(addrs: &[IpNet], family: IpFamily) -> Vec<IpNet> {
     addrs.iter().copied().filter(|addr| IpFamily::of_address(addr.addr()) == family).collect()
 }
 
-pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Result<()> {
+pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: &MasqueradePart) -> Result<()> {
     let chains = [POSTROUTING, &owner.iptables_chain("")];
     for family in IpFamily::BOTH {
         let addrs = addresses_of_family(&record.addrs, family);

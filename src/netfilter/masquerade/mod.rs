@@ -25,11 +25,11 @@ use crate::attachment::RecordStore;
 use cni::error::{Error, ErrorContext, Result, join_outcomes};
 
 /// The parts of this feature in the records of attachments.
-const KEPT: RecordStore = RecordStore("masquerade");
+const RECORDS: RecordStore = RecordStore("masquerade");
 
 /// The masqueraded addresses of an attachment.
 #[derive(Serialize, Deserialize)]
-pub(super) struct MasqueradeRecord {
+pub(super) struct MasqueradePart {
     backend: RuleBackend,
     /// The addresses, each with the prefix length of its subnet.
     addrs: Vec<IpNet>,
@@ -48,7 +48,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
         filter.query_nft(&|nft| hand_over(nft, nft::TABLE, &nft::create_reference_rules))
     })],
     ..FilterFeature::new(RestorableState {
-        kept: KEPT,
+        kept: RECORDS,
         layouts: &[nft::LAYOUT],
         needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: |change| nft::ELEMENTS.restore(change),
@@ -63,8 +63,8 @@ pub fn add_addresses(
     owner: AttachmentId<'_>,
     addrs: &[IpNet],
 ) -> Result<()> {
-    let record = MasqueradeRecord { backend, addrs: addrs.to_vec() };
-    KEPT.add_part(owner, &record);
+    let record = MasqueradePart { backend, addrs: addrs.to_vec() };
+    RECORDS.add_part(owner, &record);
     let added = match backend {
         RuleBackend::Nftables => nft::add_elements(filter, owner, addrs).map_err(Error::from),
         RuleBackend::Iptables => iptables::add_rules(filter, owner, &record),
@@ -74,8 +74,8 @@ pub fn add_addresses(
 
 /// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
-    RuleBackend::check_rules(None, filter, KEPT, owner, &|backend| {
-        check_attachment(filter, &FEATURE, owner, &MasqueradeRecord { backend, addrs: addrs.to_vec() })
+    RuleBackend::check_rules(None, filter, RECORDS, owner, &|backend| {
+        check_attachment(filter, &FEATURE, owner, &MasqueradePart { backend, addrs: addrs.to_vec() })
     })
 }
 
@@ -83,7 +83,7 @@ pub fn check_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[
 /// and chain names.
 pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     join_outcomes([
-        KEPT.remove_part(owner),
+        RECORDS.remove_part(owner),
         iptables::delete_rules(filter, owner, addrs),
         filter.query_nft(&|nft| nft::delete_elements(nft, owner, addrs)),
         filter.query_nft(&|nft| nft::delete_reference_rules(nft, &owner.comment_matcher())),
@@ -95,7 +95,7 @@ pub fn delete_addresses(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &
 pub fn remove_stale_addresses(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
     let is_stale = stale_matcher(network, valid);
     join_outcomes([
-        KEPT.remove_stale_parts(network, valid),
+        RECORDS.remove_stale_parts(network, valid),
         iptables::remove_stale_rules(filter, network, valid),
         filter.query_nft(&|nft| nft::remove_stale_elements(nft, &is_stale)),
         filter.query_nft(&|nft| nft::delete_reference_rules(nft, &is_stale)),

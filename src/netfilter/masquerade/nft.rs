@@ -33,7 +33,7 @@ use super::super::elements::{RecordedElements, differing_data, elements_of_part}
 use super::super::layout::{HandoverCount, TableLayout};
 use super::super::names::has_same_owner;
 use super::super::{AttachmentId, PacketFilter, RuleBackend};
-use super::{KEPT, MasqueradeRecord};
+use super::{MasqueradePart, RECORDS};
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
     CommentSelector, NetfilterHook, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
@@ -78,14 +78,14 @@ fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement>
 }
 
 pub(super) const ELEMENTS: RecordedElements = RecordedElements {
-    kept: KEPT,
+    kept: RECORDS,
     layout: LAYOUT,
     sets: &PODS,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
     find_conflict: differing_data,
 };
 
-fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradeRecord) -> Vec<SetElement> {
+fn recorded_elements(owner: AttachmentId<'_>, record: &MasqueradePart) -> Vec<SetElement> {
     match record.backend {
         RuleBackend::Nftables => address_elements(owner, &record.addrs),
         RuleBackend::Iptables => Vec::new(),
@@ -185,7 +185,7 @@ fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
         let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;
         pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
     };
-    let living = KEPT.restorable_parts::<MasqueradeRecord>();
+    let living = RECORDS.restorable_parts::<MasqueradePart>();
     let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
     elements.filter(is_shared).collect()
 }

@@ -4,14 +4,14 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::PortForwarding;
+use super::PortmapPart;
 use crate::netlink::conntrack::{ConntrackSocket, FlowSelection, TrackedFlow};
 use crate::netlink::nftables::{RuleInfo, TransportProtocol};
 use crate::netlink::{self, IpFamily, Netlink};
 
 /// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
 /// Connections that the host forwards are not affected.
-pub fn delete_flows_to_other_targets(forward: &PortForwarding, host: &Netlink) {
+pub fn delete_flows_to_other_targets(forward: &PortmapPart, host: &Netlink) {
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));
         let udp = forward.mappings_to(target).filter(|mapping| mapping.proto == TransportProtocol::Udp);

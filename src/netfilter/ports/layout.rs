@@ -74,7 +74,8 @@ const BY_PORT: [PacketField; 2] = [PacketField::L4proto, PacketField::Dport];
 const BY_PORT4: [PacketField; 3] = [PacketField::IpDaddr, PacketField::L4proto, PacketField::Dport];
 const BY_PORT6: [PacketField; 3] = [PacketField::Ip6Daddr, PacketField::L4proto, PacketField::Dport];
 
-const ENTRY: FixedRule = ("only what is sent to this host", || NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name));
+const ENTRY_RULE: FixedRule =
+    ("only what is sent to this host", || NftRule::new().daddr_is_local().jump_to(HOSTPORTS.name));
 
 pub(super) const LAYOUT: TableLayout = TableLayout {
     sets: &[ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
@@ -92,8 +93,8 @@ pub(super) const LAYOUT: TableLayout = TableLayout {
                 (UNMARK, || NftRule::new().clear_ct_mark(TRANSLATED)),
             ],
         ),
-        (PREROUTING, &[ENTRY]),
-        (OUTPUT, &[(OWN, || NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller()), ENTRY]),
+        (PREROUTING, &[ENTRY_RULE]),
+        (OUTPUT, &[(OWN, || NftRule::new().daddr_is(Ipv6Addr::LOCALHOST.into()).return_to_caller()), ENTRY_RULE]),
         (
             POSTROUTING,
             &[

@@ -97,7 +97,7 @@ pub enum SourceTranslation {
 
 /// The mappings of an attachment: the content of their part in the record.
 #[derive(Serialize, Deserialize)]
-pub struct PortForwarding {
+pub struct PortmapPart {
     pub backend: RuleBackend,
     pub mappings: Vec<MappedPort>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
@@ -112,7 +112,7 @@ pub struct PortForwarding {
     pub localnet: bool,
 }
 
-impl PortForwarding {
+impl PortmapPart {
     pub fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &MappedPort> {
         let family = IpFamily::of_address(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_for_family(family))
@@ -120,7 +120,7 @@ impl PortForwarding {
 }
 
 /// The parts of this feature in the records of attachments.
-pub const KEPT: RecordStore = RecordStore("portmap");
+pub const RECORDS: RecordStore = RecordStore("portmap");
 
 /// The feature, for both back ends.
 pub const FEATURE: FilterFeature = FilterFeature {
@@ -136,7 +136,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
         ("port mappings of second interfaces", iptables::join_interfaces),
     ],
     ..FilterFeature::new(RestorableState {
-        kept: KEPT,
+        kept: RECORDS,
         layouts: &[layout::LAYOUT],
         needs_table: |layout| nft::ELEMENTS.need_table(layout.table),
         restore: nft::restore_mappings,
@@ -149,7 +149,7 @@ pub const FEATURE: FilterFeature = FilterFeature {
 pub fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    forward: &PortForwarding,
+    forward: &PortmapPart,
 ) -> Result<Option<TakenPort>> {
     match forward.backend {
         RuleBackend::Nftables => {
@@ -169,8 +169,8 @@ pub fn add_mappings(
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Option<&PortForwarding>) -> Result<()> {
-    let removed = KEPT.remove_part(owner);
+pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Option<&PortmapPart>) -> Result<()> {
+    let removed = RECORDS.remove_part(owner);
     let servers = [nft::delete_mappings(filter, owner, known), iptables::delete_mappings(filter, owner)];
     flows::delete_flows_replied_by(servers.iter().flatten().flatten().copied());
     join_outcomes(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
@@ -178,7 +178,7 @@ pub fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, known: Op
 
 /// Deletes the mappings of the network's attachments that are not among `valid`.
 pub fn remove_stale_mappings(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    let removed = KEPT.remove_stale_parts(network, valid);
+    let removed = RECORDS.remove_stale_parts(network, valid);
     let servers = nft::remove_stale_mappings(filter, network, valid);
     flows::delete_flows_replied_by(servers.iter().flatten().copied());
     join_outcomes([removed, servers.map(drop), iptables::remove_stale_chains(filter, network, valid)])

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
-use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port, flows, reference};
+use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port, flows, reference};
 use crate::netfilter::backend::{IpFamily, PacketFilter, RuleBackend};
 use crate::netfilter::elements::{RecordedElements, differing_data, elements_of_part};
 use crate::netfilter::layout::LayoutTransaction;
@@ -65,7 +65,7 @@ fn address_element(addr: IpAddr) -> SetElement {
 }
 
 /// The elements of the attachment, without its own.
-fn mapping_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
+fn mapping_elements(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<SetElement> {
     let (mut all, label) = (Vec::new(), owner.object_label());
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), IpFamily::of_address(target.addr()));
@@ -81,14 +81,14 @@ fn mapping_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<Se
 }
 
 pub(super) const ELEMENTS: RecordedElements = RecordedElements {
-    kept: KEPT,
+    kept: RECORDS,
     layout: layout::LAYOUT,
     sets: layout::LAYOUT.sets,
     of_part: |owner, part| elements_of_part(owner, part, recorded_elements),
     find_conflict,
 };
 
-fn recorded_elements(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<SetElement> {
+fn recorded_elements(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<SetElement> {
     if forward.backend == RuleBackend::Iptables {
         return Vec::new();
     }
@@ -105,7 +105,7 @@ fn count_element(owner: AttachmentId<'_>, count: usize, rules: &[NftRule]) -> Se
 }
 
 /// The rules of mappings with conditions.
-fn conditional_rules(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<NftRule> {
+fn conditional_rules(owner: AttachmentId<'_>, forward: &PortmapPart) -> Vec<NftRule> {
     let mut rules = Vec::new();
     for target in forward.targets.iter().copied() {
         let alternatives = forward.conditions.rule_beginnings(IpFamily::of_address(target.addr()));
@@ -126,7 +126,7 @@ fn conditional_rules(owner: AttachmentId<'_>, forward: &PortForwarding) -> Vec<N
 pub(super) fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    forward: &PortForwarding,
+    forward: &PortmapPart,
 ) -> Result<Option<TakenPort>> {
     let (wanted, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
     let queried: Vec<_> = [attachment_element(owner)].iter().chain(&wanted).cloned().collect();
@@ -168,7 +168,7 @@ fn with_flushed_ports(
     let mut flushed = HashMap::new();
     if ANY.iter().chain(&HOST).any(|set| change.is_flushed(*set)) {
         for kept in
-            change.restorable_records::<PortForwarding>(KEPT).iter().filter(|kept| kept.attachment_id() != owner)
+            change.restorable_records::<PortmapPart>(RECORDS).iter().filter(|kept| kept.attachment_id() != owner)
         {
             let ports = recorded_elements(kept.attachment_id(), &kept.content).into_iter();
             flushed.extend(ports.filter(|e| host_port_of(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
@@ -216,7 +216,7 @@ fn delete_former_mappings(
 
 /// Restores the elements and rules that a flush has deleted.
 pub(super) fn restore_mappings(change: &mut LayoutTransaction<'_>) {
-    let mut living = change.restorable_records::<PortForwarding>(KEPT);
+    let mut living = change.restorable_records::<PortmapPart>(RECORDS);
     living.retain(|kept| kept.content.backend == RuleBackend::Nftables);
     for (owner, forward) in living.iter().map(|kept| (kept.attachment_id(), &kept.content)) {
         let (all, rules) = (mapping_elements(owner, forward), conditional_rules(owner, forward));
@@ -291,7 +291,7 @@ fn find_by_comment(nft: &NftSocket, which: CommentSelector<'_>) -> netlink::Netl
 fn find_by_key(
     nft: &NftSocket,
     owner: AttachmentId<'_>,
-    known: Option<&PortForwarding>,
+    known: Option<&PortmapPart>,
 ) -> netlink::NetlinkResult<Option<FoundMappings>> {
     let mut queried = vec![attachment_element(owner), ATTACHMENTS.sentinel_element()];
     let mappings = known.map_or(&[][..], |known| known.mappings.as_slice());
@@ -346,7 +346,7 @@ fn delete_found(
 pub(super) fn delete_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    known: Option<&PortForwarding>,
+    known: Option<&PortmapPart>,
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
     let find = |nft: &NftSocket| match find_by_key(nft, owner, known)? {
@@ -391,7 +391,7 @@ fn find_conflict(owner: AttachmentId<'_>, wanted: &SetElement, found: &SetElemen
 
 /// Fails if the chain `conditional` lacks rules of the attachment.
 pub(super) fn check_conditional_rules(filter: &PacketFilter, owner: AttachmentId<'_>, part: &Value) -> Result<()> {
-    let Ok(forward) = PortForwarding::deserialize(part) else { return Ok(()) };
+    let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(()) };
     let wanted = conditional_rules(owner, &forward).len();
     if forward.backend == RuleBackend::Iptables || wanted == 0 {
         return Ok(());
@@ -401,7 +401,7 @@ pub(super) fn check_conditional_rules(filter: &PacketFilter, owner: AttachmentId
         return Ok(());
     }
     let msg = format!("{found} of {wanted} rules are in chain {CONDITIONAL}");
-    Err(Error::internal(msg).with_details(KEPT.restore_remedy(owner)))
+    Err(Error::internal(msg).with_details(RECORDS.restore_remedy(owner)))
 }
 
 #[cfg(test)]

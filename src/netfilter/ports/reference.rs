@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::layout::{self, ANY, HOST, MAPPED};
-use super::{PortForwarding, SourceTranslation, flows};
+use super::{PortmapPart, SourceTranslation, flows};
 use crate::netfilter::layout::HandoverCount;
 use crate::netfilter::names::container_of_label;
 use crate::netfilter::{AttachmentId, IpFamily};
@@ -46,7 +46,7 @@ pub(super) fn delete_rules(nft: &NftSocket, id: &str) -> NetlinkResult<BTreeSet<
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
 pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, part: &Value) -> NetlinkResult<bool> {
-    let Ok(forward) = PortForwarding::deserialize(part) else { return Ok(false) };
+    let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);

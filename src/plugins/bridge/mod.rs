@@ -18,7 +18,7 @@ mod vlan_gateway;
 
 use serde::Deserialize;
 
-use crate::attachment::{AttachmentRecord, HostPairEnd};
+use crate::attachment::{AttachmentRecord, HostVeth};
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
     delete_and_release,
@@ -27,7 +27,7 @@ use crate::iface::ContainerNetns;
 use crate::iface::configure::{self, AddressStyle};
 use crate::iface::mtu::MtuConfig;
 use crate::iface::veth::{self, NewVethPair};
-use crate::netfilter::spoof::{self, CheckedPort};
+use crate::netfilter::spoof::{self, SpoofPart};
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting};
 use crate::repairs::RepairFindings;
@@ -125,7 +125,7 @@ impl Plugin for Bridge {
         let delete_port = move || Ok(host.delete_link_by_index(index).map(drop)?);
         undo.add_step(format!("delete \"{}\"", port.name), delete_port);
         let checked = conf.macspoofchk.then(|| spoof_port(&port, &link)).transpose()?;
-        cx.set_host_end(HostPairEnd::from_labelled_link(host, &port));
+        cx.set_host_end(HostVeth::from_labelled_link(host, &port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
             // Set again when the addresses are known.
@@ -321,18 +321,18 @@ fn delete_gateway(cx: &CallContext<'_>, conf: &BridgeConfig, failures: &mut Fail
 }
 
 /// The port for the check of source MACs; `container` is its other end.
-fn spoof_port(port: &Link, container: &Link) -> Result<CheckedPort> {
+fn spoof_port(port: &Link, container: &Link) -> Result<SpoofPart> {
     let mac = container.mac.ok_or_else(|| Error::internal(format!("\"{}\" has no MAC address", container.name)))?;
-    Ok(CheckedPort { name: port.name.clone(), mac })
+    Ok(SpoofPart { name: port.name.clone(), mac })
 }
 
 /// The port in a result: the second interface of the host, behind the bridge, with the MAC of the container's
 /// interface.
-fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<CheckedPort> {
+fn listed_ports(prev: &CniResult, ifname: &InterfaceName) -> Vec<SpoofPart> {
     let (host, inside): (Vec<_>, Vec<_>) = prev.interfaces.iter().partition(|entry| entry.sandbox.is_empty());
     let inside = inside.iter().find(|entry| entry.name == ifname.as_str());
     let Some(mac) = inside.and_then(|entry| entry.mac.parse().ok()) else { return Vec::new() };
-    host.get(1).map(|entry| CheckedPort { name: entry.name.clone(), mac }).into_iter().collect()
+    host.get(1).map(|entry| SpoofPart { name: entry.name.clone(), mac }).into_iter().collect()
 }
 
 /// Sets the VLANs and the attributes of a port, which is down, and sets the port up. New ports have both attributes

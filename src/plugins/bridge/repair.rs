@@ -8,7 +8,7 @@ use super::{BridgePlan, start_port, vlan, vlan_gateway};
 use crate::framework::{CallContext, CheckRequest, Rollback};
 use crate::iface::child::{self, CheckedLink};
 use crate::iface::{ContainerNetns, configure, forwarding, verify, veth};
-use crate::netfilter::spoof::{self, CheckedPort};
+use crate::netfilter::spoof::{self, SpoofPart};
 use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting, OperationalState};
 use crate::repairs::RepairFindings;
@@ -166,7 +166,7 @@ impl BridgedPair<'_> {
             // The container may have changed the MAC of its interface since ADD.
             let mac =
                 entry.mac.parse().map_err(|e| Error::internal(format!("prevResult: MAC of {}: {e}", entry.name)))?;
-            let (filter, checked) = (PacketFilter::new(), CheckedPort { name: port.name.clone(), mac });
+            let (filter, checked) = (PacketFilter::new(), SpoofPart { name: port.name.clone(), mac });
             // The rules are restored already; a transaction for each port would be slow.
             if spoof::check_port(&filter, owner, &checked).is_err() {
                 spoof::add_port(&filter, owner, &checked)?;

@@ -95,7 +95,7 @@ fn find_bridge_port(host: &Netlink, link: &Link) -> Result<Option<Link>> {
 /// Deletes the gateway unless a port other than `except` is in its VLAN.
 pub(super) fn delete_if_unused(host: &Netlink, plan: &BridgePlan<'_>, except: Option<u32>) -> Result<()> {
     let Some(name) = interface_name(plan) else { return Ok(()) };
-    let _turn = FileLock::acquire_host_lock(LOCK)?;
+    let _lock = FileLock::acquire_host_lock(LOCK)?;
     let Some(link) = host.find_link(&name)? else { return Ok(()) };
     let Some(port) = find_bridge_port(host, &link)? else { return Ok(()) };
     let Some(bridge) = host.find_link(&plan.conf.bridge)? else { return Ok(()) };

@@ -21,7 +21,8 @@ use self::subnet::SubnetEnv;
 use crate::attachment::AttachmentId;
 use crate::files::trust;
 use crate::framework::{
-    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback, in_doubt,
+    AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, Rollback,
+    reference_gc,
 };
 use crate::repairs::RepairFindings;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
@@ -191,8 +192,8 @@ impl Plugin for Flannel {
             } else if !is_valid {
                 let sandbox = &record.note.sandbox;
                 // A later attachment may be in the same namespace.
-                let is_alone = all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
-                let netns = sandbox.as_ref().filter(|_| is_alone).and_then(RecordedNamespace::present_path);
+                let has_own_tables_only = all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
+                let netns = sandbox.as_ref().filter(|_| has_own_tables_only).and_then(RecordedNamespace::present_path);
                 let ifname = record.note.ifname.as_deref().unwrap_or(DEFAULT_IFNAME);
                 let deleted = cx.find_delegate(delegate_type(&json)).and_then(|delegate| {
                     let delegate = delegate.with_config(&record.conf);
@@ -228,7 +229,7 @@ impl Plugin for Flannel {
 /// can be the container's. Without the record a later DEL would leave the link.
 fn remove_if_unused(record: &DelegateRecord, network: &str) -> Result<()> {
     let (json, id) = (record.parse_config()?, &record.container_id);
-    let leases = in_doubt::read_network_leases(&json, network)?;
+    let leases = reference_gc::read_network_leases(&json, network)?;
     if leases.is_some_and(|leases| leases.iter().all(|status| status.lease.id != *id)) {
         return record.remove_files();
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::range::{AddressRange, RangeSet};
-use crate::attachment::{AttachmentId, AttachmentRecord, HostPairEnd, Liveness};
+use crate::attachment::{AttachmentId, AttachmentRecord, HostVeth, Liveness};
 use crate::framework::{Failures, reclaim};
 use crate::leases::{LeaseListing, LeaseStore};
 use cni::IpConfig;
@@ -24,7 +24,7 @@ pub fn allocate_all(
     sets: &[RangeSet],
     requested: &[IpAddr],
     owner: AttachmentId<'_>,
-    end: Option<HostPairEnd>,
+    end: Option<HostVeth>,
 ) -> Result<Vec<IpConfig>> {
     let mut first = AddressAllocation::new(store, owner, end)?;
     let error = match first.allocate_or_roll_back(sets, requested) {
@@ -50,7 +50,7 @@ pub fn is_exhausted(listing: &LeaseListing, set: &RangeSet) -> bool {
 struct AddressAllocation<'a> {
     store: &'a mut LeaseStore,
     owner: AttachmentId<'a>,
-    end: Option<HostPairEnd>,
+    end: Option<HostVeth>,
     /// The owner's addresses before.
     held: Vec<IpAddr>,
     /// Recently released addresses, and how long they are withheld.
@@ -61,11 +61,7 @@ struct AddressAllocation<'a> {
 }
 
 impl<'a> AddressAllocation<'a> {
-    fn new(
-        store: &'a mut LeaseStore,
-        owner: AttachmentId<'a>,
-        end: Option<HostPairEnd>,
-    ) -> Result<AddressAllocation<'a>> {
+    fn new(store: &'a mut LeaseStore, owner: AttachmentId<'a>, end: Option<HostVeth>) -> Result<AddressAllocation<'a>> {
         let held = store.addresses_held_by(owner)?;
         let quarantined = store.quarantined_addresses();
         let reserved = Vec::new();
@@ -184,12 +180,7 @@ impl<'a> AddressAllocation<'a> {
 
 /// Reserves the address; false if it is taken by a lease or, if leases were deleted, by an existing attachment of the
 /// network.
-fn reserve_address(
-    store: &mut LeaseStore,
-    owner: AttachmentId<'_>,
-    end: Option<HostPairEnd>,
-    ip: IpAddr,
-) -> Result<bool> {
+fn reserve_address(store: &mut LeaseStore, owner: AttachmentId<'_>, end: Option<HostVeth>, ip: IpAddr) -> Result<bool> {
     if !store.reserve_address(ip, owner, end)? {
         return Ok(false);
     }

@@ -22,7 +22,7 @@ use crate::framework::{
     require_prev_result,
 };
 use crate::netfilter::ports::conditions::MappingConditions;
-use crate::netfilter::ports::{self, KEPT, MappedPort, PortForwarding, SourceTranslation, TakenPort, flows};
+use crate::netfilter::ports::{self, MappedPort, PortmapPart, RECORDS, SourceTranslation, TakenPort, flows};
 use crate::netfilter::reconcile::check_attachment;
 use crate::netfilter::{AttachmentId, IpFamily, PacketFilter, PacketFilterWatch, RuleBackend, localhost};
 use crate::repairs::RepairFindings;
@@ -72,8 +72,8 @@ impl Plugin for Portmap {
         let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
         open_localhost(filter, &localnet)?;
-        cx.record_with_part(Self::NAME, req, prev, (KEPT, &forward), &mut undo);
-        undo.add_step("remove the record of the mappings", || KEPT.remove_part(owner));
+        cx.record_with_part(Self::NAME, req, prev, (RECORDS, &forward), &mut undo);
+        undo.add_step("remove the record of the mappings", || RECORDS.remove_part(owner));
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
         unmap.add_step("delete the mappings", || ports::delete_mappings(filter, owner, None));
@@ -96,7 +96,7 @@ impl Plugin for Portmap {
         }
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let targets = first_addresses(prev, owner.ifname);
-        RuleBackend::check_rules(configured, filter, KEPT, owner, &|backend| {
+        RuleBackend::check_rules(configured, filter, RECORDS, owner, &|backend| {
             conf.require_keys_of(backend)?;
             let forward = build_forwarding(conf, backend, mappings.clone(), targets.clone())?;
             check_attachment(filter, &ports::FEATURE, owner, &forward)
@@ -136,7 +136,7 @@ impl Plugin for Portmap {
         let filter = cx.packet_filter();
         let owner = AttachmentId::new(&cx.net.name, &req.id, &req.ifname);
         let targets = req.prev.as_ref().map(|prev| first_addresses(prev, owner.ifname));
-        let forward = PortForwarding {
+        let forward = PortmapPart {
             backend: RuleBackend::Iptables,
             mappings: conf.valid_mappings(),
             targets: targets.unwrap_or_default(),
@@ -167,8 +167,8 @@ fn build_forwarding(
     backend: RuleBackend,
     mappings: Vec<MappedPort>,
     targets: Vec<IpNet>,
-) -> Result<PortForwarding> {
-    Ok(PortForwarding {
+) -> Result<PortmapPart> {
+    Ok(PortmapPart {
         backend,
         mappings,
         targets,
@@ -182,11 +182,7 @@ fn build_forwarding(
 /// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive,
 /// ADD waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that
 /// another container keeps.
-fn create_mappings(
-    filter: &PacketFilter,
-    owner: AttachmentId<'_>,
-    forward: &PortForwarding,
-) -> Result<Option<TakenPort>> {
+fn create_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &PortmapPart) -> Result<Option<TakenPort>> {
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<PacketFilterWatch> = None;
     while let Some(taken) = ports::add_mappings(filter, owner, forward)? {

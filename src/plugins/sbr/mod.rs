@@ -95,7 +95,7 @@ impl Plugin for Sbr {
         let netns = req.sandbox.open_netns()?;
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
-        let _turn = FileLock::acquire_netns_lock(netns)?;
+        let _lock = FileLock::acquire_netns_lock(netns)?;
         let plan = if let Some(table) = table {
             RoutingPlan::for_managed_table(netlink, &ips, table)?
         } else {
@@ -146,7 +146,7 @@ impl Plugin for Sbr {
         let table = conf.parse_table().unwrap_or_default();
         let inside = ContainerNetns::open_in(netns)?;
         let netlink = &inside.netlink;
-        let _turn = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
+        let _lock = FileLock::acquire_netns_lock(netns).unwrap_or_else(|error| {
             warn!("DEL continues without the lock of the namespace: {error}");
             None
         });

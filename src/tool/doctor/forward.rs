@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::attachments::RoutedNetwork;
 use super::path::ELSEWHERE;
 use crate::cmd;
-use crate::netfilter::ports::{KEPT, PortForwarding};
+use crate::netfilter::ports::{PortmapPart, RECORDS};
 use crate::netlink::Netlink;
 use crate::netlink::nftables::{ForwardChain, ForwardedPacket, NftSocket, NftTable, TableFamily, TransportProtocol};
 use crate::tool::finding::Finding;
@@ -67,7 +67,7 @@ fn forwarded_packets(host: &Netlink, network: &str, ips: &[IpAddr]) -> Option<Fo
         host_port: None,
     };
     let mut published = Vec::new();
-    for kept in KEPT.restorable_parts::<PortForwarding>() {
+    for kept in RECORDS.restorable_parts::<PortmapPart>() {
         if kept.attachment_id().network != network {
             continue;
         }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::super::RestrictedPort;
+use super::super::EgressPart;
 use super::super::compile::tests::{
     Random, SERVICES, addresses_around_bounds, assert_canonical, services_around_bounds,
 };
@@ -144,7 +144,7 @@ fn served_services_are_sorted_and_merged() {
 fn published_services_are_merged_in_any_order() {
     let published = ["udp/8080", "tcp/443", "tcp/80", "tcp/443"].map(str::to_owned).to_vec();
     let policies = vec![policy(r#"{"serve": ["udp", "tcp/79"]}"#)];
-    let served = RestrictedPort { published, policies, ..RestrictedPort::default() }.compile().unwrap().served;
+    let served = EgressPart { published, policies, ..EgressPart::default() }.compile().unwrap().served;
     let tcp = [ServiceRange::of_ports(6, 79, 80), ServiceRange::of_port(6, 443)];
     assert_eq!(served, [tcp[0], tcp[1], ServiceRange::of_protocol(17)]);
 }

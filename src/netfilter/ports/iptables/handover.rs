@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
-use super::rules::TOP;
+use super::rules::CHAIN_TOP;
 use super::{NAT, container_entries};
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable};
 use crate::netfilter::layout::HandoverCount;
@@ -15,7 +15,7 @@ use cni::error::Result;
 pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandoverCount> {
     let mut handed = HandoverCount::default();
     for family in IpFamily::BOTH {
-        for tables in filter.iptables_with_chains(family, NAT, &[TOP])? {
+        for tables in filter.iptables_with_chains(family, NAT, &[CHAIN_TOP])? {
             let joined = Cell::new(0);
             tables.update_table(NAT, ChainScope::All, &|table| joined.set(join_chains(table)))?;
             handed.objects += joined.get();
@@ -34,7 +34,7 @@ fn join_chains(table: &mut IptablesTable) -> usize {
         }
         table.ensure_chain(&common);
         let moved = |word: &String| if word == chain { common.clone() } else { word.clone() };
-        let moved = IptablesRule { chain: TOP.to_owned(), words: entry.words.iter().map(moved).collect() };
+        let moved = IptablesRule { chain: CHAIN_TOP.to_owned(), words: entry.words.iter().map(moved).collect() };
         if moved.option_value("-d").is_some() {
             table.insert_unique(0, moved);
         } else {

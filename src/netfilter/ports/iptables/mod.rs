@@ -17,10 +17,10 @@ use serde::Deserialize;
 pub(in crate::netfilter) use self::handover::join_interfaces;
 pub use self::rules::IptablesOptions;
 use self::rules::{
-    MASQ, POSTROUTING, RequiredRules, SETMARK, TOP, attachment_rules, entries_ahead, entry_comment,
+    CHAIN_MASQ, CHAIN_TOP, POSTROUTING, RequiredRules, SETMARK, attachment_rules, entries_ahead, entry_comment,
     parse_entry_comment, shared_rules, top_chain_jumps,
 };
-use super::{KEPT, MappedPort, PortForwarding, PortOwner, TakenPort, describe_host_port};
+use super::{MappedPort, PortOwner, PortmapPart, RECORDS, TakenPort, describe_host_port};
 use crate::attachment::AttachmentRecord;
 use crate::netfilter::iptables::{ChainScope, IptablesRule, IptablesTable, program_name};
 use crate::netfilter::rules::RecordedRules;
@@ -33,21 +33,21 @@ const NAT: &str = "nat";
 /// The top chain for sources of an old release of the reference.
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
-/// The chains with rules that all attachments share, beside [`TOP`].
-const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, MASQ];
+/// The chains with rules that all attachments share, beside [`CHAIN_TOP`].
+const SHARED: [&str; 5] = ["PREROUTING", "OUTPUT", POSTROUTING, SETMARK, CHAIN_MASQ];
 
 /// A port that another container holds meanwhile is not restored.
 pub(super) const RULES: RecordedRules = RecordedRules {
-    kept: KEPT,
+    kept: RECORDS,
     table: NAT,
     is_of: |part, family| {
-        let forward = PortForwarding::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
+        let forward = PortmapPart::deserialize(part).ok().filter(|of| of.backend == RuleBackend::Iptables);
         forward.is_some_and(|of| of.targets.iter().any(|target| IpFamily::of_address(target.addr()) == family))
     },
     plan: |table, family, stored, _| {
-        let forward = PortForwarding::deserialize(&stored.content).ok()?;
+        let forward = PortmapPart::deserialize(&stored.content).ok()?;
         let wanted = RequiredRules::of_family(stored.attachment_id(), &forward, family)?;
-        first_missing_rule(table, wanted)?;
+        find_missing_rule(table, wanted)?;
         let taken = find_taken_port(table, wanted);
         if taken.is_none() {
             create_rules(table, wanted);
@@ -65,7 +65,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
 pub(super) fn add_mappings(
     filter: &PacketFilter,
     owner: AttachmentId<'_>,
-    forward: &PortForwarding,
+    forward: &PortmapPart,
 ) -> Result<Option<TakenPort>> {
     let (taken, mut created) = (RefCell::new(None), Vec::new());
     for family in IpFamily::BOTH {
@@ -96,7 +96,7 @@ pub(super) fn add_mappings(
 }
 
 /// The error if the chain of `externalSetMarkChain` does not exist.
-fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortForwarding) -> Option<Error> {
+fn missing_mark_chain_error(filter: &PacketFilter, family: IpFamily, forward: &PortmapPart) -> Option<Error> {
     let chain = forward.options.as_ref()?.set_mark_chain.as_deref()?;
     let table = filter.default_iptables(family).ok()?.read_table(NAT, ChainScope::named_chains(&[chain])).ok()?;
     (!table.has_chain(chain)).then(|| {
@@ -132,7 +132,7 @@ fn fill_chain(table: &mut IptablesTable, wanted: RequiredRules<'_>, chain: &str)
     table.ensure_chain(chain);
     table.append_all_unique(attachment_rules(wanted, chain));
     // After the entries of others: if a container has several networks, the first network serves the port.
-    let ahead = table.rules_of_chain(TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
+    let ahead = table.rules_of_chain(CHAIN_TOP).take_while(|rule| rule.option_value("-d").is_some()).count();
     for entry in entries_ahead(wanted, chain) {
         if is_preceded_by_other(table, &entry, wanted, chain) {
             table.insert_unique(ahead, entry);
@@ -150,7 +150,7 @@ fn is_preceded_by_other(table: &IptablesTable, entry: &IptablesRule, wanted: Req
         let named = rule.option_value("--comment").and_then(parse_entry_comment);
         named.is_some_and(|(_, id)| id == wanted.owner.id)
     };
-    let mut earlier = table.rules_of_chain(TOP).take_while(|rule| !rule.goes_to(chain));
+    let mut earlier = table.rules_of_chain(CHAIN_TOP).take_while(|rule| !rule.goes_to(chain));
     earlier.any(|rule| may_map_ports(rule, &ports) && !is_of_container(rule))
 }
 
@@ -169,9 +169,9 @@ fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_
 fn add_shared_rules(table: &mut IptablesTable, wanted: RequiredRules<'_>) {
     if wanted.needs_mark_chains() {
         table.ensure_chain(SETMARK);
-        table.ensure_chain(MASQ);
+        table.ensure_chain(CHAIN_MASQ);
     }
-    table.ensure_chain(TOP);
+    table.ensure_chain(CHAIN_TOP);
     for rule in shared_rules(wanted) {
         if rule.chain == POSTROUTING {
             table.insert_unique(0, rule);
@@ -217,12 +217,12 @@ fn dnat_address(rule: &IptablesRule) -> Option<IpAddr> {
 }
 
 fn is_entry_with_comment(rule: &IptablesRule, comment: &str) -> bool {
-    rule.chain == TOP && rule.option_value("--comment") == Some(comment)
+    rule.chain == CHAIN_TOP && rule.option_value("--comment") == Some(comment)
 }
 
 /// Whether an entry of another container jumps to the chain.
 fn is_entered_by_other(table: &IptablesTable, chain: &str, comment: &str) -> bool {
-    table.rules_of_chain(TOP).any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
+    table.rules_of_chain(CHAIN_TOP).any(|entry| entry.goes_to(chain) && !is_entry_with_comment(entry, comment))
 }
 
 /// Deletes the entries with this comment to the chain, and the chain unless others jump to it.
@@ -249,9 +249,9 @@ fn with_chain_scope<T>(
 ) -> T {
     let (common, own) = chain_names(owner);
     let comment = entry_comment(owner);
-    let needed = [&[TOP, common.as_str(), own.as_str()], more].concat();
+    let needed = [&[CHAIN_TOP, common.as_str(), own.as_str()], more].concat();
     let leads_on =
-        |rule: &IptablesRule| is_entry_with_comment(rule, &comment) || (rule.chain == TOP && is_wanted(rule));
+        |rule: &IptablesRule| is_entry_with_comment(rule, &comment) || (rule.chain == CHAIN_TOP && is_wanted(rule));
     call(ChainScope::Chains(&needed, &leads_on))
 }
 
@@ -272,7 +272,7 @@ fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<T
         let Some(mapping) = requested.get(&words) else { continue };
         let chain = &rule.chain;
         // A chain without an entry maps nothing.
-        let Some(entry) = table.rules_of_chain(TOP).find(|entry| entry.goes_to(chain)) else {
+        let Some(entry) = table.rules_of_chain(CHAIN_TOP).find(|entry| entry.goes_to(chain)) else {
             continue;
         };
         let holds = entry.option_value("--comment").and_then(parse_entry_comment);
@@ -312,7 +312,7 @@ fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -
 pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> {
     let mut found = Vec::new();
     for family in IpFamily::BOTH {
-        for tables in filter.iptables_with_chains(family, NAT, &[TOP])? {
+        for tables in filter.iptables_with_chains(family, NAT, &[CHAIN_TOP])? {
             let table = tables.read_table(NAT, ChainScope::All)?;
             let owner = |(_, chain, network, id)| owner_of_chain(&table, chain, network, id);
             found.extend(container_entries(&table).map(owner));
@@ -325,7 +325,7 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
 /// that they redirected UDP to.
 pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
     let servers = RefCell::new(BTreeSet::new());
-    filter.delete_iptables_rules(NAT, &[TOP], ChainScope::All, &|table, _| {
+    filter.delete_iptables_rules(NAT, &[CHAIN_TOP], ChainScope::All, &|table, _| {
         let is_its = |chain: &str, network: &str, id: &str| {
             let found = owner_of_chain(table, chain, network, id);
             found.is_same(owner) && found.targets.is_subset(&owner.targets)
@@ -384,11 +384,11 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>) -> Vec<IpAd
 
 /// The first missing rule of the attachment, or of the rules that all attachments share. For an attachment without a
 /// record, which the reference created, only the reference's rules are required.
-fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<IptablesRule> {
+fn find_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<IptablesRule> {
     let chain = find_attachment_chain(table, wanted.owner);
     let mut all = shared_rules(wanted);
     all.extend(attachment_rules(wanted, &chain));
-    if KEPT.has_instance(&wanted.owner.instance_id()) {
+    if RECORDS.has_instance(&wanted.owner.instance_id()) {
         let ahead = entries_ahead(wanted, &chain).into_iter();
         all.extend(ahead.filter(|entry| is_preceded_by_other(table, entry, wanted, &chain)));
     }
@@ -397,8 +397,8 @@ fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Optio
     let mut begin = 0;
     all.into_iter().find(|rule| {
         // iptables-save may print conditions in other words.
-        if !wanted.condition_words().is_empty() && rule.chain == TOP {
-            return !table.rules_of_chain(TOP).any(|rule| rule.goes_to(&chain));
+        if !wanted.condition_words().is_empty() && rule.chain == CHAIN_TOP {
+            return !table.rules_of_chain(CHAIN_TOP).any(|rule| rule.goes_to(&chain));
         }
         let (before, after) = table.rules.split_at(begin);
         let found = after.iter().chain(before).position(|present| present == rule);
@@ -409,7 +409,7 @@ fn first_missing_rule(table: &IptablesTable, wanted: RequiredRules<'_>) -> Optio
 
 /// Deletes the chains of the network's attachments that are not among `valid`.
 pub(super) fn remove_stale_chains(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    filter.delete_iptables_rules(NAT, &[TOP], ChainScope::All, &|table, _| {
+    filter.delete_iptables_rules(NAT, &[CHAIN_TOP], ChainScope::All, &|table, _| {
         for (chain, comment) in find_stale_chains(table, network, valid) {
             remove_chain(table, &chain, &comment);
         }
@@ -438,7 +438,7 @@ fn find_stale_chains(table: &IptablesTable, network: &str, valid: &[AttachmentId
 
 /// The entries of containers, with their chain, network and container.
 fn container_entries(table: &IptablesTable) -> impl Iterator<Item = (&IptablesRule, &str, &str, &str)> {
-    table.rules_of_chain(TOP).filter_map(|entry| {
+    table.rules_of_chain(CHAIN_TOP).filter_map(|entry| {
         let (network, id) = parse_entry_comment(entry.option_value("--comment")?)?;
         let chain = entry.option_value("-j").filter(|chain| chain.starts_with("CNI-DN-"))?;
         Some((entry, chain, network, id))

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::super::{MappedPort, PortForwarding, SourceTranslation};
+use super::super::{MappedPort, PortmapPart, SourceTranslation};
 use crate::netfilter::iptables::IptablesRule;
 use crate::netfilter::names::RULE_COMMENT;
 use crate::netfilter::{AttachmentId, IpFamily};
@@ -16,9 +16,9 @@ use cni::ip::host_net;
 use cni::sort::{collect_set, sort_by_key};
 
 /// The chain that jumps to the chains of containers.
-pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
+pub(super) const CHAIN_TOP: &str = "CNI-HOSTPORT-DNAT";
 pub(super) const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
-pub(super) const MASQ: &str = "CNI-HOSTPORT-MASQ";
+pub(super) const CHAIN_MASQ: &str = "CNI-HOSTPORT-CHAIN_MASQ";
 pub(super) const POSTROUTING: &str = "POSTROUTING";
 
 /// The maximum number of ports in a rule: `XT_MULTI_PORTS`.
@@ -39,17 +39,17 @@ pub struct IptablesOptions {
 #[derive(Clone, Copy)]
 pub(super) struct RequiredRules<'a> {
     pub(super) owner: AttachmentId<'a>,
-    pub(super) forward: &'a PortForwarding,
+    pub(super) forward: &'a PortmapPart,
     /// The address of the family.
     pub(super) target: IpNet,
     pub(super) options: &'a IptablesOptions,
 }
 
 impl<'a> RequiredRules<'a> {
-    /// The rules of the family; none without [`PortForwarding::options`].
+    /// The rules of the family; none without [`PortmapPart::options`].
     pub(super) fn of_family(
         owner: AttachmentId<'a>,
-        forward: &'a PortForwarding,
+        forward: &'a PortmapPart,
         family: IpFamily,
     ) -> Option<RequiredRules<'a>> {
         let target = forward.targets.iter().find(|target| IpFamily::of_address(target.addr()) == family)?;
@@ -82,18 +82,18 @@ pub(super) fn shared_rules(wanted: RequiredRules<'_>) -> Vec<IptablesRule> {
         let mark = format!("{mark:#x}/{mark:#x}");
         let set_mark = IptablesRule::new(SETMARK).with_comment("CNI portfwd masquerade mark").with_target("MARK");
         rules.push(set_mark.with_words(&["--set-xmark", &mark]));
-        let is_marked = IptablesRule::new(MASQ).with_words(&["-m", "mark", "--mark", &mark]);
+        let is_marked = IptablesRule::new(CHAIN_MASQ).with_words(&["-m", "mark", "--mark", &mark]);
         rules.push(is_marked.with_target("MASQUERADE"));
         let entry = IptablesRule::new(POSTROUTING).with_comment("CNI portfwd requiring masquerade");
-        rules.push(entry.with_target(MASQ));
+        rules.push(entry.with_target(CHAIN_MASQ));
     }
     rules
 }
 
-/// The rules that jump to [`TOP`].
+/// The rules that jump to [`CHAIN_TOP`].
 pub(super) fn top_chain_jumps() -> [IptablesRule; 2] {
     let is_local = ["-m", "addrtype", "--dst-type", "LOCAL"];
-    ["PREROUTING", "OUTPUT"].map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(TOP))
+    ["PREROUTING", "OUTPUT"].map(|chain| IptablesRule::new(chain).with_words(&is_local).with_target(CHAIN_TOP))
 }
 
 /// `dnat name: "<network>" id: "<id>"`, cut as the reference does.
@@ -145,7 +145,7 @@ fn multiport_entries(owner: AttachmentId<'_>, addr: Option<IpAddr>, mappings: &[
         let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
         let ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
         for ports in ports.chunks(MULTIPORT) {
-            let rule = with_destination(IptablesRule::new(TOP), addr).with_words(&["-p", &proto]);
+            let rule = with_destination(IptablesRule::new(CHAIN_TOP), addr).with_words(&["-p", &proto]);
             let rule = rule.with_comment(&entry_comment(owner));
             all.push(rule.with_words(&["-m", "multiport", "--dports", &ports.join(",")]));
         }

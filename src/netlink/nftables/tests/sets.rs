@@ -14,7 +14,7 @@ const RANGES6: NftSet<'_> = T.named_set("ranges6", &[ValueType::Ipv6Addr]).with_
 const SERVICES: NftSet<'_> = T.named_set("services", &SERVICE).with_intervals();
 const COUNTED: NftSet<'_> = T.named_set("counted", &[ValueType::Ipv4Addr]).with_counters();
 const SEEN: NftSet<'_> = T.named_set("seen", &SERVICE).filled_by_packets(16, 600);
-const TALKERS: NftSet<'_> = T.named_set("talkers", &[ValueType::Ipv4Addr]).filled_by_packets(16, 0);
+const TALKERS: NftSet<'_> = T.named_set("packet_senders", &[ValueType::Ipv4Addr]).filled_by_packets(16, 0);
 const INPUT: NftChain<'_> = T.named_chain("input").at_filter_hook(NetfilterHook::Input, 0);
 
 const ETH_P_IP: u16 = 0x0800;
@@ -233,7 +233,7 @@ fn packets_add_themselves_up_to_the_limit() {
     let text = listed_set("seen");
     assert!(text.contains("size 16 flags dynamic,timeout"), "{text}");
     let rules = listed("input").join("\n");
-    assert!(rules.contains("add @talkers { ip daddr limit rate 1/minute burst 2 packets }"), "{rules}");
+    assert!(rules.contains("add @packet_senders { ip daddr limit rate 1/minute burst 2 packets }"), "{rules}");
     assert!(rules.contains("update @seen { ip daddr . meta l4proto . th dport timeout 10m }"), "{rules}");
 }
 

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::file;
-use super::liveness::{Liveness, LivenessDoubt};
+use super::liveness::{Liveness, UnknownBecause};
 use super::owner::AttachmentId;
 use super::record::AttachmentRecord;
 use cni::error::Result;
@@ -42,7 +42,7 @@ impl<T> StoredRecord<T> {
 }
 
 fn is_restorable(life: Liveness) -> bool {
-    matches!(life, Liveness::Alive | Liveness::Unknown(LivenessDoubt::NoHostEnd))
+    matches!(life, Liveness::Alive | Liveness::Unknown(UnknownBecause::NoHostEnd))
 }
 
 impl RecordStore {
