@@ -134,13 +134,14 @@ fn probe_features(feature: &KernelFeature) -> bool {
 }
 
 fn in_a_namespace(script: &'static str) -> bool {
-    let run = move || {
+    std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let mut sh = Command::new("sh");
         sh.args(["-c", script]).stdout(Stdio::null()).stderr(Stdio::null());
         sh.status().unwrap().success()
-    };
-    std::thread::spawn(run).join().unwrap()
+    })
+    .join()
+    .unwrap()
 }
 
 /// Fails in the second lane if its kernel lacks a feature that the first may lack.

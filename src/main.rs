@@ -22,12 +22,13 @@ extern "C" fn main(count: c_int, values: *const *const c_char) -> c_int {
     if start::open_standard_files().and(ignored).is_err() {
         return 1;
     }
-    let argument = |index| {
-        // SAFETY: the C library passes `count` pointers to strings that stay.
-        let text = unsafe { CStr::from_ptr(*values.add(index)) };
-        OsString::from(OsStr::from_bytes(text.to_bytes()))
-    };
-    let arguments = (0..usize::try_from(count).unwrap_or_default()).map(argument).collect();
+    let arguments = (0..usize::try_from(count).unwrap_or_default())
+        .map(|index| {
+            // SAFETY: the C library passes `count` pointers to strings that stay.
+            let text = unsafe { CStr::from_ptr(*values.add(index)) };
+            OsString::from(OsStr::from_bytes(text.to_bytes()))
+        })
+        .collect();
     // SAFETY: getauxval(3) reads a value that the kernel has passed to the process.
     let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     start::exit_code_number(start::run_applet(arguments, is_secure))

@@ -251,11 +251,10 @@ impl Netns {
         f: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<Result<T, NetnsError>>, NetnsError> {
         let there = self.clone();
-        let enter = move || {
+        let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(move || {
             there.move_thread_into()?;
             Ok(f())
-        };
-        let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(enter);
+        });
         thread.map_err(|e| NetnsError::Io("start a thread for", self.path.clone(), e))
     }
 
@@ -404,8 +403,8 @@ mod tests {
         assert!(Netns::open(other.path()).unwrap().is_same_as(&other).unwrap());
         let is_other = || Netns::open_current().unwrap().is_same_as(&other).unwrap();
         assert!(other.run_inside(is_other).unwrap() && !is_other());
-        let fails = || other.run_inside(|| -> () { panic::panic_any("inside") });
-        let caught = panic::catch_unwind(panic::AssertUnwindSafe(fails));
+        let caught =
+            panic::catch_unwind(panic::AssertUnwindSafe(|| other.run_inside(|| -> () { panic::panic_any("inside") })));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
         assert!(Netns::open_current().unwrap().is_same_as(&home).unwrap());
     }

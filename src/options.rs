@@ -58,12 +58,11 @@ pub fn parse_args(args: Vec<String>, options: &[CommandOption]) -> Result<Parsed
     let mut line = CommandLine::default();
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|wrong| usage_error(wrong.to_string()))? {
-        let matches = |opt: &&CommandOption| match arg {
+        match all_options(options).find(|opt| match arg {
             Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name),
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
-        };
-        match all_options(options).find(matches) {
+        }) {
             Some(opt) if opt.value.is_empty() => line.options.push((opt.flag, String::new())),
             Some(opt) => {
                 let missing = format!("option {} needs a value: {}", opt.flag, opt.value);
@@ -113,11 +112,12 @@ pub fn help_text(options: &[CommandOption]) -> String {
         format!("  {short}{} {}", opt.flag, opt.value)
     };
     let width = all_options(options).map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
-    let line = |opt: &CommandOption| {
-        let about = opt.about.replace('\n', &format!("\n{:width$}", ""));
-        format!("{:width$}{about}\n", name(opt))
-    };
-    all_options(options).map(line).collect()
+    all_options(options)
+        .map(|opt| {
+            let about = opt.about.replace('\n', &format!("\n{:width$}", ""));
+            format!("{:width$}{about}\n", name(opt))
+        })
+        .collect()
 }
 
 /// The output of `--version`: with the commit, if the build knew it (`CNIBOX_COMMIT`).

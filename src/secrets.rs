@@ -118,17 +118,19 @@ fn result_keys() -> DecodedKeys {
 
 fn redact_value(json: Json, keys: &DecodedKeys) -> Json {
     match (json, keys) {
-        (Json::Object(members), DecodedKeys::Fields(_)) => {
-            let member = |(key, value): (String, Json)| {
-                let value = match keys.member_keys(&key).filter(|_| !is_secret_name(&key)) {
-                    Some(DecodedKeys::Any) if MAPS.contains(&key.as_str()) => redact_map(value),
-                    Some(keys) => redact_value(value, keys),
-                    None => redact_content(value),
-                };
-                (key, value)
-            };
-            Json::Object(members.into_iter().map(member).collect())
-        }
+        (Json::Object(members), DecodedKeys::Fields(_)) => Json::Object(
+            members
+                .into_iter()
+                .map(|(key, value)| {
+                    let value = match keys.member_keys(&key).filter(|_| !is_secret_name(&key)) {
+                        Some(DecodedKeys::Any) if MAPS.contains(&key.as_str()) => redact_map(value),
+                        Some(keys) => redact_value(value, keys),
+                        None => redact_content(value),
+                    };
+                    (key, value)
+                })
+                .collect(),
+        ),
         (object @ Json::Object(_), _) => redact_content(object),
         (Json::Array(items), keys) => {
             let of_items = if let DecodedKeys::Items(keys) = keys { keys } else { keys };
@@ -141,11 +143,16 @@ fn redact_value(json: Json, keys: &DecodedKeys) -> Json {
 
 fn redact_map(json: Json) -> Json {
     let Json::Object(members) = json else { return redact_value(json, &DecodedKeys::Any) };
-    let member = |(key, value): (String, Json)| {
-        let value = if is_secret_name(&key) { redact_content(value) } else { redact_value(value, &DecodedKeys::Any) };
-        (key, value)
-    };
-    Json::Object(members.into_iter().map(member).collect())
+    Json::Object(
+        members
+            .into_iter()
+            .map(|(key, value)| {
+                let value =
+                    if is_secret_name(&key) { redact_content(value) } else { redact_value(value, &DecodedKeys::Any) };
+                (key, value)
+            })
+            .collect(),
+    )
 }
 
 /// The replacement of a value that has content.
@@ -200,12 +207,14 @@ pub fn redact_values(text: &str, values: &[String]) -> String {
 
 /// `CNI_ARGS` without the values of unknown keys.
 pub fn redact_args(args: &str) -> String {
-    let pair = |pair: &str| match pair.split_once('=') {
-        Some((key, value)) => format!("{key}={}", redact_arg(key, value)),
-        None if pair.is_empty() => String::new(),
-        None => LEFT_OUT.to_owned(),
-    };
-    args.split(';').map(pair).collect::<Vec<_>>().join(";")
+    args.split(';')
+        .map(|pair| match pair.split_once('=') {
+            Some((key, value)) => format!("{key}={}", redact_arg(key, value)),
+            None if pair.is_empty() => String::new(),
+            None => LEFT_OUT.to_owned(),
+        })
+        .collect::<Vec<_>>()
+        .join(";")
 }
 
 /// The value of this key of `CNI_ARGS`, if it may be shown.

@@ -86,8 +86,7 @@ fn has_file_privileges() -> bool {
     const OWN: &str = "/proc/self/exe";
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
-    let powers = || capabilities(None).map_or(true, |sets| !sets.permitted.is_empty());
-    if !changed && (user.is_root() || !powers()) {
+    if !changed && (user.is_root() || !(capabilities(None).map_or(true, |sets| !sets.permitted.is_empty()))) {
         return false;
     }
     let bits = fs::metadata(OWN).map_or(true, |meta| meta.permissions().mode() & 0o6000 != 0);

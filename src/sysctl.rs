@@ -114,8 +114,7 @@ fn read_file(mut file: File) -> io::Result<String> {
 
 /// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: requests contain names of interfaces.
 fn parameter_path(key: &str) -> io::Result<PathBuf> {
-    let sound = |segment: &str| !matches!(segment, "" | "." | "..");
-    if key.split('/').all(sound) {
+    if key.split('/').all(|segment| !matches!(segment, "" | "." | "..")) {
         netns::require_home_netns().map_err(io::Error::other)?;
         return Ok(PathBuf::from("/proc/sys").join(key));
     }

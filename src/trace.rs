@@ -36,8 +36,9 @@ impl TraceParent {
         let mut fields = header.split('-');
         let mut field = |length: usize| {
             let text = fields.next().filter(|text| text.len() == length)?;
-            let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-            text.bytes().all(is_hex).then(|| u128::from_str_radix(text, 16).ok())?
+            text.bytes()
+                .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+                .then(|| u128::from_str_radix(text, 16).ok())?
         };
         let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
         // Later versions may have more fields.

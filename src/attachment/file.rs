@@ -214,8 +214,9 @@ impl AttachmentRecord {
     /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
     pub fn save_with_addresses(&self) -> Result<()> {
         let instance = self.attachment_id().instance_id();
-        let add_link = |ip: &IpAddr| link_record(&address_directory(*ip).join(&instance), &instance);
-        let written = self.save_record().and_then(|()| self.ips.iter().try_for_each(add_link));
+        let written = self.save_record().and_then(|()| {
+            self.ips.iter().try_for_each(|ip| link_record(&address_directory(*ip).join(&instance), &instance))
+        });
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 

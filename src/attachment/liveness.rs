@@ -112,8 +112,10 @@ pub struct ContainerVeth {
 impl HostVeth {
     /// The end `link`, which has the label of its attachment, in the network namespace of `host`.
     pub fn from_labelled_link(host: &Netlink, link: &Link) -> Option<HostVeth> {
-        let of_peer = |nsid| Some(ContainerVeth { nsid, index: link.link? });
-        let peer = link.link_netnsid.filter(|nsid| *nsid >= 0).and_then(of_peer);
+        let peer = link
+            .link_netnsid
+            .filter(|nsid| *nsid >= 0)
+            .and_then(|nsid| Some(ContainerVeth { nsid, index: link.link? }));
         Some(HostVeth { netns: host.netns_id()?, index: link.index, labelled: true, peer })
     }
 
@@ -140,8 +142,9 @@ pub struct LivenessEvidence<'a> {
 /// The liveness of each attachment, in order. Sends one request for each link of this network namespace.
 pub fn judge_liveness(all: &[LivenessEvidence<'_>]) -> Vec<Liveness> {
     let netlink = OnceCell::new();
-    let host = || netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
-    all.iter().map(|evidence| check_socket(evidence, &host)).collect()
+    all.iter()
+        .map(|evidence| check_socket(evidence, &|| netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone)))
+        .collect()
 }
 
 /// The liveness of one attachment, by a socket of the calling thread's network namespace.
@@ -190,6 +193,7 @@ fn may_exist_elsewhere(host: &Netlink, end: HostVeth) -> NetlinkResult<bool> {
     }
     // or to that of another container, or of this container after a restart. The pair of either has an end on the host.
     let outside = inside.link.map(|index| host.find_link_by_index(index)).transpose()?.flatten();
-    let is_its_end = |outside: &Link| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid);
-    Ok(!outside.as_ref().is_some_and(is_its_end))
+    Ok(!outside
+        .as_ref()
+        .is_some_and(|outside| outside.link == Some(peer.index) && outside.link_netnsid == Some(peer.nsid)))
 }

@@ -83,8 +83,10 @@ impl DeviceIdentity {
         let is_here = |link: &Link| !self.is_on_link() || self.link_netnsid == link.link_netnsid;
         let has_mac = |link: &Link| self.permanent_mac.is_some() && self.permanent_mac == link.permanent_mac;
         let is_known = |link: &Link| link.name == name || link.alias == name || has_mac(link);
-        let is_candidate = |link: &&Link| self.may_match(link) && is_here(link) && is_known(link);
-        self.choose_candidate(links.iter().filter(is_candidate).collect(), ifname)
+        self.choose_candidate(
+            links.iter().filter(|link| self.may_match(link) && is_here(link) && is_known(link)).collect(),
+            ifname,
+        )
     }
 
     /// The device among the links of a container.
@@ -151,8 +153,7 @@ mod tests {
 
     /// The name of the device among links that have its alias.
     fn found(device: &Link, links: &[Link]) -> Option<String> {
-        let with_alias = |link: &Link| Link { alias: device.name.clone(), ..link.clone() };
-        find(device, &links.iter().map(with_alias).collect::<Vec<_>>())
+        find(device, &links.iter().map(|link| Link { alias: device.name.clone(), ..link.clone() }).collect::<Vec<_>>())
     }
 
     #[test]

@@ -145,11 +145,13 @@ impl<'a> DeviceSearch<'a> {
             });
             return Ok(device.map(|link| (link.clone(), origin.clone())));
         }
-        let came_back = |link: &Link| {
-            let number = link.name.strip_prefix("dev").unwrap_or_default();
-            let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            link.alias == name && (link.name == self.ifname || by_kernel)
-        };
-        Ok(links.into_iter().find(came_back).map(|link| (link, OriginalState::from_name(name))))
+        Ok(links
+            .into_iter()
+            .find(|link| {
+                let number = link.name.strip_prefix("dev").unwrap_or_default();
+                let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+                link.alias == name && (link.name == self.ifname || by_kernel)
+            })
+            .map(|link| (link, OriginalState::from_name(name))))
     }
 }

@@ -10,8 +10,7 @@ use crate::framework::Failures;
 use crate::iface::ContainerNetns;
 use crate::iface::ON_LINK;
 use crate::netlink::{
-    KernelRoute, Link, LinkAddress, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN, RouteAddMode,
-    RouteFilter,
+    KernelRoute, Link, LinkChange, MacAddress, Netlink, NewLinkAddress, RT_TABLE_MAIN, RouteAddMode, RouteFilter,
 };
 use cni::error::{ErrorContext, Result};
 use cni::sort::sort_by_key;
@@ -66,12 +65,6 @@ impl OriginalState {
             let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
             addr.flags & IFA_F_PERMANENT != 0 && !is_automatic
         });
-        let address = |addr: LinkAddress| PermanentAddress {
-            net: addr.net,
-            no_prefix_route: addr.is_without_prefix_route(),
-            broadcast: addr.broadcast.is_some(),
-        };
-        let is_administrative = |route: &KernelRoute| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p));
         Ok(OriginalState {
             name: device.name.clone(),
             alt_names: device.alt_names.clone(),
@@ -82,8 +75,15 @@ impl OriginalState {
             up: device.up,
             promisc: Some(device.promisc),
             allmulti: Some(device.allmulti),
-            addresses: addresses.into_iter().map(address).collect(),
-            routes: device_routes(host, device, &is_administrative)?,
+            addresses: addresses
+                .into_iter()
+                .map(|addr| PermanentAddress {
+                    net: addr.net,
+                    no_prefix_route: addr.is_without_prefix_route(),
+                    broadcast: addr.broadcast.is_some(),
+                })
+                .collect(),
+            routes: device_routes(host, device, &|route| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p)))?,
         })
     }
 
@@ -187,11 +187,13 @@ impl HostNetwork {
             addr.scope == EVERYWHERE && lasts
         });
         let ips = kept.map(|addr| IpConfig { address: addr.net, gateway: None, interface: None });
-        let is_wanted = |route: &KernelRoute| {
-            let is_automatic = route.protocol.is_some_and(|p| AUTOMATIC.contains(&p));
-            route.table != Some(LOCAL) && !is_automatic
-        };
-        Ok(HostNetwork { ips: ips.collect(), routes: device_routes(host, device, &is_wanted)? })
+        Ok(HostNetwork {
+            ips: ips.collect(),
+            routes: device_routes(host, device, &|route| {
+                let is_automatic = route.protocol.is_some_and(|p| AUTOMATIC.contains(&p));
+                route.table != Some(LOCAL) && !is_automatic
+            })?,
+        })
     }
 
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.

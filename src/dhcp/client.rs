@@ -113,8 +113,10 @@ impl DaemonClient {
             }
         };
         let stale: Vec<DhcpRecord> = if request.verb == DaemonVerb::Del {
-            let of = |family: DhcpFamily| records.load_record(&request.key.with_family(family));
-            DhcpFamily::ALL.into_iter().filter_map(of).collect()
+            DhcpFamily::ALL
+                .into_iter()
+                .filter_map(|family| records.load_record(&request.key.with_family(family)))
+                .collect()
         } else {
             let all = records.load_all().into_iter();
             all.filter(|record| request.is_stale(&record.key)).collect()

@@ -81,8 +81,7 @@ impl DhcpConfig {
 
     /// `ipam`; an error if the configuration has none.
     pub fn required_ipam(&self) -> Result<DhcpIpamConfig> {
-        let missing = || Error::config("IPAM config missing 'ipam' key");
-        self.ipam.as_ref().ok_or_else(missing)?.decode()
+        self.ipam.as_ref().ok_or_else(|| Error::config("IPAM config missing 'ipam' key"))?.decode()
     }
 }
 
@@ -138,10 +137,9 @@ impl DhcpIpamConfig {
 
     /// The configuration cannot set options of DHCPv6, which has other numbers.
     fn require_no_options(&self) -> Result<()> {
-        let is_id = |provide: &ProvidedOption| option_code(&provide.option) == Ok(CLIENT_ID);
         let key = match () {
             () if !self.request.is_empty() => "request",
-            () if !self.provide.iter().all(is_id) => "provide",
+            () if !self.provide.iter().all(|provide| option_code(&provide.option) == Ok(CLIENT_ID)) => "provide",
             () => return Ok(()),
         };
         let msg = format!("\"{key}\" of \"ipam\" is about options of IPv4");

@@ -44,8 +44,7 @@ pub fn find_interface(ifname: &str) -> Result<FoundInterface, InterfaceError> {
 pub fn bring_up(ifname: &str) -> Result<FoundInterface> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
-    let absent = || Error::internal("Link not found");
-    let link = netlink.find_link(ifname)?.ok_or_else(absent).context(failed)?;
+    let link = netlink.find_link(ifname)?.ok_or_else(|| Error::internal("Link not found")).context(failed)?;
     let mac = link.mac.ok_or_else(|| Error::internal("not an Ethernet interface"));
     let mac = mac.context(failed)?;
     if !link.up {
@@ -53,8 +52,9 @@ pub fn bring_up(ifname: &str) -> Result<FoundInterface> {
             .change_link(link.index, LinkChange::new().set_up())
             .context(|| format!("failed to set \"{ifname}\" UP"))?;
     }
-    let ready = |link: &Link| matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown);
-    netlink.wait_for_link(link.index, CARRIER, ready)?;
+    netlink.wait_for_link(link.index, CARRIER, |link| {
+        matches!(link.oper_state, OperationalState::Up | OperationalState::Unknown)
+    })?;
     Ok(FoundInterface { cookie: netns::current_cookie()?, index: link.index, mac })
 }
 
@@ -148,23 +148,21 @@ pub fn release_recorded(record: &DhcpRecord) -> Result<()> {
     }
     let mut machine = record.state_machine(ClientTiming::default(), false, NEVER, NEVER);
     let Some(release) = machine.release_message() else { return Ok(()) };
-    let send = || {
+    netns.run_inside(|| {
         let ifname = socket::current_name(&record.key.ifname, record.ifindex);
         match socket::mac_address(&ifname) {
             Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
             _ => send_release(&ifname, release),
         }
-    };
-    netns.run_inside(send)?
+    })?
 }
 
 /// Sends the release of a lease. It has left the interface when this returns, so the interface can be deleted.
 pub fn send_release(ifname: &str, release: ReleaseMessage) -> Result<()> {
     match release {
-        ReleaseMessage::V4(message, ends) => {
-            let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
-            send_release_v4(ifname, message, ends).map_err(|e| Error::io(ifname, &e)).context(failed)
-        }
+        ReleaseMessage::V4(message, ends) => send_release_v4(ifname, message, ends)
+            .map_err(|e| Error::io(ifname, &e))
+            .context(|| "failed to release DHCP lease: failed to send DHCPRELEASE"),
         ReleaseMessage::V6(message, _) => {
             let failed = || "failed to release DHCPv6 lease";
             if send_release_v6(ifname, message).map_err(|e| Error::io(ifname, &e)).context(failed)? {
@@ -205,11 +203,10 @@ fn wait_for_confirmation(mut socket: &Socket, sent: &Dhcp6Message, timeout: Dura
     let mut buffer = [0; BUFFER];
     while socket::wait_readable(socket, deadline)? {
         let length = socket.read(&mut buffer)?;
-        let is_reply = |message: Dhcp6Message| {
+        if Dhcp6Message::decode(&buffer[..length]).is_some_and(|message| {
             message.kind == Dhcp6MessageKind::Reply
                 && (message.xid, &message.client, &message.server) == (sent.xid, &sent.client, &sent.server)
-        };
-        if Dhcp6Message::decode(&buffer[..length]).is_some_and(is_reply) {
+        }) {
             return Ok(true);
         }
     }

@@ -141,8 +141,7 @@ fn previous_addresses(req: &CheckRequest) -> Vec<IpAddr> {
         let interface = usize::try_from(index).ok().and_then(|i| prev.interfaces.get(i))?;
         Some(interface.name.as_str())
     };
-    let is_own = |index: i64| name(index) == Some(req.ifname.as_str());
-    let own = prev.ips.iter().filter(|ip| ip.interface.is_none_or(is_own));
+    let own = prev.ips.iter().filter(|ip| ip.interface.is_none_or(|index| name(index) == Some(req.ifname.as_str())));
     own.map(|ip| ip.address.addr()).collect()
 }
 

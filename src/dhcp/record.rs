@@ -257,9 +257,10 @@ fn file_name(key: &DhcpLeaseKey) -> String {
 
 /// Whether [`file_name`] can return this name.
 fn is_own_name(name: &str) -> bool {
-    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let stem = name.strip_suffix(ENDING);
-    stem.is_some_and(|stem| stem.len() == 2 * HASHED && stem.bytes().all(hex))
+    stem.is_some_and(|stem| {
+        stem.len() == 2 * HASHED && stem.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    })
 }
 
 #[cfg(test)]

@@ -120,8 +120,8 @@ impl DaemonRequest {
 
     /// GC: whether a lease is of this network and not of a valid attachment.
     pub fn is_stale(&self, key: &DhcpLeaseKey) -> bool {
-        let is = |v: &ValidDhcpAttachment| v.container_id == key.container_id && v.ifname == key.ifname;
-        key.network == self.key.network && !self.valid.iter().any(is)
+        key.network == self.key.network
+            && !self.valid.iter().any(|v| v.container_id == key.container_id && v.ifname == key.ifname)
     }
 
     pub fn encode_line(&self) -> Result<String> {

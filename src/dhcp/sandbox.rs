@@ -186,8 +186,9 @@ impl LeaseSandbox {
 
     pub fn open_namespace(&self) -> Result<Netns, InterfaceError> {
         let view = self.view.borrow();
-        let not_open = || InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns));
-        view.as_ref().map(|view| view.netns.clone()).ok_or_else(not_open)
+        view.as_ref()
+            .map(|view| view.netns.clone())
+            .ok_or_else(|| InterfaceError::OutOfView(format!("nothing leads to the namespace {}", self.netns)))
     }
 
     /// The namespace's number for [`NamespaceNumber::has_ended`].

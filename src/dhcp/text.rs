@@ -61,8 +61,8 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
 
 /// Whether the text is safe to write to resolv.conf.
 pub fn is_domain(text: &str) -> bool {
-    let label = |label: &str| {
-        (1..64).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-    };
-    text.len() <= LONGEST_NAME && text.split('.').all(label)
+    text.len() <= LONGEST_NAME
+        && text.split('.').all(|label| {
+            (1..64).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        })
 }

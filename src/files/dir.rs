@@ -159,8 +159,10 @@ impl OpenDirectory {
         }
         let length = bytes.len() as u64;
         let written = file.write_all_at(bytes, 0);
-        let cut = || if meta.len() > length { file.set_len(length) } else { Ok(()) };
-        written.and_then(|()| cut()).during("write", &path).map(|()| file)
+        written
+            .and_then(|()| if meta.len() > length { file.set_len(length) } else { Ok(()) })
+            .during("write", &path)
+            .map(|()| file)
     }
 
     /// Links a complete file of this directory into the directory `to`; false if the name is taken there. The name in
@@ -182,8 +184,9 @@ impl OpenDirectory {
         let time = self.open_file(name, OFlag::O_RDONLY, Mode::empty())?.1.modified()?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let taken = openat(&to.dir, as_name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
-        let rename = || renameat(&self.dir, name, &to.dir, as_name).map_err(io::Error::from);
-        let renamed = File::from(taken).set_modified(time).and_then(|()| rename());
+        let renamed = File::from(taken)
+            .set_modified(time)
+            .and_then(|()| renameat(&self.dir, name, &to.dir, as_name).map_err(io::Error::from));
         if renamed.is_err() {
             unlinkat(&to.dir, as_name, UnlinkatFlags::NoRemoveDir)?;
         }

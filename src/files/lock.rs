@@ -127,10 +127,13 @@ impl FileLock {
 
     fn remove_stale_locks_in(dir: &Path) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-        let is_left = |name: &str| {
-            [OF_NETNS, OF_ATTACHMENT].iter().any(|(prefix, suffix)| name.starts_with(prefix) && name.ends_with(suffix))
-        };
-        for path in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left)) {
+        for path in entries.filter(|entry| {
+            entry.file_name().to_str().is_some_and(|name| {
+                [OF_NETNS, OF_ATTACHMENT]
+                    .iter()
+                    .any(|(prefix, suffix)| name.starts_with(prefix) && name.ends_with(suffix))
+            })
+        }) {
             let path = path.path();
             // Not created: another process may have removed it.
             let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());

@@ -53,9 +53,10 @@ pub fn resolve_policy_file(directory: &Path, name: &str) -> Result<PathBuf> {
             "policies decide what containers can reach: name a directory of root below /etc/cni, /run/cni or /var/lib/cni",
         )
     };
-    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
     let places = PLACES.iter().chain(&["/etc/cni"]);
-    if !places.into_iter().any(|place| path.starts_with(place)) || !path.components().all(is_plain) {
+    if !places.into_iter().any(|place| path.starts_with(place))
+        || !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+    {
         return Err(refuse("not below /etc/cni, /run/cni or /var/lib/cni".to_owned()));
     }
     let found = resolve_links(&path).map_err(refuse)?;
@@ -76,8 +77,9 @@ pub fn create_data_dir(path: &Path, mode: u32) -> Result<PathBuf> {
 
 /// The part of [`resolve_data_dir`] that does not look at this node.
 pub fn require_data_dir_path(path: &Path) -> Result<()> {
-    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
-    if PLACES.iter().any(|place| path.starts_with(place)) && path.components().all(is_plain) {
+    if PLACES.iter().any(|place| path.starts_with(place))
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+    {
         return Ok(());
     }
     let msg = format!("dataDir \"{}\" is not below /run/cni or /var/lib/cni", path.display());
@@ -125,8 +127,7 @@ fn resolve_links(path: &Path) -> Result<PathBuf, String> {
 
 /// The names of a path, the last one first.
 fn reversed_names(path: &Path) -> Vec<OsString> {
-    let is_step = |part: &Component<'_>| !matches!(part, Component::RootDir | Component::CurDir);
-    let names = path.components().filter(is_step);
+    let names = path.components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
     names.rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 

@@ -58,15 +58,17 @@ pub fn gateway_warnings(net: &NetworkConfig, ips: &[IpConfig], routes: &[ResultR
     let of_routes = routes.iter().enumerate();
     let of_routes = of_routes.filter_map(|(at, route)| route.gw.filter(|gateway| !reaches(gateway, &routes[..at])));
     let all = collect_set(of_addresses.chain(of_routes));
-    let warning = |gateway: IpAddr| {
-        let length = if gateway.is_ipv4() { 32 } else { 128 };
-        let remedy = format!(
-            "begin \"routes\" with {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}}, or choose a gateway of the subnet"
-        );
-        let msg = format!("the gateway {gateway} is in no subnet of the interface");
-        Error::config(msg).with_details(remedy)
-    };
-    all.into_iter().map(warning).collect()
+    all.into_iter()
+        .map(|gateway| {
+            let length = if gateway.is_ipv4() { 32 } else { 128 };
+            let remedy = format!(
+                "begin \"routes\" with {{\"dst\": \"{gateway}/{length}\", \"scope\": 253}}, \
+             or choose a gateway of the subnet"
+            );
+            let msg = format!("the gateway {gateway} is in no subnet of the interface");
+            Error::config(msg).with_details(remedy)
+        })
+        .collect()
 }
 
 #[cfg(test)]

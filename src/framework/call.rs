@@ -83,12 +83,15 @@ impl AppletTable {
     /// The applet of an executable with this file name: the applet of exactly this name, else the plugin with the
     /// longest name that the file name ends in after a hyphen, as in `buildkit-cni-bridge`.
     pub fn find_by_file_name(&self, name: &str) -> Option<&'static Applet> {
-        let is_end = |applet: &&Applet| {
-            let start = name.strip_suffix(applet.name);
-            applet.kind != AppletKind::Tool && start.is_some_and(|start| start.ends_with('-'))
-        };
-        let longest = || self.applets.iter().filter(is_end).max_by_key(|applet| applet.name.len());
-        self.find_applet(name).or_else(longest)
+        self.find_applet(name).or_else(|| {
+            self.applets
+                .iter()
+                .filter(|applet| {
+                    let start = name.strip_suffix(applet.name);
+                    applet.kind != AppletKind::Tool && start.is_some_and(|start| start.ends_with('-'))
+                })
+                .max_by_key(|applet| applet.name.len())
+        })
     }
 
     /// The plugin of an executable with this file name.

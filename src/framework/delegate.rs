@@ -15,7 +15,6 @@ use super::rollback::{Failures, Rollback};
 use super::turn::AttachmentTurn;
 use crate::attachment::{AttachmentId, AttachmentRecord};
 use crate::invoke::{self, TracedExecutor};
-use crate::netlink::Link;
 use crate::netns::NetnsIdentity;
 use crate::repairs::RepairFindings;
 use crate::trace;
@@ -103,8 +102,9 @@ impl<'a> CallContext<'a> {
             undo.add_last_step(what, release);
         }
         let added = ipam.run_verb(CniVerb::Add).map(Option::unwrap_or_default);
-        let addresses = |result: &CniResult| result.ips.iter().map(|ip| ip.address.addr()).collect();
-        drop(outcome.set(added.as_ref().map(addresses).map_err(Clone::clone)));
+        drop(outcome.set(
+            added.as_ref().map(|result| result.ips.iter().map(|ip| ip.address.addr()).collect()).map_err(Clone::clone),
+        ));
         let (mut result, owner) = (added?, self.attachment_id());
         for ip in &result.ips {
             reclaim::remove_ended_owners(ip.address.addr(), owner)?;
@@ -140,11 +140,10 @@ impl<'a> CallContext<'a> {
     fn has_earlier_instance(&self) -> bool {
         let (owner, netns) = (self.attachment_id(), NetnsIdentity::at_path(Path::new(&self.call.env.netns)));
         let record = AttachmentRecord::find_by_attachment(owner);
-        let is_earlier = |record: AttachmentRecord| record.netns != netns && !record.is_gone();
         let own = self.host_end().map(|end| end.index);
-        let is_its = |link: &Link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own;
         let links = || self.host_netlink().and_then(|host| Ok(host.dump_links()?)).unwrap_or_default();
-        record.is_some_and(is_earlier) || links().iter().any(is_its)
+        record.is_some_and(|record| record.netns != netns && !record.is_gone())
+            || links().iter().any(|link| owner.owns_comment(Some(&link.alias)) && Some(link.index) != own)
     }
 
     /// Whether addresses are requested and released through the container's interface, which must exist and be up, as
@@ -176,8 +175,7 @@ impl<'a> CallContext<'a> {
     fn is_wrong_ipam(&self) -> bool {
         let (table, name) = (self.call.table, &self.net.ipam_type);
         let kind = |name: &str| table.find_plugin(name).map(|plugin| plugin.kind);
-        let meant = || nearest_word(name, table.plugin_names()).and_then(kind);
-        kind(name).or_else(meant).is_some()
+        kind(name).or_else(|| nearest_word(name, table.plugin_names()).and_then(kind)).is_some()
     }
 
     pub fn ipam_check(&'a self) -> Result<()> {

@@ -193,8 +193,7 @@ fn begin_del(cx: &CallContext<'_>, connects: bool) -> Result<(DelRequest, Result
         Ok(netns) => (netns, Ok(())),
         Err(error) => (None, Err(error)),
     };
-    let report = |error: &Error| cx.call.warn_once(no_prev_result_warning(error));
-    let prev = cx.net.prev_result(cx.version, Some(&report))?;
+    let prev = cx.net.prev_result(cx.version, Some(&|error| cx.call.warn_once(no_prev_result_warning(error))))?;
     let owner = AttachmentId::new(&cx.net.name, &id, &ifname);
     if connects && !cx.call.has_turn(owner) {
         cx.call.turn.take_for_del(owner);

@@ -43,14 +43,16 @@ fn read_unlisted(cache: &Path, network: &str, valid: &[ValidAttachment]) -> Vec<
     let names = fs::read_dir(cache).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
     let names = names.filter(|name| name.ends_with(HASHED) || (name.starts_with(&prefix) && !listed(name)));
-    let read = |name: String| {
-        let file = Json::parse(&files::read_regular_file(&cache.join(name), MAX_BYTES).ok()?).ok()?;
-        let text = |key: &str| file.get_member(key).and_then(Json::as_str).unwrap_or_default().to_owned();
-        let attachment = ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
-        let is_of_network = text("kind") == KIND && text("networkName") == network;
-        is_of_network.then(|| CachedName { attachment, netns: text("netns") })
-    };
-    names.filter_map(read).filter(|cached| !valid.contains(&cached.attachment)).collect()
+    names
+        .filter_map(|name| {
+            let file = Json::parse(&files::read_regular_file(&cache.join(name), MAX_BYTES).ok()?).ok()?;
+            let text = |key: &str| file.get_member(key).and_then(Json::as_str).unwrap_or_default().to_owned();
+            let attachment = ValidAttachment { container_id: text("containerId"), ifname: text("ifName") };
+            let is_of_network = text("kind") == KIND && text("networkName") == network;
+            is_of_network.then(|| CachedName { attachment, netns: text("netns") })
+        })
+        .filter(|cached| !valid.contains(&cached.attachment))
+        .collect()
 }
 
 /// Whether a cache may have an attachment of the container, in any network: by the names of the files, and the content
@@ -60,8 +62,9 @@ pub(super) fn may_be_cached(id: &str) -> bool {
         Err(e) => e.kind() != ErrorKind::NotFound,
         Ok(entries) => entries.flatten().any(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let has_id = || files::read_text(&entry.path(), MAX_BYTES).map_or(true, |text| text.contains(id));
-            name.contains(id) || (name.ends_with(HASHED) && has_id())
+            name.contains(id)
+                || (name.ends_with(HASHED)
+                    && (files::read_text(&entry.path(), MAX_BYTES).map_or(true, |text| text.contains(id))))
         }),
     };
     CACHES.iter().any(|cache| may_name_it(Path::new(cache)))
@@ -107,11 +110,14 @@ fn is_shown_alive(owner: AttachmentId<'_>, netns: &str, links: &[Link]) -> bool 
     if links.iter().any(|link| is_whole(link) && owner.owns_comment(Some(&link.alias))) {
         return true;
     }
-    let has_interface = |inside: Netns| -> Option<bool> {
-        let is_own = Netns::open_current().and_then(|own| own.is_same_as(&inside)).ok()?;
-        Some(!is_own && Netlink::open_in(&inside).and_then(|link| link.find_link(owner.ifname)).ok()?.is_some())
-    };
-    !netns.is_empty() && Netns::open(netns).ok().and_then(has_interface).unwrap_or_default()
+    !netns.is_empty()
+        && Netns::open(netns)
+            .ok()
+            .and_then(|inside| -> Option<bool> {
+                let is_own = Netns::open_current().and_then(|own| own.is_same_as(&inside)).ok()?;
+                Some(!is_own && Netlink::open_in(&inside).and_then(|link| link.find_link(owner.ifname)).ok()?.is_some())
+            })
+            .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::repairs::RepairFindings;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::json::keys::DecodedKeys;
 use cni::plugin::PREV_RESULT_REMEDY;
-use cni::{CniResult, ContainerId, InterfaceName, ResultInterface, SpecVersion, ValidAttachment};
+use cni::{CniResult, ContainerId, InterfaceName, SpecVersion, ValidAttachment};
 
 /// A CNI plugin. Every plugin implements every verb of the specification.
 pub trait Plugin {
@@ -91,13 +91,15 @@ impl ContainerSandbox {
 
     /// The namespace. Code 8 if there is none at the path.
     pub fn open_netns(&self) -> Result<&Netns> {
-        let open = || {
-            Netns::open(&self.path).map_err(|e| {
-                let context = format!("failed to open netns \"{}\"", self.path);
-                Error::from(e).context(context).with_code(ErrorCode::INVALID_NETNS)
+        self.opened
+            .get_or_init(|| {
+                Netns::open(&self.path).map_err(|e| {
+                    let context = format!("failed to open netns \"{}\"", self.path);
+                    Error::from(e).context(context).with_code(ErrorCode::INVALID_NETNS)
+                })
             })
-        };
-        self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     /// The identity of the namespace, which distinguishes it from earlier and later namespaces at this path. `None` if
@@ -197,15 +199,16 @@ impl DelRequest {
             return Ok(());
         }
         let owner = AttachmentId::new(&cx.net.name, &self.id, &self.ifname);
-        let is_own = |label: &str| owner.owns_comment(Some(label));
-        veth::delete_pair(cx.host_netlink()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
+        veth::delete_pair(cx.host_netlink()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &|label| {
+            owner.owns_comment(Some(label))
+        })
     }
 
     /// The MAC and the addresses of the attachment's link in the result of ADD.
     pub fn recorded_link(&self) -> Option<RecordedLink> {
         let prev = self.prev.as_ref()?;
-        let is_own = |entry: &ResultInterface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
-        let index = prev.interfaces.iter().position(is_own)?;
+        let index =
+            prev.interfaces.iter().position(|entry| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty())?;
         let mac = prev.interfaces[index].mac.parse().ok()?;
         Some(RecordedLink { mac, addresses: prev.ips_of_interface(index).map(|ip| ip.address).collect() })
     }

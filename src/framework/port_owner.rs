@@ -128,8 +128,9 @@ fn judge_target(
         return PortOwnerState::Ended(format!("{target} is leased to container \"{}\"", other.lease.id));
     }
     let mut with_address = records.iter().filter(|record| record.ips.contains(&target)).peekable();
-    let is_other = |record: &&AttachmentRecord| record.network == *network && record.liveness() == Liveness::Alive;
-    if let Some(other) = with_address.clone().find(is_other) {
+    if let Some(other) =
+        with_address.clone().find(|record| record.network == *network && record.liveness() == Liveness::Alive)
+    {
         return PortOwnerState::Ended(format!("container \"{}\" has {target}", other.id));
     }
     if !leases.is_in_use() {
@@ -174,8 +175,11 @@ fn recorded_data_dirs(network: &str) -> Vec<PathBuf> {
     if dirs.is_empty() {
         dirs.insert(DATA_DIR.into());
     }
-    let is_of_node = |dir: &PathBuf| STATE.iter().any(|state| Path::new(dir).starts_with(state));
-    if dirs.iter().all(is_of_node) { dirs.into_iter().collect() } else { Vec::new() }
+    if dirs.iter().all(|dir| STATE.iter().any(|state| Path::new(dir).starts_with(state))) {
+        dirs.into_iter().collect()
+    } else {
+        Vec::new()
+    }
 }
 
 /// For ADD: as [`remove_ended_port_owner`], with the directories of leases that the node's records name.
@@ -211,8 +215,8 @@ pub fn remove_ended_port_owner(
         return Ok(remove_if_ended(&record)?.then_some(why));
     }
     let PortOwner { network, id, .. } = owner;
-    let turn = |ifname: &String| AttachmentTurn::take(AttachmentId { network, ifname, id });
-    let _lock = owner.ifname.as_ref().map(turn).transpose()?;
+    let _lock =
+        owner.ifname.as_ref().map(|ifname| AttachmentTurn::take(AttachmentId { network, ifname, id })).transpose()?;
     // The owner may have got further ports since, and rules in the other family.
     let Some(now) = ports::list_port_owners(filter)?.into_iter().find(|other| other.is_same(owner)) else {
         return Ok(None);

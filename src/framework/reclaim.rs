@@ -16,7 +16,7 @@ use crate::attachment::{
     AttachmentId, AttachmentRecord, HostVeth, Liveness, RecordStore, UnknownBecause, log_unrecorded,
 };
 use crate::iface::peer;
-use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStatus, LeaseStore, ReclaimedLease};
+use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStore, ReclaimedLease};
 use crate::netfilter::{PacketFilter, reconcile, spoof};
 use crate::netlink::Netlink;
 use crate::trace;
@@ -104,8 +104,7 @@ impl<'a> CallContext<'a> {
             data_dir: self.configured_data_dir(),
             ..AttachmentRecord::new(owner, plugin, &req.sandbox.path)
         };
-        let find = || AttachmentRecord::find_by_attachment(owner);
-        let former = if known == KnownRecord::Absent { None } else { find() };
+        let former = if known == KnownRecord::Absent { None } else { AttachmentRecord::find_by_attachment(owner) };
         if let Some(same) = former.as_ref().filter(|former| former.is_same_instance(&record)) {
             record.rules.clone_from(&same.rules);
         }
@@ -181,10 +180,9 @@ impl<'a> CallContext<'a> {
 
     /// Whether the attachment has a record already, of this container rather than of an earlier one with the same id.
     fn has_record(&self, owner: AttachmentId<'_>, req: &AddRequest) -> bool {
-        let is_current = |record: AttachmentRecord| {
+        AttachmentRecord::find_by_attachment(owner).is_some_and(|record| {
             self.host_netlink().is_ok_and(|host| is_of_container(&record, record.liveness_by(host), req))
-        };
-        AttachmentRecord::find_by_attachment(owner).is_some_and(is_current)
+        })
     }
 }
 
@@ -239,8 +237,14 @@ fn remove_proved_leases(record: &AttachmentRecord, next: Option<AttachmentId<'_>
     let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
     let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
     let mut failures = Failures::new();
-    let is_its = |gone: &ReclaimedLease| gone.lease.attachment_in(&record.network) == Some(record.attachment_id());
-    store.map_or(Ok(Vec::new()), |mut store| reclaim_leases(&mut store, &is_its, next, &mut failures))?;
+    store.map_or(Ok(Vec::new()), |mut store| {
+        reclaim_leases(
+            &mut store,
+            &|gone| gone.lease.attachment_in(&record.network) == Some(record.attachment_id()),
+            next,
+            &mut failures,
+        )
+    })?;
     failures.into_result()
 }
 
@@ -310,8 +314,10 @@ pub fn attachment_liveness(owner: AttachmentId<'_>, data_dir: &Path) -> Liveness
     }
     let listing = LeaseListing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.lease_statuses()).unwrap_or_default();
-    let is_its = |status: &&LeaseStatus| status.lease.attachment_in(owner.network) == Some(owner);
-    leases.iter().find(is_its).map_or(Liveness::Unknown(UnknownBecause::NoRecord), |its| its.liveness)
+    leases
+        .iter()
+        .find(|status| status.lease.attachment_in(owner.network) == Some(owner))
+        .map_or(Liveness::Unknown(UnknownBecause::NoRecord), |its| its.liveness)
 }
 
 /// GC: removes this plugin's records of stale attachments, whose state the plugin has removed; the parts of a record by
@@ -387,8 +393,8 @@ pub fn remove_lease_owners(
     let mut reclaimed = Vec::new();
     while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
         let owner = first.attachment_in(network);
-        let is_same = |other: &mut ReclaimedLease| other.lease.attachment_in(network) == owner;
-        let same: Vec<ReclaimedLease> = gone.extract_if(.., is_same).collect();
+        let same: Vec<ReclaimedLease> =
+            gone.extract_if(.., |other| other.lease.attachment_in(network) == owner).collect();
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
         let Some(owner) = owner else { continue };
         let removed = remove_lease_owner_state(owner, &ips, next)

@@ -56,12 +56,14 @@ pub fn without_secrets(lines: &str, shown: &VisibleKeys) -> String {
             *text = secrets::redact_text(text);
         }
     };
-    let line = |line: &str| {
-        let mut json = Json::parse(line.as_bytes()).ok()?;
-        json.modify_values(&clean);
-        Some(encode_compact(&json).ok()? + "\n")
-    };
-    lines.lines().filter_map(line).collect()
+    lines
+        .lines()
+        .filter_map(|line| {
+            let mut json = Json::parse(line.as_bytes()).ok()?;
+            json.modify_values(&clean);
+            Some(encode_compact(&json).ok()? + "\n")
+        })
+        .collect()
 }
 
 /// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or `CNI_LOG=trace` is set.
@@ -105,8 +107,9 @@ pub fn finish_call(plugin: &str, call: &PluginCall<'_>, error: Option<&Error>) {
     }
     let values = json.as_ref().map(secrets::find_values).unwrap_or_default();
     if error.is_some() {
-        let conf = |json| configuration_text(json, &shown_keys_of_call(plugin, call));
-        root.add_text("cni.config", || json.map_or_else(|why| why.to_string(), conf));
+        root.add_text("cni.config", || {
+            json.map_or_else(|why| why.to_string(), |json| configuration_text(json, &shown_keys_of_call(plugin, call)))
+        });
     }
     let is_status = *verb == CniVerb::Status.as_str();
     write_recording(&if error.is_some() && !is_status { failed_call_log() } else { trace_log() }, &values);
@@ -157,8 +160,7 @@ mod tests {
             DecodedKeys::Any => Json::Number(7.into()),
             DecodedKeys::Items(keys) => Json::Array(vec![sample(keys)]),
             DecodedKeys::Fields(fields) => {
-                let member = |(name, keys): &(&str, DecodedKeys)| ((*name).to_owned(), sample(keys));
-                Json::Object(fields.iter().map(member).collect())
+                Json::Object(fields.iter().map(|(name, keys)| ((*name).to_owned(), sample(keys))).collect())
             }
         }
     }

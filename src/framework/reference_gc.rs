@@ -109,11 +109,19 @@ impl<'a> CallContext<'a> {
         let mut conf = self.net.json.clone();
         let valid = self.net.valid_attachments()?.unwrap_or_default();
         let text = |text: &str| Json::String(text.to_owned());
-        let object = |a: &ValidAttachment| {
-            let members = [("containerID", &a.container_id), ("ifname", &a.ifname)];
-            Json::Object(members.map(|(key, value)| (key.to_owned(), text(value))).into())
-        };
-        conf.set_member(VALID, Json::Array(valid.iter().chain(unlisted).map(object).collect()));
+        conf.set_member(
+            VALID,
+            Json::Array(
+                valid
+                    .iter()
+                    .chain(unlisted)
+                    .map(|a| {
+                        let members = [("containerID", &a.container_id), ("ifname", &a.ifname)];
+                        Json::Object(members.map(|(key, value)| (key.to_owned(), text(value))).into())
+                    })
+                    .collect(),
+            ),
+        );
         let conf = json::encode_compact(&conf).context(|| "GC of the IPAM plugin")?;
         ipam.with_config(conf.as_bytes()).run_verb(CniVerb::Gc).map(drop)
     }

@@ -114,9 +114,8 @@ pub fn add_gateway_address(host: &Netlink, link: &Link, gateway: IpNet) -> netli
     let address = NewLinkAddress { dad: DuplicateDetection::Off, ..NewLinkAddress::new(gateway) };
     let add = || host.add_address(link.index, &address);
     let added = add();
-    let is_ipv6_disabled = |error: &netlink::NetlinkError| error.errno() == Some(Errno::EACCES);
     if gateway.addr().is_ipv6()
-        && added.as_ref().is_err_and(is_ipv6_disabled)
+        && added.as_ref().is_err_and(|error| error.errno() == Some(Errno::EACCES))
         && sysctl::write_value(&format!("net/ipv6/conf/{}/disable_ipv6", link.name), "0").is_ok()
     {
         return add();
@@ -137,8 +136,7 @@ fn wait_for_detection(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
 /// Waits until the IPv6 addresses among `addrs`, added without duplicate address detection, receive packets. A timeout
 /// is no error: on a very busy node the addresses receive packets a little later.
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
-    let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
-    let addrs: Vec<_> = addrs.filter_map(v6).collect();
+    let addrs: Vec<_> = addrs.filter_map(|addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None }).collect();
     if !addrs.is_empty() && !netlink.wait_for_local_addresses(&addrs, LOCAL_ADDRESS_TIMEOUT)? {
         debug!("{addrs:?} have no local routes yet");
     }
@@ -158,8 +156,7 @@ pub fn set_link_up(inside: &ContainerNetns<'_>, link: &Link) -> Result<()> {
 /// Waits for the carrier of a pair, for which both ends must be up. The kernel first sends
 /// the event of the end that was set up last, so `link` has to be the other end.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
-    let is_up = |link: &Link| link.oper_state == OperationalState::Up;
-    match netlink.wait_for_link(link.index, CARRIER_TIMEOUT, is_up)? {
+    match netlink.wait_for_link(link.index, CARRIER_TIMEOUT, |link| link.oper_state == OperationalState::Up)? {
         WaitOutcome::Reached(_) => Ok(()),
         WaitOutcome::TimedOut(Link { name, oper_state, .. }) => {
             Err(Error::internal(format!("link \"{name}\" is {oper_state}, not up")))
@@ -278,14 +275,12 @@ fn gateway_remedy(route: &KernelRoute, result: &CniResult) -> Option<String> {
 
 /// The default gateway of a route without one: the first gateway of the same family among the addresses.
 pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
-    let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
-    result.ips.iter().filter_map(IpConfig::usable_gateway).find(same_family)
+    result.ips.iter().filter_map(IpConfig::usable_gateway).find(|gw| gw.is_ipv4() == dst.addr().is_ipv4())
 }
 
 /// The gateway of a route. A route without a gateway, whose destination is not on the link, uses the default gateway.
 pub fn effective_gateway(route: &cni::ResultRoute, result: &CniResult) -> Option<IpAddr> {
-    let implied = || implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result));
-    route.gw.or_else(implied)
+    route.gw.or_else(|| implied_gateway(result, &route.dst).filter(|_| !is_on_link(route, result)))
 }
 
 /// Whether the destination of a route without a gateway is on the link: because of the scope of the route, or because
@@ -296,8 +291,9 @@ pub fn is_on_link(route: &cni::ResultRoute, result: &CniResult) -> bool {
         let route_gateways = result.routes.iter().filter_map(|route| route.gw);
         route_gateways.chain(result.ips.iter().filter_map(|ip| ip.gateway)).any(|gw| gw == ip)
     };
-    let is_outside = || !result.ips.iter().any(|own| own.address.contains(&ip));
-    route.gw.is_none() && (route.scope >= Some(ON_LINK) || (route.dst == host_net(ip) && is_outside() && is_gateway()))
+    route.gw.is_none()
+        && (route.scope >= Some(ON_LINK)
+            || (route.dst == host_net(ip) && (!result.ips.iter().any(|own| own.address.contains(&ip))) && is_gateway()))
 }
 
 /// The routes of `result` through the link `oif` as [`add_routes`] adds them.
@@ -331,8 +327,10 @@ fn kernel_route(route: &cni::ResultRoute, gateways: &[Option<IpAddr>], oif: u32)
     if let [gw] = gateways {
         return KernelRoute { gw: *gw, oif: Some(oif), ..kernel };
     }
-    let hop = |gw: &Option<IpAddr>| MultipathHop { gw: *gw, oif: Some(oif), weight: 1 };
-    KernelRoute { nexthops: gateways.iter().map(hop).collect(), ..kernel }
+    KernelRoute {
+        nexthops: gateways.iter().map(|gw| MultipathHop { gw: *gw, oif: Some(oif), weight: 1 }).collect(),
+        ..kernel
+    }
 }
 
 /// The gateways of a route; the gateways of all next hops for a multipath route.

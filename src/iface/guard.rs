@@ -77,11 +77,13 @@ impl FrameSink {
         }
         // Another process may create the same links at the same time.
         let ensure = |name, new: &NewLink<'_>| {
-            let create = || {
-                let created = netlink.add_link(new);
-                netlink.require_link(name).or_else(|error| created.and(Err(error)))
-            };
-            netlink.find_link(name)?.map_or_else(create, Ok)
+            netlink.find_link(name)?.map_or_else(
+                || {
+                    let created = netlink.add_link(new);
+                    netlink.require_link(name).or_else(|error| created.and(Err(error)))
+                },
+                Ok,
+            )
         };
         let bridge = ensure(self.bridge, &NewLink::new(self.bridge, LinkKind::Bridge { vlan_filtering: None }))?;
         let pair = NewLink::new(self.port, LinkKind::Veth { peer: VethPeer::new(self.entry) });
@@ -211,8 +213,8 @@ pub fn has_guard(netlink: &Netlink, link: &Link, program: &[ClassicInstruction],
     let Some(entry) = netlink.find_link(sink.entry)? else { return Ok(false) };
     sink.require_dropping(netlink, &entry, true)?;
     let place = find_place(netlink, link)?;
-    let is_equal = |found: &ProgramFilter| found.program == program && found.redirect == Some(entry.index);
-    Ok(place.before.is_none() && place.program.as_ref().is_some_and(is_equal))
+    Ok(place.before.is_none()
+        && place.program.as_ref().is_some_and(|found| found.program == program && found.redirect == Some(entry.index)))
 }
 
 /// Deletes the program, then its qdisc if that has no other filters.
@@ -242,8 +244,8 @@ pub fn find_place(netlink: &Netlink, link: &Link) -> Result<GuardPlace> {
     };
     let filters = netlink.dump_filters(link.index, parent)?;
     let place = GuardPlace::new(link.index, parent, None).find_priority(netlink, &filters)?;
-    let is_before = |filter: &&TrafficFilterInfo| filter.priority < place.priority;
-    let targets = filters.iter().filter(is_before).filter_map(TrafficFilterInfo::redirect_of_all);
+    let targets =
+        filters.iter().filter(|filter| filter.priority < place.priority).filter_map(TrafficFilterInfo::redirect_of_all);
     let Some(device) = targets.into_iter().find(|index| *index != 0) else { return Ok(place) };
     if netlink.find_qdisc(device, QdiscHook::Ingress)?.is_none() {
         return Ok(GuardPlace::new(device, CLSACT_EGRESS, Some(Qdisc::Clsact)));
@@ -273,8 +275,10 @@ impl GuardPlace {
                 break;
             }
             let is_redirect = |filter: &&TrafficFilterInfo| filter.redirect_of_all().is_some() || !filter.selects;
-            let is_here = |filter: &&TrafficFilterInfo| filter.priority == self.priority;
-            let other = filters.iter().filter(is_here).find(|filter| !is_redirect(filter) || filter.kind != "u32");
+            let other = filters
+                .iter()
+                .filter(|filter| filter.priority == self.priority)
+                .find(|filter| !is_redirect(filter) || filter.kind != "u32");
             self.before = self.before.or(other.map(|filter| filter.kind.clone()));
             self.priority += 1;
         }

@@ -14,8 +14,11 @@ pub fn conflicting_routes(host: &Netlink, subnets: &[IpNet], own: &str) -> Resul
     let filter = RouteFilter { table: Some(RT_TABLE_MAIN), ..RouteFilter::default() };
     let mut found = Vec::new();
     for route in host.dump_routes(&filter)?.iter().filter(|route| is_subnet_route(route)) {
-        let shares = |net: &&IpNet| net.contains(&route.dst) || route.dst.contains(&net.trunc());
-        let Some((subnet, oif)) = subnets.iter().find(shares).zip(route.oif) else { continue };
+        let Some((subnet, oif)) =
+            subnets.iter().find(|net| net.contains(&route.dst) || route.dst.contains(&net.trunc())).zip(route.oif)
+        else {
+            continue;
+        };
         if let Some(link) = host.find_link_by_index(oif)?.filter(|link| !is_own(link)) {
             found.push(conflict_warning(route, subnet.trunc(), &link));
         }

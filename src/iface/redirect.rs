@@ -69,8 +69,9 @@ fn delete_filters(netlink: &Netlink, from: &Link, hook: TrafficHandle, targets: 
     let own_priority = redirect_priority(&filters);
     filters.retain(|filter| filter.selects);
     let is_stale = |filter: &TrafficFilterInfo| {
-        let is_own = |index| targets.contains(&index) || (index == 0 && filter.priority == own_priority);
-        filter.redirect_of_all().is_some_and(is_own)
+        filter
+            .redirect_of_all()
+            .is_some_and(|index| targets.contains(&index) || (index == 0 && filter.priority == own_priority))
     };
     let priorities = collect_set(filters.iter().filter(|filter| is_stale(filter)).map(|f| f.priority));
     for priority in priorities {

@@ -15,13 +15,14 @@ pub const IPV6_METRIC: u32 = 1024;
 
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
 pub fn connected_routes(link: &Link, result: &CniResult, index: usize) -> Vec<KernelRoute> {
-    let connected_route = |net: ipnet::IpNet| {
-        let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
-        let scope = src.map(|_| ON_LINK);
-        KernelRoute { oif, src, scope, ..KernelRoute::new(net.trunc()) }
-    };
     let nets = result.ips_of_interface(index).map(|ip| ip.address);
-    nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr())).map(connected_route).collect()
+    nets.filter(|net| net.prefix_len() < max_prefix_len(net.addr()))
+        .map(|net| {
+            let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
+            let scope = src.map(|_| ON_LINK);
+            KernelRoute { oif, src, scope, ..KernelRoute::new(net.trunc()) }
+        })
+        .collect()
 }
 
 /// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF,
@@ -50,8 +51,7 @@ pub fn restore_missing(
         } else if let Some(reason) = &reason {
             repairs.record_changed(format!("{text}: {reason}"));
         } else {
-            let add = || Ok(inside.netlink.add_route(route, RouteAddMode::Exclusive)?);
-            repairs.restore_missing(text, add);
+            repairs.restore_missing(text, || Ok(inside.netlink.add_route(route, RouteAddMode::Exclusive)?));
         }
     }
     Ok(())

@@ -48,8 +48,9 @@ pub fn is_reserved(table: u32) -> bool {
 /// Whether all next hops of the route use the link.
 pub fn uses_only_link(route: &KernelRoute, link: u32) -> bool {
     let nexthops = &route.nexthops;
-    let all_use_link = || !nexthops.is_empty() && nexthops.iter().all(|hop| hop.oif == Some(link));
-    route.oif.map_or_else(all_use_link, |oif| oif == link)
+    route
+        .oif
+        .map_or_else(|| !nexthops.is_empty() && nexthops.iter().all(|hop| hop.oif == Some(link)), |oif| oif == link)
 }
 
 /// Whether the destination is on the link itself.

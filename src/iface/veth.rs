@@ -186,8 +186,10 @@ fn find_listed_end(host: &Netlink, result: &CniResult, is_own: &dyn Fn(&str) -> 
     let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.find_link(&entry.name)? else { continue };
-        let same_mac = || link.mac.is_some_and(|mac| mac.to_string() == entry.mac);
-        if is_veth(&link) && (is_own(&link.alias) || (link.alias.is_empty() && same_mac())) {
+        if is_veth(&link)
+            && (is_own(&link.alias)
+                || (link.alias.is_empty() && (link.mac.is_some_and(|mac| mac.to_string() == entry.mac))))
+        {
             return Ok(Some(link));
         }
     }

@@ -277,8 +277,7 @@ pub(super) fn create_directory(network: &OpenDirectory) -> Option<OpenDirectory>
 
 /// The directory `.cnibox` in `network`, if it exists.
 pub(super) fn existing_directory(network: &OpenDirectory) -> Option<OpenDirectory> {
-    let warn = |e| warn!("leases are read without the journal: {e}");
-    network.open_private(DIRECTORY).map_err(warn).ok()?
+    network.open_private(DIRECTORY).map_err(|e| warn!("leases are read without the journal: {e}")).ok()?
 }
 
 /// Logs that the journal cannot be written: the next command reads all leases.

@@ -60,8 +60,7 @@ impl AddressLease {
     /// a file with any text.
     pub(super) fn parse_file(ip: IpAddr, content: &[u8]) -> Option<AddressLease> {
         let text = std::str::from_utf8(content).ok()?.trim();
-        let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';
-        if text.contains(is_control) {
+        if text.contains(|c: char| c.is_control() && c != '\r' && c != '\n') {
             return None;
         }
         let (id, ifname) = match text.split_once("\r\n") {

@@ -121,16 +121,22 @@ impl LeaseListing {
         let Some(dir) = &self.dir else { return Vec::new() };
         let current = Rc::new(BootIdentity::current());
         let journal = JournalContents::read_journal(journal::existing_directory(dir).as_ref(), &current);
-        let lease_of = |ip: &IpAddr| read_address_file(dir, *ip).with_lost(*ip, &journal).into_lease();
-        let found: Vec<_> = self.ips.iter().filter_map(lease_of).collect();
+        let found: Vec<_> = self
+            .ips
+            .iter()
+            .filter_map(|ip| read_address_file(dir, *ip).with_lost(*ip, &journal).into_lease())
+            .collect();
         let lives = journal.judge_leases(&network_name_of(dir), &found, &current);
-        let status = |((lease, meta), liveness): ((AddressLease, Metadata), _)| LeaseStatus {
-            reclaimed: journal.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
-            lease,
-            liveness,
-            created: meta.modified().ok(),
-        };
-        found.into_iter().zip(lives).map(status).collect()
+        found
+            .into_iter()
+            .zip(lives)
+            .map(|((lease, meta), liveness)| LeaseStatus {
+                reclaimed: journal.removals.get(&lease.ip).and_then(|last| last.reclaimed.clone()),
+                lease,
+                liveness,
+                created: meta.modified().ok(),
+            })
+            .collect()
     }
 
     /// The leases of containers that are gone, by address.
@@ -146,8 +152,10 @@ impl LeaseListing {
 
     /// The addresses whose files are not leases, sorted.
     pub fn list_reservations(&self) -> Vec<AddressReservation> {
-        let list = |dir| read_reservations(dir, journal::existing_directory(dir).as_ref(), &self.ips);
-        self.dir.as_ref().map(list).unwrap_or_default()
+        self.dir
+            .as_ref()
+            .map(|dir| read_reservations(dir, journal::existing_directory(dir).as_ref(), &self.ips))
+            .unwrap_or_default()
     }
 }
 

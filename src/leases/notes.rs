@@ -20,8 +20,7 @@ impl JournalContents {
         let text = directory.map(journal::read_journal_text).unwrap_or_default();
         let mut contents = JournalContents::parse(&text);
         let is_current = |then: &BootIdentity| then.relation_to(current, i64::MAX) == BootRelation::Now;
-        let is_local = |then: &BootIdentity| then.is_same_machine(current) || is_current(then);
-        if contents.written_in.as_deref().is_none_or(is_local) {
+        if contents.written_in.as_deref().is_none_or(|then| then.is_same_machine(current) || is_current(then)) {
             contents.unlisted = Some(Rc::clone(current));
         }
         contents

@@ -301,8 +301,8 @@ impl LeaseStore {
         let mut noted = JournalContents::read_journal(self.directory.as_ref(), &self.boot);
         let leases = self.read_all_leases(&noted)?;
         self.journal = self.directory.as_ref().and_then(|directory| {
-            let entry = |(lease, meta): &(AddressLease, Metadata)| (lease.ip, noted.entry_of_lease(lease, meta));
-            let entries: HashMap<IpAddr, JournalEntry> = leases.iter().map(entry).collect();
+            let entries: HashMap<IpAddr, JournalEntry> =
+                leases.iter().map(|(lease, meta)| (lease.ip, noted.entry_of_lease(lease, meta))).collect();
             // Removed by another program, or before a kill.
             for ip in noted.entries.into_keys().filter(|ip| !entries.contains_key(ip)) {
                 let removal =

@@ -87,13 +87,12 @@ impl RuleBackend {
     /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never
     /// used, is tried, which starts a process.
     pub fn default_backend(filter: &PacketFilter) -> RuleBackend {
-        let works = |programs: &IptablesPrograms| {
+        let is_usable = filter.default_programs(IpFamily::V4).is_some_and(|programs| {
             if programs.are_on_nf_tables() && filter.has_nf_tables() {
                 return filter.has_iptables_matches();
             }
             filter.has_iptables_in_use() || probe_iptables().is_ok()
-        };
-        let is_usable = filter.default_programs(IpFamily::V4).is_some_and(works);
+        });
         if is_usable || !filter.has_nf_tables() { RuleBackend::Iptables } else { RuleBackend::Nftables }
     }
 
@@ -311,8 +310,9 @@ impl PacketFilter {
     ) -> Result<()> {
         join_outcomes(IpFamily::BOTH.map(|family| {
             let found = self.iptables_with_chains(family, name, chains)?;
-            let delete = |table: &mut iptables::IptablesTable| plan(table, family);
-            join_outcomes(found.iter().map(|tables| tables.delete_from_table(name, scope, &delete)))
+            join_outcomes(
+                found.iter().map(|tables| tables.delete_from_table(name, scope, &|table| plan(table, family))),
+            )
         }))
     }
 
@@ -335,10 +335,9 @@ impl PacketFilter {
 
     /// Whether a table of iptables is used in this namespace, and the kernel has matched comments for iptables-legacy.
     fn has_iptables_in_use(&self) -> bool {
-        let is_used = |name: &&str| self.has_legacy_table(IpFamily::V4, name);
         let matches = Path::new("/proc/thread-self/net/ip_tables_matches");
-        let has_comments = |text: String| text.lines().any(|line| line == "comment");
-        ["nat", "filter"].iter().any(is_used) && files::read_text(matches, 64 << 10).is_ok_and(has_comments)
+        ["nat", "filter"].iter().any(|name| self.has_legacy_table(IpFamily::V4, name))
+            && files::read_text(matches, 64 << 10).is_ok_and(|text| text.lines().any(|line| line == "comment"))
     }
 
     /// Whether iptables-legacy has used the table.

@@ -120,11 +120,10 @@ impl RecordedElements {
         if added.is_empty() {
             return Ok(());
         }
-        let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+        self.delete_found(nft, owner, &mut |nft, _| {
             let found = added.iter().zip(nft.read_elements(&added)?);
             Ok(found.filter_map(|(e, found)| found.filter(|f| has_same_owner(f, e))).collect())
-        };
-        self.delete_found(nft, owner, find)
+        })
     }
 
     /// The elements of other attachments with the keys of elements that are about to be deleted: for the deletion of

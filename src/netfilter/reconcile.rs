@@ -124,8 +124,11 @@ fn differences_of_features(filter: &PacketFilter) -> Result<Vec<Difference>> {
             let decided = StoredRecord { record: stored.record.clone(), content };
             let errors = comparison.find_differences(feature, &decided, &all).unwrap_or_else(|error| vec![error]);
             let instance = stored.attachment_id().instance_id();
-            let differs = |error: &Error| Difference { instance: instance.clone(), object: error.message().to_owned() };
-            found.extend(errors.iter().map(differs));
+            found.extend(
+                errors
+                    .iter()
+                    .map(|error| Difference { instance: instance.clone(), object: error.message().to_owned() }),
+            );
         }
     }
     Ok(found)
@@ -177,9 +180,10 @@ impl<'f> FilterComparison<'f> {
         for (rules, family) in feature.rules.iter().flat_map(|rules| families.iter().map(move |f| (rules, *f))) {
             texts.extend(self.find_missing_rule(rules, family, stored, all)?);
         }
-        let remedy = || feature.state.kept.restore_remedy(owner);
-        let mut errors: Vec<Error> =
-            texts.into_iter().map(|text| Error::internal(text).with_details(remedy())).collect();
+        let mut errors: Vec<Error> = texts
+            .into_iter()
+            .map(|text| Error::internal(text).with_details(feature.state.kept.restore_remedy(owner)))
+            .collect();
         errors.extend((feature.check)(self.filter, owner, part).err());
         Ok(errors)
     }

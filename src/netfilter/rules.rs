@@ -84,8 +84,8 @@ impl RecordedRules {
     }
 
     fn restore_family(&self, tables: IptablesOpener<'_>, family: IpFamily, all: &[StoredRecord<Value>]) -> Result<()> {
-        let is_of_family = |stored: &&StoredRecord<Value>| (self.is_of)(&stored.content, family);
-        let all: Vec<StoredRecord<Value>> = all.iter().filter(is_of_family).cloned().collect();
+        let all: Vec<StoredRecord<Value>> =
+            all.iter().filter(|stored| (self.is_of)(&stored.content, family)).cloned().collect();
         if all.is_empty() {
             return Ok(());
         }

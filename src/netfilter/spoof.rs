@@ -144,7 +144,7 @@ pub fn ports_with_mac(filter: &PacketFilter, mac: MacAddress) -> Result<Vec<Spoo
 pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[SpoofPart]) -> Result<()> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(()) };
     let wanted: Vec<_> = ports.iter().flat_map(|port| port_elements(owner, port)).collect();
-    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+    let own = ELEMENTS.delete_found(nft, Some(owner), &mut |nft, _| {
         let mut found = nft.find_elements(&SETS, &wanted)?;
         // A later plugin may have changed the address.
         if found.len() < 2 && !wanted.is_empty() {
@@ -152,8 +152,7 @@ pub fn delete_ports(filter: &PacketFilter, owner: AttachmentId<'_>, ports: &[Spo
         }
         found.retain(|element| owner.owns_comment(element.comment.as_deref()));
         Ok(found)
-    };
-    let own = ELEMENTS.delete_found(nft, Some(owner), find);
+    });
     let outcomes = [RECORDS.remove_part(owner), own.map_err(Error::from), delete_reference_chains(nft, owner)];
     join_outcomes(outcomes).context(|| "failed to teardown spoof-check")
 }

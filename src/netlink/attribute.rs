@@ -182,8 +182,7 @@ pub(super) fn read_u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// An address of 4 or 16 bytes.
 pub fn ip_from_bytes(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
-    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(v4)
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(|| <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
 #[cfg(test)]

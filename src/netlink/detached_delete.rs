@@ -257,8 +257,10 @@ mod tests {
     fn the_end_of_the_child_replaces_a_lost_reply() {
         isolate_test_thread();
         let host = Netlink::open().unwrap();
-        let peer = || LinkKind::Veth { peer: VethPeer::new("peer") };
-        let flooded = host.add_and_read_link(&NewLink::new("veth", peer())).unwrap().index;
+        let flooded = host
+            .add_and_read_link(&NewLink::new("veth", LinkKind::Veth { peer: VethPeer::new("peer") }))
+            .unwrap()
+            .index;
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let deletion = DetachedDeletion {
             child: Pid::from_raw(child.id().cast_signed()),

@@ -203,8 +203,7 @@ impl LinkKind<'_> {
     fn kind_and_data(&self) -> (InfoKind, Option<InfoData>) {
         match self {
             LinkKind::Bridge { vlan_filtering } => {
-                let data = |on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)]);
-                (InfoKind::Bridge, vlan_filtering.map(data))
+                (InfoKind::Bridge, vlan_filtering.map(|on| InfoData::Bridge(vec![InfoBridge::VlanFiltering(on)])))
             }
             LinkKind::Bond(settings) => (InfoKind::Bond, Some(InfoData::Bond(settings.to_attributes()))),
             LinkKind::Veth { peer } => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer.to_message())))),

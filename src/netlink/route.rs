@@ -104,10 +104,11 @@ impl RouteFilter {
 
     /// Applies the filter to a reply, because kernels before 4.20 ignore it. A multipath route matches by any next hop.
     fn matches_route(self, route: &KernelRoute) -> bool {
-        let uses_link = |oif| route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif));
         self.family.is_none_or(|family| family == IpFamily::of_address(route.dst.addr()))
             && self.table.is_none_or(|table| Some(table) == route.table)
-            && self.oif.is_none_or(uses_link)
+            && self
+                .oif
+                .is_none_or(|oif| route.oif == Some(oif) || route.nexthops.iter().any(|hop| hop.oif == Some(oif)))
     }
 }
 

@@ -69,8 +69,8 @@ impl NetlinkSocket {
     /// A socket in the calling thread's namespace.
     pub(super) fn open(protocol: isize) -> NetlinkResult<NetlinkSocket> {
         netns::require_home_netns()?;
-        let opening = |cause| RequestFailure::from(cause).into_error("open", &"netlink socket");
-        let inner = sys::Socket::new(protocol).map_err(opening)?;
+        let inner = sys::Socket::new(protocol)
+            .map_err(|cause| RequestFailure::from(cause).into_error("open", &"netlink socket"))?;
         // The kernel adds a message to refusals, and omits the copy of the request. Kernels before 4.12 lack this.
         drop((inner.set_ext_ack(true), inner.set_cap_ack(true)));
         if protocol == NETLINK_NETFILTER {
@@ -88,8 +88,7 @@ impl NetlinkSocket {
         let mut socket = NetlinkSocket::open(protocol)?;
         // A socket without a port receives no events.
         let bound = socket.inner.bind_auto().map(drop);
-        let join = |group: &u32| socket.inner.add_membership(*group);
-        let joined = bound.and_then(|()| groups.iter().try_for_each(join));
+        let joined = bound.and_then(|()| groups.iter().try_for_each(|group| socket.inner.add_membership(*group)));
         joined.map_err(|cause| RequestFailure::from(cause).into_error("watch", &"netlink events"))?;
         Ok(socket)
     }

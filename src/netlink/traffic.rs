@@ -177,9 +177,10 @@ impl TokenBucket {
 impl QdiscInfo {
     pub(super) fn parse_body(body: &[u8]) -> Option<QdiscInfo> {
         let (header, kind, attributes) = TrafficHeader::parse_reply(body)?;
-        let options = || find_attribute(attributes, TCA_OPTIONS);
         let qdisc = match kind.as_str() {
-            "tbf" => options().and_then(TokenBucket::parse_options).map_or(Qdisc::Other(kind), Qdisc::Tbf),
+            "tbf" => find_attribute(attributes, TCA_OPTIONS)
+                .and_then(TokenBucket::parse_options)
+                .map_or(Qdisc::Other(kind), Qdisc::Tbf),
             "ingress" => Qdisc::Ingress,
             "clsact" => Qdisc::Clsact,
             _ => Qdisc::Other(kind),

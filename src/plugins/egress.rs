@@ -106,11 +106,14 @@ impl EgressConfig {
 
     /// The published services, as in [`EgressPolicy::serve`].
     fn published(&self) -> Vec<String> {
-        let service = |port: &PublishedPort| {
-            let proto = if port.protocol.is_empty() { "tcp" } else { &port.protocol };
-            format!("{}/{}", proto.to_ascii_lowercase(), port.container_port)
-        };
-        self.runtime_config.port_mappings.iter().map(service).collect()
+        self.runtime_config
+            .port_mappings
+            .iter()
+            .map(|port| {
+                let proto = if port.protocol.is_empty() { "tcp" } else { &port.protocol };
+                format!("{}/{}", proto.to_ascii_lowercase(), port.container_port)
+            })
+            .collect()
     }
 }
 
@@ -318,8 +321,9 @@ fn find_port(
 /// The MAC address of a bridge, by which the policy knows the router of its containers. Until an address is set, a
 /// bridge has the lowest one of its ports, and would get another one with another container.
 fn pin_mac(host: &Netlink, bridge: &Link, fdb: &[FdbEntry]) -> Result<Option<MacAddress>> {
-    let is_of_port = |entry: &FdbEntry| Some(entry.mac) == bridge.mac && entry.port != bridge.index;
-    if let Some(mac) = bridge.mac.filter(|_| fdb.iter().any(is_of_port)) {
+    if let Some(mac) =
+        bridge.mac.filter(|_| fdb.iter().any(|entry| Some(entry.mac) == bridge.mac && entry.port != bridge.index))
+    {
         let set = host.change_link(bridge.index, LinkChange::new().set_mac(mac));
         set.context(|| format!("set the MAC address of bridge \"{}\" to its present one", bridge.name))?;
     }
@@ -382,8 +386,12 @@ fn arrival_interfaces(host: &Netlink, end: &Link, bridge: Option<&Link>) -> Resu
     let first = bridge.unwrap_or(end);
     let mut found = vec![(first.index, first.name.clone())];
     if let Some(bridge) = bridge.filter(|bridge| bridge.bridge.is_some_and(|bridge| bridge.vlan_filtering)) {
-        let is_above = |link: &Link| link.link == Some(bridge.index) && link.link_netnsid.is_none();
-        found.extend(host.dump_links()?.into_iter().filter(is_above).map(|link| (link.index, link.name)));
+        found.extend(
+            host.dump_links()?
+                .into_iter()
+                .filter(|link| link.link == Some(bridge.index) && link.link_netnsid.is_none())
+                .map(|link| (link.index, link.name)),
+        );
     }
     Ok(found)
 }

@@ -135,12 +135,12 @@ impl Plugin for Firewall {
         let filter = cx.packet_filter();
         // The back ends that have rules; if unknown, those that ADD would choose.
         let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
-        let has_rules = || filter::has_nft_elements(filter, owner, &result_addresses(prev)).unwrap_or(false);
-        let FirewallBackends { mut zone, kernel } = if !is_chosen && has_rules() {
-            FirewallBackends { zone: None, kernel: Some(Nftables) }
-        } else {
-            FirewallBackends::from_config(conf, policy, || RuleBackend::default_backend(filter))?
-        };
+        let FirewallBackends { mut zone, kernel } =
+            if !is_chosen && (filter::has_nft_elements(filter, owner, &result_addresses(prev)).unwrap_or(false)) {
+                FirewallBackends { zone: None, kernel: Some(Nftables) }
+            } else {
+                FirewallBackends::from_config(conf, policy, || RuleBackend::default_backend(filter))?
+            };
         if let Some(zone) = &mut zone {
             zone.check_sources(owner, &result_addresses(prev))?;
         }

@@ -102,8 +102,8 @@ impl Plugin for Macvlan {
         Self::require_sound(cx, conf)?;
         let host = cx.usable_host_netlink()?;
         conf.master_config().require_present(host)?;
-        let kind = |link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 };
-        child::require_driver(&kind).or_unavailable()?;
+        child::require_driver(&|link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 })
+            .or_unavailable()?;
         cx.if_ipam(CallContext::ipam_status)
     }
 }

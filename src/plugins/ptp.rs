@@ -28,10 +28,10 @@ use crate::netfilter::names::parse_label;
 use crate::netfilter::{AttachmentId, RuleBackend, masquerade};
 use crate::netlink::{KernelRoute, Link, LinkChange, Netlink, RT_TABLE_MAIN, RouteAddMode, RouteFilter};
 use crate::repairs::RepairFindings;
+use cni::CniResult;
 use cni::error::{Error, ErrorContext, Result};
 use cni::ip::{host_net, max_prefix_len};
 use cni::sort::{sort_by_key, sort_items};
-use cni::{CniResult, IpConfig};
 
 /// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
@@ -133,8 +133,10 @@ impl Plugin for Ptp {
         let Some((end, _)) = veth::find_listed_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
-        let routed = |ip: &IpConfig| Some(RoutedAddress { address: ip.address, gateway: ip.usable_gateway()? });
-        let addresses: Vec<RoutedAddress> = prev.ips_of_interface(index).filter_map(routed).collect();
+        let addresses: Vec<RoutedAddress> = prev
+            .ips_of_interface(index)
+            .filter_map(|ip| Some(RoutedAddress { address: ip.address, gateway: ip.usable_gateway()? }))
+            .collect();
         restore_host_end(host, &end, &addresses, repairs)?;
         let mut wanted = routes_to_gateways(&link, &addresses);
         wanted.extend(configure::plan_routes(prev, link.index));
@@ -323,16 +325,18 @@ fn restore_host_end(
     let name = &end.name;
     veth::refuse_advertisements_again(end, repairs);
     if !end.up {
-        let up = || Ok(host.change_link(end.index, LinkChange::new().set_up())?);
-        repairs.restore_missing(format!("\"{name}\": it is down"), up);
+        repairs.restore_missing(format!("\"{name}\": it is down"), || {
+            Ok(host.change_link(end.index, LinkChange::new().set_up())?)
+        });
     }
     let nets: Vec<IpNet> = addresses.iter().map(|routed| routed.address).collect();
     forwarding::restore_disabled(host, end, &nets, repairs);
     let addrs = host.dump_addresses(end.index)?;
     let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
     for gateway in unique_gateways(addresses).into_iter().filter(is_missing) {
-        let add = || Ok(configure::add_gateway_address(host, end, host_net(gateway))?);
-        repairs.restore_missing(format!("address {gateway} of \"{name}\""), add);
+        repairs.restore_missing(format!("address {gateway} of \"{name}\""), || {
+            Ok(configure::add_gateway_address(host, end, host_net(gateway))?)
+        });
     }
     let through = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     let routes = addresses.iter().map(|routed| host_route(routed, end));

@@ -204,12 +204,13 @@ struct RouteSelection<'a> {
 impl RouteSelection<'_> {
     fn selects(&self, route: &KernelRoute) -> bool {
         let slot = route_slot(route);
-        let is_named = |del: &ResultRoute| {
-            let table = del.table.filter(|table| *table != 0);
-            let named = KernelRoute { table, priority: del.priority.or(route.priority), ..KernelRoute::new(del.dst) };
-            route_slot(&named) == slot
-        };
-        slot.1 == RT_TABLE_MAIN && self.flushes(route) || self.conf.delroutes().iter().any(is_named)
+        slot.1 == RT_TABLE_MAIN && self.flushes(route)
+            || self.conf.delroutes().iter().any(|del| {
+                let table = del.table.filter(|table| *table != 0);
+                let named =
+                    KernelRoute { table, priority: del.priority.or(route.priority), ..KernelRoute::new(del.dst) };
+                route_slot(&named) == slot
+            })
     }
 
     /// Whether a route of the main table is flushed. Routes on the link, to link-local addresses and to the subnets of
@@ -223,15 +224,21 @@ impl RouteSelection<'_> {
             IpAddr::V4(addr) => addr.is_link_local(),
             IpAddr::V6(addr) => addr.is_unicast_link_local(),
         };
-        let is_subnet = || self.prev.ips.iter().any(|ip| ip.address.trunc() == dst);
-        conf.flushes_routes() && !tables::is_direct_route(route) && !is_link_local && !is_subnet()
+        conf.flushes_routes()
+            && !tables::is_direct_route(route)
+            && !is_link_local
+            && !(self.prev.ips.iter().any(|ip| ip.address.trunc() == dst))
     }
 
     /// The result without the deleted routes, and with those of `wanted`.
     fn change_result(&self, wanted: &CniResult) -> CniResult {
         let mut result = self.prev.clone();
-        let is_kept = |route: &&ResultRoute| !self.selects(&verify::wanted_route(route, self.prev));
-        let kept = self.prev.routes.iter().filter(is_kept).map(|route| (route, self.prev));
+        let kept = self
+            .prev
+            .routes
+            .iter()
+            .filter(|route| !self.selects(&verify::wanted_route(route, self.prev)))
+            .map(|route| (route, self.prev));
         result.routes.clear();
         for (route, of) in kept.chain(wanted.routes.iter().map(|route| (route, wanted))) {
             // A route without a gateway is one through the gateway of an address, if the result has that gateway.
@@ -317,9 +324,9 @@ impl RouteChanges {
 
     /// Undoes what was done of the changes: completes all steps that can be done, then reports the first error.
     fn undo(&self, netlink: &Netlink) -> NetlinkResult<()> {
-        let is_added = |found: &KernelRoute| self.added.iter().any(|route| is_same_route(found, route));
         let present = netlink.dump_routes(&RouteFilter::default())?;
-        let (added, kept): (Vec<_>, Vec<_>) = present.into_iter().partition(is_added);
+        let (added, kept): (Vec<_>, Vec<_>) =
+            present.into_iter().partition(|found| self.added.iter().any(|route| is_same_route(found, route)));
         let mut done = Ok(());
         for found in &added {
             done = done.and(netlink.delete_route(found).map(drop));
@@ -367,8 +374,7 @@ impl OverrideRecord {
 
     /// `None` for a malformed record, with a warning.
     fn parse(content: &[u8]) -> Option<OverrideRecord> {
-        let warn = |error: &serde_json::Error| warn!("a record in {DIR} is ignored: {error}");
-        serde_json::from_slice(content).inspect_err(warn).ok()
+        serde_json::from_slice(content).inspect_err(|error| warn!("a record in {DIR} is ignored: {error}")).ok()
     }
 
     /// The changes in this namespace; `None` if the record is of another attachment, because the names of two

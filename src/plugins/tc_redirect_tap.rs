@@ -225,8 +225,7 @@ fn find_redirected_tap(netlink: &Netlink, link: &Link, owner: &AttachmentId<'_>)
 
 /// Adds the tap device and the machine's interface with its addresses.
 fn add_machine(result: &mut CniResult, req: &AddRequest, link: &Link, tap: &Link, all_addresses: bool) {
-    let is_own = |entry: &ResultInterface| entry.name == link.name && !entry.sandbox.is_empty();
-    let index = result.interfaces.iter().position(is_own);
+    let index = result.interfaces.iter().position(|entry| entry.name == link.name && !entry.sandbox.is_empty());
     let mut ips: Vec<IpConfig> = index.into_iter().flat_map(|i| result.ips_of_interface(i)).cloned().collect();
     if !all_addresses {
         let v4 = ips.iter().position(|ip| ip.address.addr().is_ipv4());

@@ -142,13 +142,16 @@ fn require_arguments(words: &[String]) -> Result<()> {
 /// Runs the tool with the arguments that follow its name. Only `add`, `validate`, `version` and
 /// `--help` print on stdout.
 pub fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    let read = |line| CnitoolOptions::from_command_line(line, |name| std::env::var(name).ok());
-    TOOL.run_command(args, read, |options| {
-        record::start_recording(|| format!("cnitool {}", options.line.words[0]));
-        let outcome = run_command(&options, table);
-        record::finish_tool(&outcome);
-        print_text(&outcome?)
-    })
+    TOOL.run_command(
+        args,
+        |line| CnitoolOptions::from_command_line(line, |name| std::env::var(name).ok()),
+        |options| {
+            record::start_recording(|| format!("cnitool {}", options.line.words[0]));
+            let outcome = run_command(&options, table);
+            record::finish_tool(&outcome);
+            print_text(&outcome?)
+        },
+    )
 }
 
 /// Runs the command and returns its output.
@@ -239,13 +242,15 @@ fn kept_attachments(options: &CnitoolOptions) -> Result<Option<Vec<ValidAttachme
     if !line.has_option("--keep") {
         return Ok(line.has_option("--keep-none").then(Vec::new));
     }
-    let parse = |kept| {
-        let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
-        let container_id =
-            if owner.contains('/') { derive_container_id(&absolute_path(owner)?) } else { owner.to_owned() };
-        Ok(ValidAttachment { container_id, ifname: ifname.to_owned() })
-    };
-    line.all_values("--keep").map(parse).collect::<Result<_>>().map(Some)
+    line.all_values("--keep")
+        .map(|kept| {
+            let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
+            let container_id =
+                if owner.contains('/') { derive_container_id(&absolute_path(owner)?) } else { owner.to_owned() };
+            Ok(ValidAttachment { container_id, ifname: ifname.to_owned() })
+        })
+        .collect::<Result<_>>()
+        .map(Some)
 }
 
 /// The absolute path, without `.`, `..` and superfluous slashes. Links are not resolved: the text

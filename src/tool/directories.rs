@@ -19,7 +19,6 @@ use crate::options::{CommandLine, CommandOption, long_option};
 use cni::NetworkName;
 use cni::error::Result;
 use cni::exec::split_path;
-use cni::json::Json;
 use cni::runtime::{
     CachedAttachment, DEFAULT_CACHE_DIR, EXTENSIONS, NetworkList, OnDelError, PluginConfig, Runtime, find_config_files,
 };
@@ -53,13 +52,14 @@ pub(super) const LEASES: CommandOption = long_option(
 /// The directories of plugins, separated by colons: the argument, else `CNI_PATH`, else the directory of this
 /// executable if the links of its plugins are there, else [`PLUGIN_DIR`].
 pub(super) fn plugin_path(given: Option<&str>) -> String {
-    let from_process = || std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
-    let own = || {
-        let dir = std::env::current_exe().ok()?.parent()?.to_owned();
-        // No other program has this name. The file may be a link or a copy.
-        dir.join("host-local").is_file().then(|| dir.display().to_string())
-    };
-    let given = given.map(str::to_owned).or_else(from_process).or_else(own);
+    let given = given
+        .map(str::to_owned)
+        .or_else(|| std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty()))
+        .or_else(|| {
+            let dir = std::env::current_exe().ok()?.parent()?.to_owned();
+            // No other program has this name. The file may be a link or a copy.
+            dir.join("host-local").is_file().then(|| dir.display().to_string())
+        });
     given.unwrap_or_else(|| PLUGIN_DIR.to_owned())
 }
 
@@ -177,9 +177,8 @@ impl ToolDirectories {
         // The author of a configuration may be a tenant, and whoever writes leases decides what is removed with them.
         let is_of_node = |store: &LeaseDirectory| STATE.iter().any(|dir| store.data_dir.starts_with(dir));
         stores.extend(cached.extract_if(.., |store| is_of_node(store)));
-        let is_meant = |store: &LeaseDirectory| network.is_none_or(|network| network == store.network);
         let distinct = |stores: &mut Vec<LeaseDirectory>| {
-            stores.retain(is_meant);
+            stores.retain(|store| network.is_none_or(|network| network == store.network));
             sort_items(stores);
             // A bind mount gives a directory a second name.
             let mut seen = HashSet::new();
@@ -221,13 +220,15 @@ fn has_leases(data_dir: &Path, network: &str) -> bool {
 
 /// Each `dataDir` of host-local in the configuration, also of a delegate.
 fn data_dirs(list: &NetworkList) -> Vec<PathBuf> {
-    let of_ipam = |json: &Json| {
-        let dir = json.get_present_member("ipam")?.get_present_member("dataDir")?;
-        dir.as_str().filter(|dir| !dir.is_empty()).map(PathBuf::from)
-    };
     let plugins = list.plugins.iter().map(PluginConfig::json);
     let with_delegates = plugins.flat_map(|json| [Some(json), json.get_present_member("delegate")]);
-    with_delegates.flatten().filter_map(of_ipam).collect()
+    with_delegates
+        .flatten()
+        .filter_map(|json| {
+            let dir = json.get_present_member("ipam")?.get_present_member("dataDir")?;
+            dir.as_str().filter(|dir| !dir.is_empty()).map(PathBuf::from)
+        })
+        .collect()
 }
 
 /// The leases of the network in each of its directories.

@@ -10,7 +10,7 @@ use crate::framework::{PluginService, Rollback};
 use crate::iface::guard::{self, SINK};
 use crate::netfilter::PacketFilter;
 use crate::netfilter::egress::policy::service_name;
-use crate::netfilter::egress::report::{Flow, PortReport, list_ports};
+use crate::netfilter::egress::report::{PortReport, list_ports};
 use crate::netfilter::egress::{self, EgressPart, source};
 use crate::netlink::Netlink;
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words, usage_error};
@@ -115,10 +115,13 @@ struct ListedPort {
 impl ListedPort {
     fn from_report(report: &PortReport) -> ListedPort {
         let owner = report.stored.attachment_id();
-        let flow = |(ip, service): &Flow| format!("{ip} {}", service.map_or("arp".into(), service_name));
         ListedPort {
             container: owner.id.to_owned(),
-            flows: report.flows.iter().map(flow).collect(),
+            flows: report
+                .flows
+                .iter()
+                .map(|(ip, service)| format!("{ip} {}", service.map_or("arp".into(), service_name)))
+                .collect(),
             interface: owner.ifname.to_owned(),
             malformed_packets: report.malformed.packets,
             network: owner.network.to_owned(),
@@ -197,9 +200,10 @@ fn replace_policy(line: &CommandLine) -> Result<ExitCode> {
     let program = port.guard_program(&compiled)?;
     let host = Netlink::open()?;
     let end = host.require_link(&port.end)?;
-    let missing = || Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair");
     let place = guard::find_place(&host, &end)?;
-    place.program.as_ref().ok_or_else(missing)?;
+    place.program.as_ref().ok_or_else(|| {
+        Error::internal(format!("port \"{}\" is not guarded", port.end)).with_details("cnibox repair")
+    })?;
     let mut undo = Rollback::new();
     undo.add_step("restore the policy", || egress::restore_port(&filter, owner, &stored, &port));
     egress::RECORDS.add_part(owner, &port);

@@ -20,7 +20,7 @@ use crate::netfilter::ports::{self, PortOwner};
 use crate::options::{CommandLine, CommandOption, long_option, require_no_words};
 use cni::error::{Error, Result};
 use cni::exec::PluginExecutor;
-use cni::runtime::{AttachmentParams, CachedAttachment, NetworkList, PluginConfig, Runtime};
+use cni::runtime::{AttachmentParams, CachedAttachment, NetworkList, Runtime};
 use cni::sort::sort_items;
 use cni::{ContainerId, NetworkName};
 
@@ -103,13 +103,16 @@ impl FoundAttachments {
 
 /// Runs `cnibox gc` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    let read = |line: CommandLine| {
-        require_no_words(&line)?;
-        line.last_value(NETWORK.flag).map_or(Ok(()), |name| NetworkName::parse(name).map(drop))?;
-        line.last_value("--container").map_or(Ok(()), |id| ContainerId::parse(id).map(drop))?;
-        Ok(line)
-    };
-    TOOL.run_command(args, read, |line| run_gc(&line, table))
+    TOOL.run_command(
+        args,
+        |line| {
+            require_no_words(&line)?;
+            line.last_value(NETWORK.flag).map_or(Ok(()), |name| NetworkName::parse(name).map(drop))?;
+            line.last_value("--container").map_or(Ok(()), |id| ContainerId::parse(id).map(drop))?;
+            Ok(line)
+        },
+        |line| run_gc(&line, table),
+    )
 }
 
 fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
@@ -127,9 +130,8 @@ fn run_gc(line: &CommandLine, table: AppletTable) -> Result<ExitCode> {
     if !json && !dry_run && selection.container.is_none() {
         // Nothing may be left of the network.
         let left = collect_garbage(&directories, table, AttachmentSelection { network: None, ..selection }, true)?;
-        let is_meant = |outcome: &&ActionOutcome| outcome.action == IN_DOUBT && selection.has_network(&outcome.network);
         // Cache, lease, record and rules of an attachment have one remedy.
-        let left = left.iter().filter(is_meant);
+        let left = left.iter().filter(|outcome| outcome.action == IN_DOUBT && selection.has_network(&outcome.network));
         let left: HashSet<&str> = left.map(|outcome| outcome.remedy.as_str()).collect();
         if !left.is_empty() {
             let count = left.len();
@@ -240,13 +242,13 @@ impl GarbageCollector<'_> {
     /// Fails if the selection names a network or a container that this node does not know.
     fn require_known(&self, found: &FoundAttachments) -> Result<()> {
         let missing = |what| Err(Error::config(what));
-        if let Some(name) = self.selection.network {
-            let is_configured = || self.directories.configured_networks().iter().any(|list| list.name == name);
-            let is_cached = || found.known.iter().any(|(network, ..)| network == name);
-            let has_ports = || self.port_owners.iter().any(|owner| owner.network == name);
-            if !is_cached() && !has_ports() && !is_configured() && self.stores.is_empty() {
-                return missing(format!("no network \"{name}\" on this node"));
-            }
+        if let Some(name) = self.selection.network
+            && !(found.known.iter().any(|(network, ..)| network == name))
+            && !(self.port_owners.iter().any(|owner| owner.network == name))
+            && !(self.directories.configured_networks().iter().any(|list| list.name == name))
+            && self.stores.is_empty()
+        {
+            return missing(format!("no network \"{name}\" on this node"));
         }
         match self.selection.container {
             Some(id) if !found.known.iter().any(|(_, container, _)| container == id) && !self.has_ports(id) => {
@@ -315,12 +317,11 @@ impl GarbageCollector<'_> {
         turn: AttachmentTurn,
     ) -> Result<Option<ActionOutcome>> {
         let (executor, dirs) = (InProcessExecutor::for_collector(self.table, turn), &self.runtime.plugin_dirs);
-        let has_turn = |plugin: &PluginConfig| {
+        let first_own = list.plugins.iter().position(|plugin| {
             let found = executor.find_plugin(&plugin.plugin_type, dirs);
             // A plugin that is missing fails.
             found.map_or(true, |path| executor.find_own_plugin(&path).is_some_and(|own| own.connects))
-        };
-        let first_own = list.plugins.iter().position(has_turn);
+        });
         let mut own = list.clone();
         own.plugins.drain(..first_own.unwrap_or(list.plugins.len()));
         let runtime = Runtime { executor: Box::new(executor), ..self.directories.new_runtime(self.table) };

@@ -206,8 +206,7 @@ fn free_empty_files(stores: &[LeaseDirectory], dry_run: bool) -> Result<Vec<Acti
             let leases = store.lock_leases()?.map(|mut leases| leases.remove_reservations(is_empty));
             leases.transpose()?.unwrap_or_default()
         };
-        let outcome = |it: &AddressReservation| freed_outcome(&store.network, it.to_string(), dry_run);
-        outcomes.extend(reserved.iter().map(outcome));
+        outcomes.extend(reserved.iter().map(|it| freed_outcome(&store.network, it.to_string(), dry_run)));
     }
     Ok(outcomes)
 }
@@ -254,7 +253,6 @@ impl LeaseListRow {
         // The nanoseconds of the time are not significant and may lie in the future.
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
         let (alive, reason) = alive_and_reason(status.liveness);
-        let from = |ReclaimedLease { lease, why }| format!("from container {}: {why}", lease.id);
         LeaseListRow {
             address: status.lease.ip,
             age: status.created.map(age),
@@ -263,7 +261,9 @@ impl LeaseListRow {
             interface: status.lease.ifname,
             network: network.to_owned(),
             reason,
-            reclaimed: status.reclaimed.map(from),
+            reclaimed: status
+                .reclaimed
+                .map(|ReclaimedLease { lease, why }| format!("from container {}: {why}", lease.id)),
         }
     }
 

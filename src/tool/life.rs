@@ -31,12 +31,11 @@ pub(super) fn container_states(
 ) -> Vec<ContainerState> {
     let life = |one: &CachedAttachment| {
         let CachedAttachment { network, attach, .. } = one;
-        let is_rival = |other: &&CachedAttachment| {
+        let rival = cached.iter().find(|other| {
             !attach.netns.is_empty()
                 && other.attach.netns == attach.netns
                 && other.attach.container_id != attach.container_id
-        };
-        let rival = cached.iter().find(is_rival);
+        });
         let rival = rival.map(|other| other.attach.container_id.clone());
         let owner = AttachmentId { network, ifname: &attach.ifname, id: &attach.container_id };
         ContainerState { liveness: reclaim::attachment_liveness(owner, &data_dir(one)), rival }

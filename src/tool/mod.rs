@@ -120,13 +120,17 @@ fn format_table<const N: usize>(heading: [&str; N], lines: impl IntoIterator<Ite
 
 /// Formats lines of cells, each column as wide as its widest cell. A cell is one line.
 fn format_columns<const N: usize>(lines: Vec<[String; N]>) -> String {
-    let one_line = |cell: String| stderr::escape_control_chars(&cell).replace('\n', "\\n");
-    let lines: Vec<_> = lines.into_iter().map(|line| line.map(one_line)).collect();
+    let lines: Vec<_> = lines
+        .into_iter()
+        .map(|line| line.map(|cell| stderr::escape_control_chars(&cell).replace('\n', "\\n")))
+        .collect();
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();
-    let print = |line: &[String; N]| {
-        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    lines.iter().map(print).collect()
+    lines
+        .iter()
+        .map(|line| {
+            let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+        })
+        .collect()
 }

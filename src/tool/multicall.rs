@@ -9,7 +9,7 @@ use super::{
 };
 use crate::framework::call::{AppletMain, ToolFunction};
 use crate::framework::{Applet, AppletTable, run};
-use crate::options::{self, CommandLine, all_options, unexpected_argument, unknown_word_error, usage_error};
+use crate::options::{self, all_options, unexpected_argument, unknown_word_error, usage_error};
 use crate::stderr;
 use cni::SpecVersion;
 use cni::error::{Error, ErrorCode, Result};
@@ -123,8 +123,9 @@ fn refuse_unknown_name(name: &str, applets: &[Applet], status: ExitCode) -> Exit
 }
 
 fn applet_list(applets: &[Applet]) -> String {
-    let line = |applet: &Applet| [applet.name, &applet.kind.to_string(), applet.about].map(str::to_owned);
-    format_columns(applets.iter().map(line).collect())
+    format_columns(
+        applets.iter().map(|applet| [applet.name, &applet.kind.to_string(), applet.about].map(str::to_owned)).collect(),
+    )
 }
 
 fn help_text(applets: &[Applet]) -> String {
@@ -164,12 +165,15 @@ pub fn flags_by_tool() -> Vec<(&'static str, Vec<&'static str>)> {
 
 /// Runs `cnibox completion` with the arguments that follow it.
 fn print_completion(args: Vec<String>, table: AppletTable) -> ExitCode {
-    let read = |line: CommandLine| match line.words.as_slice() {
-        [] => Err(usage_error("no shell given")),
-        [shell] => completion_script(shell, table.applets),
-        [_, extra, ..] => Err(unexpected_argument(extra)),
-    };
-    COMPLETION.run_command(args, read, |text| print_text(&text))
+    COMPLETION.run_command(
+        args,
+        |line| match line.words.as_slice() {
+            [] => Err(usage_error("no shell given")),
+            [shell] => completion_script(shell, table.applets),
+            [_, extra, ..] => Err(unexpected_argument(extra)),
+        },
+        |text| print_text(&text),
+    )
 }
 
 fn completion_script(shell: &str, applets: &[Applet]) -> Result<String> {

@@ -82,17 +82,21 @@ impl fmt::Display for ActionOutcome {
 /// exit status is 1 if something failed, or with `dry_run` if something would be done.
 pub(super) fn report_outcomes(outcomes: &[ActionOutcome], json: bool, dry_run: bool, none: &str) -> Result<ExitCode> {
     let told = outcomes.iter().filter(|outcome| outcome.action != FAILED);
-    let line = |outcome: &ActionOutcome| format!("{outcome}\n");
-    let text: String = told.map(line).collect();
+    let text: String = told.map(|outcome| format!("{outcome}\n")).collect();
     print_text(&match text.as_str() {
         _ if json => json_text(&outcomes)?,
         "" if outcomes.is_empty() => format!("{none}\n"),
         _ => text,
     })?;
-    let is_found = |outcome: &ActionOutcome| match outcome.action {
-        FAILED => true,
-        IN_DOUBT | LEFT_ALONE => false,
-        _ => dry_run,
-    };
-    Ok(if outcomes.iter().any(is_found) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(
+        if outcomes.iter().any(|outcome| match outcome.action {
+            FAILED => true,
+            IN_DOUBT | LEFT_ALONE => false,
+            _ => dry_run,
+        }) {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        },
+    )
 }

@@ -245,8 +245,7 @@ fn report_changes(repairs: &RepairFindings, reported: &mut HashSet<String>) -> R
     let troubles: HashSet<String> = left.chain(failed).collect();
     troubles.difference(reported).for_each(|warning| warn!("{warning}"));
     *reported = troubles;
-    let line = |what| format!("restored: {what}\n");
-    let text: String = repairs.missing_state().iter().map(line).collect();
+    let text: String = repairs.missing_state().iter().map(|what| format!("restored: {what}\n")).collect();
     if text.is_empty() { Ok(()) } else { print_text(&text).map(drop) }
 }
 

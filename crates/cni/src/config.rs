@@ -122,8 +122,9 @@ impl NetworkConfig {
         let common: CommonConfigKeys = self.decode_keys(report)?;
         self.ipam_type = common.ipam.r#type;
         let dns = self.json.get_present_member("dns");
-        let has = |key: &&str| dns.is_some_and(|dns| dns.get_present_member(key).is_some());
-        let has_list = ["nameservers", "search", "options"].iter().any(has);
+        let has_list = ["nameservers", "search", "options"]
+            .iter()
+            .any(|key| dns.is_some_and(|dns| dns.get_present_member(key).is_some()));
         self.dns = Some(common.dns).filter(|dns| has_list || !dns.domain.is_empty());
         Ok(())
     }

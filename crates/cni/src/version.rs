@@ -113,8 +113,9 @@ impl FromStr for VersionNumber {
         if text.is_empty() {
             return Ok(SpecVersion::V0_1_0.into());
         }
-        let invalid = || Error::new(ErrorCode::DECODE, format!("invalid version \"{text}\""));
-        parse_parts(text).map(VersionNumber).ok_or_else(invalid)
+        parse_parts(text)
+            .map(VersionNumber)
+            .ok_or_else(|| Error::new(ErrorCode::DECODE, format!("invalid version \"{text}\"")))
     }
 }
 
@@ -137,8 +138,11 @@ impl From<SpecVersion> for VersionNumber {
 #[doc(hidden)]
 pub fn nearest_supported(text: &str, supported: &[SpecVersion]) -> Option<SpecVersion> {
     let wanted = parse_parts(text.trim().trim_start_matches(['v', 'V'])).map(VersionNumber);
-    let is_older = |v: &&SpecVersion| wanted.is_none_or(|wanted| VersionNumber::from(**v) <= wanted);
-    supported.iter().rfind(is_older).or(supported.first()).copied()
+    supported
+        .iter()
+        .rfind(|v| wanted.is_none_or(|wanted| VersionNumber::from(**v) <= wanted))
+        .or(supported.first())
+        .copied()
 }
 
 /// The remedy for a version that is not a text: `write "1.1.0", in quotes`.

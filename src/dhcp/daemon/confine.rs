@@ -164,8 +164,9 @@ pub(super) struct WritableFiles<'a> {
 /// Drops privileges of this thread and of the threads that it will start. No other thread may exist.
 pub(super) fn drop_privileges(files: &WritableFiles<'_>) -> Result<()> {
     drop_capabilities()?;
-    let failed = |e: RulesetError| Error::internal(format!("restrict files: {e}"));
-    if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
+    if restrict_files(files).map_err(|e| Error::internal(format!("restrict files: {e}")))?.ruleset
+        == RulesetStatus::NotEnforced
+    {
         warn!("this kernel has no Landlock: the files of root are not protected from the daemon");
     }
     let Some(architecture) = native_architecture() else {
@@ -327,12 +328,12 @@ mod tests {
     /// Where the C library has its own way to create sockets, the filter must not see it.
     #[test]
     fn sockets_are_created_under_the_filter() {
-        let confined = || {
+        on_scratch_thread(|| {
             install_filter(compile_filter(native_architecture().unwrap(), &refused_calls())).unwrap();
             std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
             assert_eq!(UnixStream::connect("/nonexistent").unwrap_err().kind(), ErrorKind::PermissionDenied);
-        };
-        on_scratch_thread(confined).unwrap();
+        })
+        .unwrap();
     }
 
     /// Attempts of an exploited daemon, with their names.
@@ -408,11 +409,11 @@ mod tests {
         let node = Node::new();
         assert_eq!(failed(node.processes()), []);
         let denied = ["memory", "namespace"].map(|what| (what, ErrorKind::PermissionDenied));
-        let dropped = || {
+        on_scratch_thread(|| {
             drop_capabilities().unwrap();
             assert_eq!(failed(node.processes()), denied);
-        };
-        on_scratch_thread(dropped).unwrap();
+        })
+        .unwrap();
     }
 
     #[test]

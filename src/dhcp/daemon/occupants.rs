@@ -59,8 +59,10 @@ pub(super) fn all_namespaces() -> HashMap<(u64, u64), PathBuf> {
 /// The directories of all processes but this one.
 fn other_processes() -> io::Result<Vec<PathBuf>> {
     let own = process::id();
-    let is_other = |path: &PathBuf| file_number(path).is_some_and(|id| id != own);
-    Ok(entries(Path::new(PROCESSES))?.into_iter().filter(is_other).collect())
+    Ok(entries(Path::new(PROCESSES))?
+        .into_iter()
+        .filter(|path| file_number(path).is_some_and(|id| id != own))
+        .collect())
 }
 
 /// The directories of the threads of a process; none if the process has ended.

@@ -142,11 +142,11 @@ impl LeaseRegistry {
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let (ifname, index, cookie) = (record.key.ifname.clone(), record.ifindex, record.netns_cookie);
-        let work = move || {
+        self.visit_namespace(sandbox, move || {
             sandbox::require_cookie(cookie)?;
             Ok(work(&socket::current_name(&ifname, index)))
-        };
-        self.visit_namespace(sandbox, work).await?
+        })
+        .await?
     }
 
     /// Runs `work` in the namespace, on one of at most [`VISITS`] threads.
@@ -157,12 +157,14 @@ impl LeaseRegistry {
     ) -> Result<T, InterfaceError> {
         let _permit = self.visits.acquire().await;
         let (done, ended) = oneshot::channel::<()>();
-        let work = move || {
-            let value = work();
-            drop(done);
-            value
-        };
-        let visit = sandbox.open_namespace()?.spawn_inside(work).map_err(Error::from)?;
+        let visit = sandbox
+            .open_namespace()?
+            .spawn_inside(move || {
+                let value = work();
+                drop(done);
+                value
+            })
+            .map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();
         Ok(visit.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(Error::from)?)

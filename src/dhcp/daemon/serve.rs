@@ -46,10 +46,10 @@ pub(super) fn open_listener(path: &Path) -> Result<(UnixListener, Option<PathBuf
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
     let mut passed = ListenFd::from_env();
     match passed.len() {
-        0 => {
-            let failed = |e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)));
-            Ok((bind_socket(path).map_err(failed)?, Some(path.to_owned())))
-        }
+        0 => Ok((
+            bind_socket(path).map_err(|e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e))))?,
+            Some(path.to_owned()),
+        )),
         1 => match passed.take_unix_listener(0) {
             Ok(Some(listener)) => Ok((listener, None)),
             _ => Err(failed("LISTEN_FDS=1 but no FD found".to_owned())),
@@ -175,8 +175,7 @@ async fn read_request_line(stream: &net::UnixStream, descriptors: &mut Vec<Owned
 }
 
 async fn read_bytes(stream: &net::UnixStream, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
-    let receive = || passing::receive_bytes(stream, buffer, descriptors);
-    stream.async_io(Interest::READABLE, receive).await
+    stream.async_io(Interest::READABLE, || passing::receive_bytes(stream, buffer, descriptors)).await
 }
 
 async fn write_reply(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {

@@ -71,7 +71,6 @@ pub(super) fn watch_readable<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd
 async fn read_packet(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
     let Some(socket) = socket else { return pending().await };
     let mut buffer = [0; BUFFER];
-    let receive = |socket: &Socket| (&mut &*socket).read(&mut buffer);
-    let length = socket.async_io(Interest::READABLE, receive).await?;
+    let length = socket.async_io(Interest::READABLE, |socket| (&mut &*socket).read(&mut buffer)).await?;
     Ok(buffer[..length].to_vec())
 }

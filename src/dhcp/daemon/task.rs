@@ -240,15 +240,13 @@ impl LeaseTask {
     async fn apply_change(&self, old: Option<DhcpLease>, new: Option<DhcpLease>) -> Result<bool, InterfaceError> {
         let DhcpRecord { priority, address_removed, .. } = self.record;
         let change = DhcpLeaseChange { old, new, priority, address_removed };
-        let apply = move |ifname: &str| change.apply_to_interface(ifname);
-        Ok(self.run_in_namespace(apply).await??)
+        Ok(self.run_in_namespace(move |ifname| change.apply_to_interface(ifname)).await??)
     }
 
     async fn release_lease(&mut self) {
         let Some(release) = self.machine.release_message() else { return };
         let address = release.released_address();
-        let send = move |ifname: &str| interface::send_release(ifname, release);
-        match self.run_in_namespace(send).await {
+        match self.run_in_namespace(move |ifname| interface::send_release(ifname, release)).await {
             Ok(Ok(())) => self.log_line(&format_args!("released {address}")),
             Ok(Err(error)) => self.log_line(&error),
             Err(error) => self.log_line(&Error::from(error)),

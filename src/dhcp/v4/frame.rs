@@ -114,8 +114,10 @@ pub fn is_arp_conflict(frame: &[u8], mac: MacAddress, addr: Ipv4Addr) -> bool {
 
 /// The Internet checksum.
 pub fn internet_checksum(bytes: &[u8]) -> u16 {
-    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-    let mut sum = bytes.chunks(2).map(word).fold(0, u32::wrapping_add);
+    let mut sum = bytes
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
+        .fold(0, u32::wrapping_add);
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

@@ -130,11 +130,10 @@ impl Dhcp4Lease {
             ..ResultRoute::for_destination(dst.into())
         };
         if let Some(routes) = option::classless_routes(&self.options) {
-            let scoped = |(dst, gw): (Ipv4Net, Ipv4Addr)| ResultRoute {
-                scope: gw.is_unspecified().then_some(ON_LINK),
-                ..via((dst, gw))
-            };
-            return routes.into_iter().map(scoped).collect();
+            return routes
+                .into_iter()
+                .map(|(dst, gw)| ResultRoute { scope: gw.is_unspecified().then_some(ON_LINK), ..via((dst, gw)) })
+                .collect();
         }
         let default = gateway.map(|gw| (Ipv4Net::default(), gw));
         option::static_routes(&self.options).into_iter().chain(default).map(via).collect()
@@ -238,8 +237,7 @@ mod tests {
 
         let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), (26, &[5, 0x14])];
         let routes = lease(&both).unwrap().ipam_result(0).routes;
-        let text = |r: &ResultRoute| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu);
-        let texts: Vec<_> = routes.iter().map(text).collect();
+        let texts: Vec<_> = routes.iter().map(|r| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu)).collect();
         assert_eq!(texts, ["10.0.0.0/8 10.1.2.3 Some(1300)", "0.0.0.0/0 10.1.2.1 Some(1300)"]);
 
         let classless: (u8, &[u8]) = (121, &[8, 20, 0, 0, 0, 0, 8, 30, 10, 1, 2, 4]);

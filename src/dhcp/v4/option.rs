@@ -145,8 +145,12 @@ pub fn static_routes(options: &Dhcp4Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
         192..224 => Some(24),
         _ => None,
     };
-    let route = |[dst, gw]: &[Ipv4Addr; 2]| Some((Ipv4Net::new(*dst, class(*dst)?).ok()?, *gw));
-    addresses.as_chunks::<2>().0.iter().filter_map(route).collect()
+    addresses
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .filter_map(|[dst, gw]| Some((Ipv4Net::new(*dst, class(*dst)?).ok()?, *gw)))
+        .collect()
 }
 
 #[cfg(test)]

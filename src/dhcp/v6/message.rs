@@ -145,8 +145,14 @@ impl std::fmt::Display for Dhcp6Status {
 impl IdentityAssociation {
     /// A client's option for `addr`; the lifetimes are the server's choice.
     pub fn for_address(iaid: u32, addr: Option<Ipv6Addr>) -> IdentityAssociation {
-        let one = |addr| AssociationAddress { addr, preferred: 0, valid: 0, status: Dhcp6Status::default() };
-        IdentityAssociation { iaid, addrs: addr.into_iter().map(one).collect(), ..IdentityAssociation::default() }
+        IdentityAssociation {
+            iaid,
+            addrs: addr
+                .into_iter()
+                .map(|addr| AssociationAddress { addr, preferred: 0, valid: 0, status: Dhcp6Status::default() })
+                .collect(),
+            ..IdentityAssociation::default()
+        }
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -359,11 +365,12 @@ mod tests {
             // A message that is cut at the end of an option is still a message.
             let all = decode_options(&good[4..]).unwrap();
             let mut at = 4;
-            let next = |(_, value): &(u16, &[u8])| {
-                at += 4 + value.len();
-                at
-            };
-            [4].into_iter().chain(all.iter().map(next)).collect()
+            [4].into_iter()
+                .chain(all.iter().map(|(_, value)| {
+                    at += 4 + value.len();
+                    at
+                }))
+                .collect()
         };
         for length in 0..good.len() {
             let read = Dhcp6Message::decode(&good[..length]);

@@ -75,12 +75,13 @@ mod tests {
     fn waits(repeat: &RetransmitTimeouts, count: usize) -> Vec<f64> {
         let mut random = RandomGenerator::from_seed(9);
         let mut exchange = MessageExchange::begin_at(SECOND, 1);
-        let one = |_| {
-            let now = exchange.asked + exchange.wait;
-            exchange = exchange.after_sending(now, repeat.next_timeout(&exchange, &mut random));
-            exchange.wait.as_secs_f64()
-        };
-        (0..count).map(one).collect()
+        (0..count)
+            .map(|_| {
+                let now = exchange.asked + exchange.wait;
+                exchange = exchange.after_sending(now, repeat.next_timeout(&exchange, &mut random));
+                exchange.wait.as_secs_f64()
+            })
+            .collect()
     }
 
     #[test]

@@ -403,8 +403,11 @@ impl GuardCompiler<'_> {
 
     /// Copies an IPv6 address of the frame to [`ADDRESS`].
     fn put_load_v6(&mut self, offset: u32, next: Label) -> Label {
-        let copy = |(at, cell): (u32, u32)| [(LOAD_WORD, offset + at), (STORE_CELL, cell)];
-        let copies: Vec<_> = [0, 4, 8, 12].into_iter().zip(ADDRESS).flat_map(copy).collect();
+        let copies: Vec<_> = [0, 4, 8, 12]
+            .into_iter()
+            .zip(ADDRESS)
+            .flat_map(|(at, cell)| [(LOAD_WORD, offset + at), (STORE_CELL, cell)])
+            .collect();
         self.code.put_all(&copies, next)
     }
 

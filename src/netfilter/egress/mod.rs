@@ -355,8 +355,10 @@ fn restore_ports(change: &mut LayoutTransaction<'_>) {
         let elements = table::port_elements(kept.attachment_id(), &kept.content, &policy_chains(&objects));
         for policy in &objects {
             let chain = (policy.table, policy.chain.clone());
-            let refers = |element: &&SetElement| selected_chain(element).as_ref() == Some(&chain);
-            let is_needed = elements.iter().filter(refers).any(|element| change.will_have_data(element));
+            let is_needed = elements
+                .iter()
+                .filter(|element| selected_chain(element).as_ref() == Some(&chain))
+                .any(|element| change.will_have_data(element));
             if !is_needed || !compared.insert(chain) {
                 continue;
             }

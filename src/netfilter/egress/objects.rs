@@ -11,7 +11,7 @@ use crate::attachment::sha512_hex;
 use crate::netfilter::layout::RuleComparison;
 use crate::netlink::NetlinkResult;
 use crate::netlink::nftables::{
-    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField, RuleInfo,
+    ElementKey, KeyInterval, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, NftValue, PacketField,
     TransportProtocol, ValueType,
 };
 
@@ -120,16 +120,24 @@ impl PolicyObjects {
             let (kind, field) = address_type(is_ipv4);
             let [all, most, some] =
                 if is_ipv4 { ["all4", "prefixes4", "ranges4"] } else { ["all6", "prefixes6", "ranges6"] };
-            let is_complete = |range: &AllowedRange| range.services == [ServiceRange::ALL];
-            rules.extend(self.add_set(prefix, all, kind, addresses(ranges, is_ipv4, is_complete), |set| {
-                vec![NftRule::new().in_set(&[field], set)]
-            }));
-            let lacks_icmpv6 = |range: &AllowedRange| range.services == ALL_BUT_ICMPV6;
-            rules.extend(self.add_set(prefix, most, kind, addresses(ranges, is_ipv4, lacks_icmpv6), |set| {
-                let others = [(0, ICMPV6 - 1), (ICMPV6 + 1, u8::MAX)];
-                let of = |(first, last)| NftRule::new().byte_in_range(PacketField::L4proto, first, last);
-                others.map(|range| of(range).in_set(&[field], set)).to_vec()
-            }));
+            rules.extend(self.add_set(
+                prefix,
+                all,
+                kind,
+                addresses(ranges, is_ipv4, |range| range.services == [ServiceRange::ALL]),
+                |set| vec![NftRule::new().in_set(&[field], set)],
+            ));
+            rules.extend(self.add_set(
+                prefix,
+                most,
+                kind,
+                addresses(ranges, is_ipv4, |range| range.services == ALL_BUT_ICMPV6),
+                |set| {
+                    let others = [(0, ICMPV6 - 1), (ICMPV6 + 1, u8::MAX)];
+                    let of = |(first, last)| NftRule::new().byte_in_range(PacketField::L4proto, first, last);
+                    others.map(|range| of(range).in_set(&[field], set)).to_vec()
+                },
+            ));
             let key = if is_ipv4 { &SOME4 } else { &SOME6 };
             rules.extend(self.add_set(prefix, some, key, services(ranges, is_ipv4), |set| {
                 vec![NftRule::new().in_set(&[field, PacketField::L4proto, PacketField::Dport], set)]
@@ -161,11 +169,12 @@ impl PolicyObjects {
     pub(super) fn exist(&self, nft: &NftSocket, comparison: RuleComparison) -> NetlinkResult<bool> {
         for (name, rules) in &self.chains {
             let found = nft.dump_rules(self.table.named_chain(name))?;
-            let is_equal = |(rule, found): (&NftRule, &RuleInfo)| {
-                let is_named = rule.comment == found.comment;
-                is_named && (comparison == RuleComparison::ByComment || rule.has_expressions_of(self.table, found))
-            };
-            if found.len() != rules.len() || !rules.iter().zip(&found).all(is_equal) {
+            if found.len() != rules.len()
+                || !rules.iter().zip(&found).all(|(rule, found)| {
+                    let is_named = rule.comment == found.comment;
+                    is_named && (comparison == RuleComparison::ByComment || rule.has_expressions_of(self.table, found))
+                })
+            {
                 return Ok(false);
             }
         }
@@ -259,8 +268,11 @@ fn address_type(is_ipv4: bool) -> (&'static [ValueType], PacketField) {
 }
 
 fn address(number: u128, is_ipv4: bool) -> NftValue {
-    let v4 = || Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX));
-    NftValue::Ip(if is_ipv4 { IpAddr::V4(v4()) } else { IpAddr::V6(Ipv6Addr::from(number)) })
+    NftValue::Ip(if is_ipv4 {
+        IpAddr::V4(Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX)))
+    } else {
+        IpAddr::V6(Ipv6Addr::from(number))
+    })
 }
 
 /// The ranges of addresses that `which` selects; adjacent ones are joined.

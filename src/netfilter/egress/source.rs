@@ -50,8 +50,7 @@ pub fn named_policy(args: &str, directory: &Path) -> Result<Option<EgressPolicy>
     if directory.as_os_str().is_empty() {
         return refuse("there is no directory of policies", "add \"policyDir\" to the configuration");
     }
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if name.starts_with('.') || !name.chars().all(is_plain) {
+    if name.starts_with('.') || !name.chars().all(|c: char| c.is_ascii_alphanumeric() || "._-".contains(c)) {
         return refuse("not the name of a policy", "a name has letters, digits, \".\", \"_\" and \"-\"");
     }
     read_policy(&trust::resolve_policy_file(directory, &format!("{name}.json"))?).map(Some)

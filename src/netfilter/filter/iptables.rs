@@ -14,7 +14,6 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use serde::Deserialize;
-use serde_json::Value;
 
 pub use self::words::DEFAULT_ADMIN;
 use self::words::{
@@ -45,8 +44,7 @@ pub(super) const RULES: RecordedRules = RecordedRules {
         // The reference does not accept published ports.
         let is_recorded = RECORDS.has_instance(&owner.instance_id());
         create_address_rules(table, &pod, family, is_recorded);
-        let is_of_family = |part: &Value| (RULES.is_of)(part, family);
-        if pod.policy != IngressPolicy::Open && decides_policy(stored, all, &is_of_family) {
+        if pod.policy != IngressPolicy::Open && decides_policy(stored, all, &|part| (RULES.is_of)(part, family)) {
             restore_policy(table, owner.network, &pod, is_recorded, all.is_empty());
         }
         None

@@ -76,8 +76,7 @@ impl IngressPolicy {
     /// Parses `ingressPolicy`.
     pub fn parse(text: &str) -> Result<IngressPolicy> {
         let all = [IngressPolicy::Open, IngressPolicy::SameBridge, IngressPolicy::Isolated];
-        let is_named = |policy: &IngressPolicy| policy.as_str() == text || text.is_empty();
-        all.into_iter().find(is_named).ok_or_else(|| {
+        all.into_iter().find(|policy| policy.as_str() == text || text.is_empty()).ok_or_else(|| {
             Error::config(format!("unknown ingress policy: \"{text}\""))
                 .with_details("ingressPolicy is open, same-bridge or isolated")
         })

@@ -84,8 +84,7 @@ const NEIGHBOURS_PORTS: &str = "published ports of neighbours";
 
 fn address_elements(owner: AttachmentId<'_>, ips: &[IpAddr]) -> Vec<SetElement> {
     let label = owner.object_label();
-    let element = |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label);
-    ips.iter().map(element).collect()
+    ips.iter().map(|ip| PODS[usize::from(ip.is_ipv6())].element_with_key(*ip).with_comment(&label)).collect()
 }
 
 /// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
@@ -273,7 +272,7 @@ pub(super) fn delete_elements(
     own: Option<&str>,
 ) -> NetlinkResult<()> {
     let ports: Vec<_> = ports.iter().map(|port| PORTS.element_with_key(port.as_str())).collect();
-    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+    ELEMENTS.delete_found(nft, Some(owner), &mut |nft, _| {
         let mut found = find_own_elements(nft, owner, ips)?;
         found.extend(nft.find_elements_by_comment(&[PORTS], &ports, &owner.comment_matcher())?);
         if let Some(link) = own {
@@ -281,28 +280,27 @@ pub(super) fn delete_elements(
             found.extend(nft.read_elements(&policy)?.into_iter().flatten());
         }
         Ok(found)
-    };
-    ELEMENTS.delete_found(nft, Some(owner), find)
+    })
 }
 
 /// Removes stale elements, if no attachment is valid all elements of the network, and the policies of links that are
 /// not in use.
 pub(super) fn remove_stale_elements(nft: &NftSocket, network: &str, valid: &[AttachmentId<'_>]) -> NetlinkResult<()> {
     let (hash, is_stale) = (network_hash(network), stale_matcher(network, valid));
-    let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
-    let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
+    let which = |comment: Option<&str>| {
+        is_stale(comment) || comment.is_some_and(|text| valid.is_empty() && text.starts_with(&hash))
+    };
     let link = |element: &SetElement| match element.key.0.first() {
         Some(NftValue::IfName(link)) if element.set != PORTS => Some(link.clone()),
         _ => None,
     };
-    let find = &mut |nft: &NftSocket, _: &mut NftBatch| {
+    ELEMENTS.delete_found(nft, None, &mut |nft, _| {
         let mut found = nft.find_elements(&SETS, &[])?;
         let unused = unused_policy_links(found.iter().filter_map(link).collect());
         let is_left = |element: &SetElement| link(element).is_some_and(|link| unused.contains(&link));
         found.retain(|element| which(element.comment.as_deref()) || is_left(element));
         Ok(found)
-    };
-    ELEMENTS.delete_found(nft, None, find)
+    })
 }
 
 /// Bridges with a policy.

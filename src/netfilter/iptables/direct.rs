@@ -102,8 +102,12 @@ impl TableSnapshot {
                 for chain in chains {
                     found.read_chain(nft, family, chain)?;
                 }
-                let targets = |rule: &IptablesRule| leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned);
-                let next: Vec<String> = found.table.rules.iter().filter_map(targets).collect();
+                let next: Vec<String> = found
+                    .table
+                    .rules
+                    .iter()
+                    .filter_map(|rule| leads_on(rule).then(|| rule.option_value("-j"))?.map(str::to_owned))
+                    .collect();
                 for chain in next {
                     if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
                         found.read_chain(nft, family, &chain)?;
@@ -144,10 +148,9 @@ impl TableSnapshot {
         let IptablesTable { name, changes, chains, .. } = &self.table;
         let table = nft_table_for(family, name);
         let mut batch = NftBatch::new();
-        let adds = |change: &TableChange| {
+        if changes.iter().any(|change| {
             !matches!(change, TableChange::Delete(_) | TableChange::Flush(_) | TableChange::DeleteChain(_))
-        };
-        if changes.iter().any(adds) {
+        }) {
             batch.ensure_object(table);
         }
         let mut bases: Vec<&str> = Vec::new();

@@ -83,8 +83,7 @@ pub(super) fn decode_rule(expressions: &[RuleExpression], family: IpFamily) -> V
                 xor.iter().all(|byte| *byte == 0)
             }
             RuleExpression::Compare { is_equal, value } => {
-                let take = |field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value);
-                field.and_then(take).is_some()
+                field.and_then(|field| rule.add_condition(family, field, mask.as_deref(), *is_equal, value)).is_some()
             }
             RuleExpression::Match(extension) => {
                 let decoded = IptablesMatch::from_extension(extension, rule.proto);
@@ -223,8 +222,7 @@ fn parse_words(words: &[String]) -> Option<DecodedRule> {
 
 /// Parses a prefix; `None` for the prefix of all addresses, for which iptables writes nothing.
 fn parse_prefix(text: &str) -> Option<IpNet> {
-    let host = || text.parse().ok().map(host_net);
-    text.parse::<IpNet>().ok().or_else(host).filter(|net| net.prefix_len() != 0)
+    text.parse::<IpNet>().ok().or_else(|| text.parse().ok().map(host_net)).filter(|net| net.prefix_len() != 0)
 }
 
 fn parse_interface(text: &str) -> Option<String> {

@@ -106,8 +106,7 @@ pub fn list_legacy_chain(family: IpFamily, table: &str, chain: &str) -> Option<V
     let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
     netns::require_home_netns().ok()?;
     let policy = format!("-P {chain} ");
-    let is_complete = |lines: &Vec<String>| lines.iter().any(|line| line.starts_with(&policy));
-    programs.list(table, chain).ok().filter(is_complete)
+    programs.list(table, chain).ok().filter(|lines| lines.iter().any(|line| line.starts_with(&policy)))
 }
 
 /// The programs for one family.

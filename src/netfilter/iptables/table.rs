@@ -16,9 +16,11 @@ const INTERFACE: usize = 15;
 /// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without spaces that do not start with `-` or `!`.
 /// Quotation marks would have to be escaped where iptables-save does not escape them.
 pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
-    let is_valid = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
     let is_short = !name.is_empty() && name.len() <= CHAIN;
-    if is_short && !name.starts_with(['-', '!']) && name.chars().all(is_valid) {
+    if is_short
+        && !name.starts_with(['-', '!'])
+        && name.chars().all(|c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\'))
+    {
         return Ok(());
     }
     Err(Error::config(format!("invalid {key} {name:?}")).with_details(
@@ -30,8 +32,10 @@ pub fn require_chain_name(key: &str, name: &str) -> Result<()> {
 /// Refuses an interface name that a rule cannot match: names that the kernel refuses, quotation marks, and a
 /// trailing `+`, which is a wildcard in iptables.
 pub fn require_interface_name(key: &str, name: &str) -> Result<()> {
-    let is_bad = |c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c);
-    if (1..=INTERFACE).contains(&name.len()) && !name.contains(is_bad) && !name.ends_with('+') {
+    if (1..=INTERFACE).contains(&name.len())
+        && !name.contains(|c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c))
+        && !name.ends_with('+')
+    {
         return Ok(());
     }
     Err(Error::config(format!("invalid interface name {name:?} in {key}")).with_details(
@@ -101,8 +105,7 @@ impl IptablesRule {
 }
 
 fn quote_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
+    if !word.is_empty() && word.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c)) {
         return word.to_owned();
     }
     format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
@@ -209,11 +212,14 @@ impl IptablesTable {
 
     /// The first pending rule that the table lacked `before`, else the first pending change, as text.
     pub fn first_difference(&self, before: &IptablesTable) -> Option<String> {
-        let is_new = |change: &&TableChange| match change {
-            TableChange::Append(rule) | TableChange::Insert { rule, .. } => !before.has_rule(rule),
-            _ => false,
-        };
-        self.changes.iter().find(is_new).or(self.changes.first()).map(TableChange::script_line)
+        self.changes
+            .iter()
+            .find(|change| match change {
+                TableChange::Append(rule) | TableChange::Insert { rule, .. } => !before.has_rule(rule),
+                _ => false,
+            })
+            .or(self.changes.first())
+            .map(TableChange::script_line)
     }
 
     /// Whether the chain exists.

@@ -9,9 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{RestorableState, RuleComparison, TableLayout, TableState};
 use crate::attachment::{RecordStore, StoredRecord};
 use crate::netfilter::names::{has_same_owner, instance_in_comment, is_left_in_place};
-use crate::netlink::nftables::{
-    ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, RuleInfo, SetElement,
-};
+use crate::netlink::nftables::{ElementKey, NftBatch, NftChain, NftRule, NftSet, NftSocket, NftTable, SetElement};
 use crate::netlink::{NetlinkError, NetlinkResult};
 
 /// How often a change is planned again after a conflict; in each conflict another process makes progress.
@@ -207,8 +205,7 @@ impl LayoutTransaction<'_> {
     /// Like [`LayoutTransaction::append_rules`], unless the chain has rules of the attachment.
     pub fn restore_rules(&mut self, chain: NftChain<'static>, comment: &str, rules: &[NftRule]) {
         let exists = self.state_of_table(chain.table).is_some_and(|view| {
-            let is_own = |rule: &RuleInfo| rule.comment.as_deref() == Some(comment);
-            !view.incomplete.contains(&chain) && view.rules.iter().any(is_own)
+            !view.incomplete.contains(&chain) && view.rules.iter().any(|rule| rule.comment.as_deref() == Some(comment))
         });
         if !rules.is_empty() && !exists && !self.appended.contains(comment) {
             self.append_rules(chain, comment, rules);
@@ -281,8 +278,9 @@ impl LayoutTransaction<'_> {
     /// Like [`LayoutTransaction::restore_element`]; also corrects the data of the attachment's element, which is
     /// outdated after an ADD that was killed between writing the record and the rules.
     pub fn restore_with_data(&mut self, element: &SetElement) {
-        let has_other = |found: &SetElement| is_ownerless_or_own(found, element) && found != element;
-        if !self.restore_element(element) && self.find_present(element).is_some_and(has_other) {
+        if !self.restore_element(element)
+            && self.find_present(element).is_some_and(|found| is_ownerless_or_own(found, element) && found != element)
+        {
             self.replace_data(element);
         }
     }
@@ -339,9 +337,10 @@ impl LayoutTransaction<'_> {
     /// Reads the other tables, and adds the missing state of all of them.
     fn restore_tables(&mut self) -> NetlinkResult<()> {
         let comparison = self.rule_comparison();
-        let is_changed = |layout: &TableLayout| self.state_of_table(layout.table).is_some();
         let mut state = self.state.to_vec();
-        state.retain(|s| !self.has_own_tables_only || s.layouts.iter().any(is_changed));
+        state.retain(|s| {
+            !self.has_own_tables_only || s.layouts.iter().any(|layout| self.state_of_table(layout.table).is_some())
+        });
         for layout in state.iter().flat_map(|state| state.layouts) {
             let table = layout.table;
             if self.state_of_table(table).is_none() {
@@ -368,8 +367,9 @@ impl LayoutTransaction<'_> {
 
 /// Whether the element is the attachment's, or its comment names no attachment: another program has written it.
 fn is_ownerless_or_own(found: &SetElement, own: &SetElement) -> bool {
-    let names = |instance: &str| instance.split('-').all(|part| part.len() == 16) && instance.contains('-');
-    has_same_owner(found, own) || !instance_in_comment(found.comment.as_deref()).is_some_and(names)
+    has_same_owner(found, own)
+        || !instance_in_comment(found.comment.as_deref())
+            .is_some_and(|instance| instance.split('-').all(|part| part.len() == 16) && instance.contains('-'))
 }
 
 /// Deletes the restored state of attachments whose records were deleted meanwhile: their DEL may have ended before

@@ -55,9 +55,10 @@ pub(super) fn add_rules(filter: &PacketFilter, owner: AttachmentId<'_>, record: 
     for family in IpFamily::BOTH {
         let addrs = addresses_of_family(&record.addrs, family);
         if !addrs.is_empty() {
-            let plan = |table: &mut IptablesTable| plan_addition(table, owner, &addrs);
             let tables = filter.default_iptables(family)?;
-            RULES.add(&tables, owner, record, ChainScope::named_chains(&chains), &plan)?;
+            RULES.add(&tables, owner, record, ChainScope::named_chains(&chains), &|table| {
+                plan_addition(table, owner, &addrs);
+            })?;
         }
     }
     Ok(())
@@ -93,8 +94,9 @@ fn plan_addition(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
 
 pub(super) fn delete_rules(filter: &PacketFilter, owner: AttachmentId<'_>, addrs: &[IpNet]) -> Result<()> {
     let chain = owner.iptables_chain("");
-    let plan = |table: &mut IptablesTable, _| plan_deletion(table, owner, addrs);
-    filter.delete_iptables_rules(NAT, &[&chain], ChainScope::named_chains(&[POSTROUTING, &chain]), &plan)
+    filter.delete_iptables_rules(NAT, &[&chain], ChainScope::named_chains(&[POSTROUTING, &chain]), &|table, _| {
+        plan_deletion(table, owner, addrs);
+    })
 }
 
 /// Also deletes the rules of old versions of the reference, which matched the whole subnet in POSTROUTING.
@@ -114,8 +116,7 @@ fn plan_deletion(table: &mut IptablesTable, owner: AttachmentId<'_>, addrs: &[Ip
 }
 
 pub(super) fn remove_stale_rules(filter: &PacketFilter, network: &str, valid: &[AttachmentId<'_>]) -> Result<()> {
-    let plan = |table: &mut IptablesTable, _| plan_stale_removal(table, network, valid);
-    filter.delete_iptables_rules(NAT, &[], ChainScope::All, &plan)
+    filter.delete_iptables_rules(NAT, &[], ChainScope::All, &|table, _| plan_stale_removal(table, network, valid))
 }
 
 /// Deletes the chains of the network's containers without a valid attachment. They are found by the comments of

@@ -70,11 +70,13 @@ fn subnet_rules(chain: &str) -> Option<Vec<NftRule>> {
 }
 
 fn address_elements(owner: AttachmentId<'_>, addrs: &[IpNet]) -> Vec<SetElement> {
-    let element = |addr: &IpNet| {
-        let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
-        element.with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr))).with_comment(owner.reference_comment())
-    };
-    addrs.iter().map(element).collect()
+    addrs
+        .iter()
+        .map(|addr| {
+            let element = PODS[usize::from(addr.addr().is_ipv6())].element_with_key(addr.addr());
+            element.with_verdict(PacketVerdict::go_to(subnet_chain_name(*addr))).with_comment(owner.reference_comment())
+        })
+        .collect()
 }
 
 pub(super) const ELEMENTS: RecordedElements = RecordedElements {
@@ -181,13 +183,14 @@ pub(super) fn create_reference_rules(nft: &NftSocket, batch: &mut NftBatch) -> N
 /// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule
 /// for each.
 fn shared_elements(pods: &[SetElement]) -> Vec<SetElement> {
-    let is_shared = |element: &SetElement| {
-        let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;
-        pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
-    };
     let living = RECORDS.restorable_parts::<MasqueradePart>();
     let elements = living.iter().flat_map(|kept| recorded_elements(kept.attachment_id(), &kept.content));
-    elements.filter(is_shared).collect()
+    elements
+        .filter(|element| {
+            let has_key = |pod: &SetElement| pod.set == element.set && pod.key == element.key;
+            pods.iter().any(|pod| has_key(pod) && !has_same_owner(pod, element))
+        })
+        .collect()
 }
 
 /// The address of an element, with the prefix length of its subnet.

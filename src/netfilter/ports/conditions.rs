@@ -79,10 +79,10 @@ impl MappingConditions {
 
     /// The beginning of a rule for each alternative.
     pub(super) fn rule_beginnings(&self, family: IpFamily) -> Vec<NftRule> {
-        let rule = |alternative: &Vec<MappingCondition>| {
-            alternative.iter().fold(NftRule::new(), |rule, condition| condition.add_to_rule(rule))
-        };
-        self.alternatives_of(family).iter().map(rule).collect()
+        self.alternatives_of(family)
+            .iter()
+            .map(|alternative| alternative.iter().fold(NftRule::new(), |rule, condition| condition.add_to_rule(rule)))
+            .collect()
     }
 }
 
@@ -123,10 +123,10 @@ fn parse_conditions(
         if all.len().saturating_mul(choices.len()) > most {
             return Err(ConditionRefusal::TooMany);
         }
-        let extend = |known: Vec<MappingCondition>| -> Vec<_> {
-            choices.iter().map(|choice| [&known, *choice].concat()).collect()
-        };
-        all = all.into_iter().flat_map(extend).collect();
+        all = all
+            .into_iter()
+            .flat_map(|known| -> Vec<_> { choices.iter().map(|choice| [&known, *choice].concat()).collect() })
+            .collect();
     }
     Ok(all)
 }
@@ -145,8 +145,7 @@ fn parse_condition(
             false => Ok(MappingCondition::Interface(name)),
         };
     }
-    let addr = || value.parse::<IpAddr>().map(host_net);
-    let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| addr());
+    let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| value.parse::<IpAddr>().map(host_net));
     let net = net.ok().filter(|net| IpFamily::of_address(net.addr()) == family);
     let net = net.ok_or_else(|| ConditionRefusal::from(value))?;
     match (field, not) {

@@ -21,10 +21,9 @@ pub fn delete_flows_to_other_targets(forward: &PortmapPart, host: &Netlink) {
         }
         let mut local = HashMap::new();
         delete_flows(FlowSelection::All(family), &mut |flow| {
-            let mut is_local = || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a));
             let TrackedFlow { daddr, dport, server } = *flow;
             let is_mapped = mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
-            is_mapped && server != addr && is_local()
+            is_mapped && server != addr && (*local.entry(flow.daddr).or_insert_with_key(|a| host.is_local_address(*a)))
         });
     }
 }

@@ -129,8 +129,7 @@ fn client_chain_rules(chain: &str) -> Option<Vec<NftRule>> {
     let net: IpNet = clients.replace('_', ":").parse().ok()?;
     let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
     let nets = [net].into_iter().chain(net.addr().is_ipv4().then_some(loopback));
-    let rule = |net: IpNet| NftRule::new().saddr_in(net).masquerade().with_comment(net.to_string());
-    Some(nets.map(rule).collect())
+    Some(nets.map(|net| NftRule::new().saddr_in(net).masquerade().with_comment(net.to_string())).collect())
 }
 
 /// The parameter of ADD that an element of `mapped4` or `mapped6` was created with.

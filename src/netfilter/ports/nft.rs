@@ -19,8 +19,8 @@ use crate::netfilter::layout::LayoutTransaction;
 use crate::netfilter::names::{AttachmentId, parse_label, stale_matcher};
 use crate::netlink;
 use crate::netlink::nftables::{
-    CommentSelector, ElementData, ElementKey, NftBatch, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo,
-    SetElement, TransportProtocol,
+    CommentSelector, ElementData, ElementKey, NftRule, NftSocket, NftValue, PacketVerdict, RuleInfo, SetElement,
+    TransportProtocol,
 };
 use cni::error::{Error, Result};
 use cni::sort::collect_set;
@@ -266,15 +266,13 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
 /// the addresses that they redirected UDP to.
 pub(super) fn remove_port_owner(filter: &PacketFilter, owner: &PortOwner) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
-    let is_its = |comment: Option<&str>| comment.is_some_and(|text| text.starts_with(&owner.instance));
-    let find = |nft: &NftSocket| {
-        let found = find_by_comment(nft, &is_its)?;
+    Ok(delete_found(nft, None, &|nft| {
+        let found = find_by_comment(nft, &|comment| comment.is_some_and(|text| text.starts_with(&owner.instance)))?;
         let (elements, rules) = &found;
         let mut targets =
             elements.iter().filter_map(container_address).chain(rules.iter().filter_map(flows::server_of_rule));
         Ok(if targets.all(|target| owner.targets.contains(&target)) { found } else { FoundMappings::default() })
-    };
-    Ok(delete_found(nft, None, &find)?)
+    })?)
 }
 
 /// Elements, and rules in the chain `conditional`.
@@ -329,15 +327,19 @@ fn delete_found(
     find: &dyn Fn(&NftSocket) -> netlink::NetlinkResult<FoundMappings>,
 ) -> netlink::NetlinkResult<BTreeSet<IpAddr>> {
     let mut servers = BTreeSet::new();
-    let find = &mut |nft: &NftSocket, batch: &mut NftBatch| {
+    ELEMENTS.delete_found(nft, owner, &mut |nft, batch| {
         let (elements, rules) = find(nft)?;
-        let is_udp = |e: &&SetElement| host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp);
         let of_rules = rules.iter().filter_map(flows::udp_server_of_rule);
-        servers = collect_set(elements.iter().filter(is_udp).filter_map(container_address).chain(of_rules));
+        servers = collect_set(
+            elements
+                .iter()
+                .filter(|e| host_port_of(e).is_some_and(|(_, _, proto)| proto == TransportProtocol::Udp))
+                .filter_map(container_address)
+                .chain(of_rules),
+        );
         batch.delete_rules(TABLE, &rules);
         Ok(elements)
-    };
-    ELEMENTS.delete_found(nft, owner, find)?;
+    })?;
     Ok(servers)
 }
 
@@ -349,13 +351,12 @@ pub(super) fn delete_mappings(
     known: Option<&PortmapPart>,
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
-    let find = |nft: &NftSocket| match find_by_key(nft, owner, known)? {
-        Some(all) => Ok(all),
-        None => find_by_comment(nft, &owner.comment_matcher()),
-    };
     let mut servers = BTreeSet::new();
     if nft.has_object(TABLE)? {
-        servers = delete_found(nft, Some(owner), &find)?;
+        servers = delete_found(nft, Some(owner), &|nft| match find_by_key(nft, owner, known)? {
+            Some(all) => Ok(all),
+            None => find_by_comment(nft, &owner.comment_matcher()),
+        })?;
     }
     servers.extend(reference::delete_rules(nft, owner.id)?);
     Ok(servers)
@@ -369,8 +370,7 @@ pub(super) fn remove_stale_mappings(
     valid: &[AttachmentId<'_>],
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_socket_if_present()? else { return Ok(BTreeSet::new()) };
-    let find = |nft: &NftSocket| find_by_comment(nft, &stale_matcher(network, valid));
-    Ok(delete_found(nft, None, &find)?)
+    Ok(delete_found(nft, None, &|nft| find_by_comment(nft, &stale_matcher(network, valid)))?)
 }
 
 /// What is wrong with the element that was found for a wanted one. The attachment may have fewer elements than its

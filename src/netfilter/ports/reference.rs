@@ -49,9 +49,10 @@ pub(super) fn has_rules(nft: &NftSocket, owner: AttachmentId<'_>, part: &Value) 
     let Ok(forward) = PortmapPart::deserialize(part) else { return Ok(false) };
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
-        let is_own = |comment: Option<&str>| comment == Some(owner.id);
         let chain = |name| reference_table(IpFamily::of_address(target.addr())).named_chain(name);
-        let count = |name| nft.find_rules_by_comment(chain(name), &is_own).map(|rules| rules.len());
+        let count = |name| {
+            nft.find_rules_by_comment(chain(name), &|comment| comment == Some(owner.id)).map(|rules| rules.len())
+        };
         let [ports, by_address, masquerading] = CHAINS;
         let sources = match forward.snat {
             SourceTranslation::WhereNeeded if target.addr().is_ipv4() => 2,
@@ -118,13 +119,13 @@ fn rules_of_element(element: &SetElement) -> Vec<(&'static str, NftRule)> {
         return Vec::new();
     };
     match (element.key.0.as_slice(), &element.data) {
-        ([NftValue::Ip(addr)], _) => {
-            let masquerade = |sources| {
+        ([NftValue::Ip(addr)], _) => masqueraded_sources(layout::snat_of_element(element), *addr)
+            .into_iter()
+            .map(|sources| {
                 let rule = NftRule::new().saddr_in(sources).daddr_is(*addr).masquerade();
                 ("masquerading", rule.with_comment(id))
-            };
-            masqueraded_sources(layout::snat_of_element(element), *addr).into_iter().map(masquerade).collect()
-        }
+            })
+            .collect(),
         ([on @ .., NftValue::Proto(proto), NftValue::Port(from)], Some(ElementData::Values(ElementKey(to)))) => {
             let [NftValue::Ip(addr), NftValue::Port(to)] = to.as_slice() else { return Vec::new() };
             let rule = if let [NftValue::Ip(on)] = on { NftRule::new().daddr_is(*on) } else { NftRule::new() };

@@ -348,8 +348,7 @@ impl BatchRefusals {
         match at.checked_sub(1).map(|at| (at, changes.get(at))) {
             Some((at, Some(change))) => {
                 let offset = message.ext_ack_attribute(NLMSGERR_ATTR_OFFS).and_then(ReplyAttribute::to_u32);
-                let expression = || change.faulty_expression(offset? as usize);
-                failure.kernel = failure.kernel.or_else(expression);
+                failure.kernel = failure.kernel.or_else(|| change.faulty_expression(offset? as usize));
                 self.each.push((at, failure));
             }
             Some((at, None)) if at > changes.len() => {}

@@ -50,8 +50,9 @@ pub struct RuleInfo {
 impl RuleInfo {
     /// The names of the expressions, such as `cmp`.
     pub fn expressions(&self) -> Vec<String> {
-        let name = |expr: ReplyAttribute<'_>| expr.find_nested(NFTA_EXPR_NAME).map(ReplyAttribute::to_text);
-        expression_list(&self.body).filter_map(name).collect()
+        expression_list(&self.body)
+            .filter_map(|expr| expr.find_nested(NFTA_EXPR_NAME).map(ReplyAttribute::to_text))
+            .collect()
     }
 
     /// The values of `cmp` and `immediate` expressions.

@@ -91,9 +91,9 @@ pub struct PacketCount {
 impl PacketCount {
     fn parse_element(attr: ReplyAttribute<'_>) -> Option<PacketCount> {
         let expr = attr.find_nested(NFTA_SET_ELEM_EXPR);
-        let list = || attr.find_nested(NFTA_SET_ELEM_EXPRESSIONS)?.find_nested(NFTA_LIST_ELEM);
-        let expr =
-            expr.or_else(list).filter(|e| e.find_nested(NFTA_EXPR_NAME).is_some_and(|n| n.to_text() == "counter"));
+        let expr = expr
+            .or_else(|| attr.find_nested(NFTA_SET_ELEM_EXPRESSIONS)?.find_nested(NFTA_LIST_ELEM))
+            .filter(|e| e.find_nested(NFTA_EXPR_NAME).is_some_and(|n| n.to_text() == "counter"));
         let data = expr?.find_nested(NFTA_EXPR_DATA)?;
         let number = |kind| data.find_nested(kind)?.value.try_into().ok().map(u64::from_be_bytes);
         Some(PacketCount { packets: number(NFTA_COUNTER_PACKETS)?, bytes: number(NFTA_COUNTER_BYTES)? })
@@ -154,19 +154,21 @@ impl NftSocket {
     /// The elements of a set [with counters](NftSet::with_counters), with their counters; none if there is no such set.
     pub fn dump_counters(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(SetElement, PacketCount)>> {
         let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
-        let parse = |attr| Some((parse_element(set, attr)?, PacketCount::parse_element(attr)?));
-        Ok(element_lists(&bodies).filter_map(parse).collect())
+        Ok(element_lists(&bodies)
+            .filter_map(|attr| Some((parse_element(set, attr)?, PacketCount::parse_element(attr)?)))
+            .collect())
     }
 
     /// The elements of a set [filled by packets](NftSet::filled_by_packets), with the remaining time in milliseconds;
     /// none if there is no such set.
     pub fn dump_recorded(&self, set: NftSet<'static>) -> NetlinkResult<Vec<(ElementKey, u64)>> {
         let bodies = self.dump_or_empty(&element_request(NFT_MSG_GETSETELEM, set), "list elements of", &set)?;
-        let parse = |attr: ReplyAttribute<'_>| {
-            let left = attr.find_nested(NFTA_SET_ELEM_EXPIRATION).and_then(|left| left.value.try_into().ok());
-            Some((parse_element(set, attr)?.key, left.map_or(0, u64::from_be_bytes)))
-        };
-        Ok(element_lists(&bodies).filter_map(parse).collect())
+        Ok(element_lists(&bodies)
+            .filter_map(|attr| {
+                let left = attr.find_nested(NFTA_SET_ELEM_EXPIRATION).and_then(|left| left.value.try_into().ok());
+                Some((parse_element(set, attr)?.key, left.map_or(0, u64::from_be_bytes)))
+            })
+            .collect())
     }
 }
 

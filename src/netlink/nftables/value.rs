@@ -105,12 +105,15 @@ pub(super) fn byte_order(types: &[ValueType]) -> u32 {
 /// Parses a value of `types` in the kernel's form; `None` if the length is another one.
 pub(super) fn parse_key(types: &[ValueType], bytes: &[u8]) -> Option<ElementKey> {
     let mut rest = bytes;
-    let part = |kind: &ValueType| {
-        let value = rest.get(..kind.len())?;
-        rest = rest.get(kind.len().next_multiple_of(4)..).unwrap_or_default();
-        kind.parse_value(value)
-    };
-    types.iter().map(part).collect::<Option<_>>().map(ElementKey)
+    types
+        .iter()
+        .map(|kind| {
+            let value = rest.get(..kind.len())?;
+            rest = rest.get(kind.len().next_multiple_of(4)..).unwrap_or_default();
+            kind.parse_value(value)
+        })
+        .collect::<Option<_>>()
+        .map(ElementKey)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

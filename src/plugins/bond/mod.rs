@@ -156,8 +156,9 @@ impl Plugin for Bond {
                 records.extend(found.unwrap_or_default());
             }
             let recorded = req.recorded_link();
-            let delete = |netns| child::delete_link(netns, &req.ifname, KIND, recorded.as_ref());
-            let deleted = failures.keep_error(netns.map_or(Ok(()), delete));
+            let deleted = failures.keep_error(
+                netns.map_or(Ok(()), |netns| child::delete_link(netns, &req.ifname, KIND, recorded.as_ref())),
+            );
             for record in records {
                 let given_back = ports::give_back(cx, &record, netns);
                 failures.keep_error(given_back.and_then(|incomplete| store.end_attachment(record, incomplete)));

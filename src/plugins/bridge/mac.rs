@@ -62,13 +62,12 @@ fn find_mac_holder<'l>(
     seen.retain(|entry| entry.mac == mac);
     let filters = bridge.bridge.unwrap_or_default().vlan_filtering;
     let vlans = if filters { host.dump_port_vlans()? } else { Vec::new() };
-    let is_holder = |link: &&Link| {
+    Ok(links.iter().find(|link| {
         link.master == Some(bridge.index)
             && link.link_netnsid.is_some()
             && (checked.iter().any(|port| port.name == link.name) || seen.iter().any(|entry| entry.port == link.index))
             && (!filters || shares_vlan(plan, bridge, vlans.iter().find(|p| p.index == link.index)))
-    };
-    Ok(links.iter().find(is_holder))
+    }))
 }
 
 /// Whether the new port will be in a VLAN of another port.

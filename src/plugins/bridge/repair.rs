@@ -13,7 +13,7 @@ use crate::netfilter::{AttachmentId, PacketFilter};
 use crate::netlink::{Link, LinkChange, MacAddress, Netlink, OnOffSetting, OperationalState};
 use crate::repairs::RepairFindings;
 use cni::error::{Error, Result};
-use cni::{CniResult, IpConfig, ResultInterface};
+use cni::{CniResult, ResultInterface};
 
 pub(super) fn restore_attachment(
     cx: &CallContext<'_>,
@@ -34,8 +34,10 @@ pub(super) fn restore_attachment(
     let pair = BridgedPair { plan, owner, bridge: &bridge.link, port: &port, container: &link, entry };
     pair.restore_port(host, repairs)?;
     if plan.gateway {
-        let gateway = |ip: &IpConfig| IpNet::new(ip.usable_gateway()?, ip.address.prefix_len()).ok();
-        let gateways: Vec<IpNet> = prev.ips_of_interface(index).filter_map(gateway).collect();
+        let gateways: Vec<IpNet> = prev
+            .ips_of_interface(index)
+            .filter_map(|ip| IpNet::new(ip.usable_gateway()?, ip.address.prefix_len()).ok())
+            .collect();
         pair.restore_gateway(host, bridge.pinned, &gateways, repairs)?;
     }
     child::restore_routes(&inside, &CheckedLink { link, prev, index }, repairs)

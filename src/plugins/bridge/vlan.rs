@@ -188,11 +188,15 @@ mod tests {
 
     /// `native/first-last,...`
     fn port(text: &str) -> String {
-        let text_of = |vlans: &PortVlanRange| match vlans.tagging {
-            VlanTagging::Native => format!("{}/", vlans.ids.start()),
-            _ => format!("{}-{},", vlans.ids.start(), vlans.ids.end()),
-        };
-        vlans(text).unwrap().port.iter().map(text_of).collect()
+        vlans(text)
+            .unwrap()
+            .port
+            .iter()
+            .map(|vlans| match vlans.tagging {
+                VlanTagging::Native => format!("{}/", vlans.ids.start()),
+                _ => format!("{}-{},", vlans.ids.start(), vlans.ids.end()),
+            })
+            .collect()
     }
 
     #[test]

@@ -53,14 +53,17 @@ pub(super) fn ensure_interface<'a>(
 
 /// Creates the pair, the gateway's end first, so that the other end has the lower index.
 fn create_veth_pair(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
-    let pair = |port: &str| {
-        let peer = VethPeer::new(port).with_mtu(bridge.mtu).with_mac(MacAddress::random_for_bridge_port());
-        let link = NewLink::new(name, LinkKind::Veth { peer });
-        link.with_mtu(bridge.mtu).with_mac(MacAddress::random_local())
-    };
-    veth::create_with_random_name(host, &pair, &|error, _| {
-        if error.is_exists() && host.find_link(name)?.is_none() { Ok(()) } else { Err(error.into()) }
-    })
+    veth::create_with_random_name(
+        host,
+        &|port| {
+            let peer = VethPeer::new(port).with_mtu(bridge.mtu).with_mac(MacAddress::random_for_bridge_port());
+            let link = NewLink::new(name, LinkKind::Veth { peer });
+            link.with_mtu(bridge.mtu).with_mac(MacAddress::random_local())
+        },
+        &|error, _| {
+            if error.is_exists() && host.find_link(name)?.is_none() { Ok(()) } else { Err(error.into()) }
+        },
+    )
 }
 
 fn complete_pair(host: &Netlink, plan: &BridgePlan<'_>, bridge: &Link, link: &Link) -> Result<()> {

@@ -63,11 +63,18 @@ fn derive_ipam(net: &NetworkConfig, env: Option<&SubnetEnv>) -> Result<Json> {
     let mut ipam = DelegateMembers::from_request(net, "ipam")?;
     ipam.set_default("type", "host-local".into());
     let subnets = env.map_or(&[PLACEHOLDER][..], |env| env.subnets.as_slice());
-    let range = |subnet: &IpNet| {
-        let subnet = Json::String(subnet.to_string());
-        Json::Array(vec![Json::Object(vec![("subnet".to_owned(), subnet)])])
-    };
-    ipam.set_value("ranges", Json::Array(subnets.iter().map(range).collect()));
+    ipam.set_value(
+        "ranges",
+        Json::Array(
+            subnets
+                .iter()
+                .map(|subnet| {
+                    let subnet = Json::String(subnet.to_string());
+                    Json::Array(vec![Json::Object(vec![("subnet".to_owned(), subnet)])])
+                })
+                .collect(),
+        ),
+    );
     let mut routes: Vec<ResultRoute> = match ipam.find_value("routes") {
         None | Some(Json::Null) => Vec::new(),
         Some(routes) => routes.decode().context(|| "failed to read IPAM routes: failed to parse ipam.routes")?,

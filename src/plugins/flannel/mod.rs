@@ -68,10 +68,11 @@ impl FlannelConfig {
     /// As [`FlannelConfig::open_records`], for the verbs of an existing attachment, which no invalid key prevents:
     /// without records the delegate's configuration is derived from the request.
     fn open_records_if_trusted(&self) -> Option<DelegateRecordStore> {
-        let derived = |error: &_| {
-            warn!("{error}; its records are ignored");
-        };
-        self.open_records().inspect_err(derived).ok()
+        self.open_records()
+            .inspect_err(|error| {
+                warn!("{error}; its records are ignored");
+            })
+            .ok()
     }
 }
 
@@ -154,8 +155,7 @@ impl Plugin for Flannel {
             let derived = "the saved configuration is derived again";
             record.parse_config().inspect_err(|e| warn!("{derived}: {e}")).ok()
         });
-        let derived = || derive_config(&cx.net, conf.read_subnet_env().ok().as_ref());
-        let mut json = saved.map_or_else(derived, Ok)?;
+        let mut json = saved.map_or_else(|| derive_config(&cx.net, conf.read_subnet_env().ok().as_ref()), Ok)?;
         // The result is in the layout of the request's version.
         let version = json.get_present_member("cniVersion").and_then(Json::as_str);
         let is_same_version = version == Some(cx.version.as_str());

@@ -176,8 +176,11 @@ impl DelegateRecordStore {
         dir::ensure_directory(&self.own_directory(), 0o700)?;
         let temporary = temporary_path(&self.own_directory(), owner);
         let further = self.further_record_path(owner.id, owner.ifname);
-        let is_own = |first: &DelegateRecord| first.note.ifname.as_deref() == Some(owner.ifname);
-        let is_first = !further.exists() && self.read_first_record(owner.id)?.as_ref().is_none_or(is_own);
+        let is_first = !further.exists()
+            && self
+                .read_first_record(owner.id)?
+                .as_ref()
+                .is_none_or(|first| first.note.ifname.as_deref() == Some(owner.ifname));
         let path = if is_first { self.dir.join(owner.id) } else { further };
         AtomicWriter::new(&temporary, Durability::Synced).replace_file(&path, conf, 0o600)?;
         if is_first {
@@ -203,14 +206,14 @@ impl DelegateRecordStore {
 
     /// All readable records. An unreadable record only causes a warning, so that GC handles the others.
     pub(super) fn list_records(&self) -> Result<Vec<DelegateRecord>> {
-        let readable = |found: Result<Option<DelegateRecord>>| {
-            found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default()
-        };
         let (first, further) = (list_file_names(&self.dir)?, list_file_names(&self.own_directory())?);
         let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.read_first_record(id));
         let further = further.iter().filter_map(|name| name.split_once(':'));
         let further = further.map(|(id, ifname)| self.read_further_record(id, ifname));
-        Ok(first.chain(further).filter_map(readable).collect())
+        Ok(first
+            .chain(further)
+            .filter_map(|found| found.inspect_err(|error| warn!("skipped a record: {error}")).unwrap_or_default())
+            .collect())
     }
 
     /// Removes the temporary files of killed processes, except for those of valid attachments.

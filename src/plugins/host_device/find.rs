@@ -180,8 +180,7 @@ fn find_by_parent(host: &Netlink, directory: Result<PathBuf>, parents: &[String]
     directory.and_then(|directory| find_in_net_directory(host, &directory)).or_else(|error| {
         let mut links = host.dump_links()?;
         sort_by(&mut links, |a, b| a.name.cmp(&b.name));
-        let is_parent = |link: &Link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name));
-        links.into_iter().find(is_parent).ok_or(error)
+        links.into_iter().find(|link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name))).ok_or(error)
     })
 }
 

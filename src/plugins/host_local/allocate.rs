@@ -185,8 +185,11 @@ fn reserve_address(store: &mut LeaseStore, owner: AttachmentId<'_>, end: Option<
         return Ok(false);
     }
     let sharing = AttachmentRecord::find_others_by_address(ip, owner);
-    let has_it = |other: &&AttachmentRecord| other.network == owner.network && other.liveness() == Liveness::Alive;
-    let Some(AttachmentRecord { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
+    let Some(AttachmentRecord { id, .. }) =
+        sharing.iter().find(|other| other.network == owner.network && other.liveness() == Liveness::Alive)
+    else {
+        return Ok(true);
+    };
     warn!("{ip} is not leased, but is in use by container {id}");
     store.release_address(ip, owner).map(|_| false)
 }

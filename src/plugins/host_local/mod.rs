@@ -27,7 +27,7 @@ use crate::attachment::AttachmentId;
 use crate::framework::{
     AddRequest, CallContext, CheckRequest, ConfigRemarks, DelRequest, Failures, GcRequest, Plugin, addressing, reclaim,
 };
-use crate::leases::{AddressLease, DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
+use crate::leases::{DATA_DIR, LeaseListing, LeaseOptions, LeaseStore};
 use cni::config::Args;
 use cni::error::{Error, ErrorCode, ErrorContext, Result};
 use cni::json::Json;
@@ -111,9 +111,9 @@ impl Plugin for HostLocal {
         let HostLocalPlan { ipam, sets, warnings, .. } = HostLocalPlan::before_add(cx, conf)?;
         remarks.warnings.extend(warnings);
         remarks.warnings.extend(conf.stray_key_warning()?);
-        let first = |set: &RangeSet| set.ranges().first().map(|range| range.subnet);
         let of = |address| IpConfig { address, gateway: None, interface: None };
-        let ips: Vec<IpConfig> = sets.iter().filter_map(first).map(of).collect();
+        let ips: Vec<IpConfig> =
+            sets.iter().filter_map(|set| set.ranges().first().map(|range| range.subnet)).map(of).collect();
         remarks.warnings.extend(addressing::route_warnings(&ips, &ipam.routes));
         for range in sets.iter().flat_map(RangeSet::ranges) {
             let AddressRange { subnet, gateway, .. } = range;
@@ -176,12 +176,14 @@ impl Plugin for HostLocal {
 
     fn gc(cx: &CallContext<'_>, conf: &HostLocalConfig, req: &GcRequest) -> Result<()> {
         let Some(mut store) = conf.open_store(cx)? else { return Ok(()) };
-        let is_listed = |lease: &AddressLease| match &lease.ifname {
-            Some(ifname) => req.is_valid_attachment(&lease.id, ifname),
-            // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
-            None => true,
-        };
-        let (mut released, stay) = store.retain_leases(is_listed, true)?;
+        let (mut released, stay) = store.retain_leases(
+            |lease| match &lease.ifname {
+                Some(ifname) => req.is_valid_attachment(&lease.id, ifname),
+                // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
+                None => true,
+            },
+            true,
+        )?;
         // The order of a directory is random.
         sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {
@@ -231,8 +233,7 @@ impl HostLocalConfig {
     }
 
     fn decode_ipam<T: DeserializeOwned>(&self) -> Result<T> {
-        let missing = || Error::config("IPAM config missing 'ipam' key");
-        self.ipam.as_ref().ok_or_else(missing)?.decode()
+        self.ipam.as_ref().ok_or_else(|| Error::config("IPAM config missing 'ipam' key"))?.decode()
     }
 
     fn decode_runtime_config(&self) -> Result<HostLocalRuntimeConfig> {

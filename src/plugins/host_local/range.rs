@@ -58,15 +58,16 @@ impl RangeConfig {
 
     /// Warnings of addresses that no host can have.
     pub fn address_warnings(&self) -> Vec<Error> {
-        let warning = |(key, ip, what)| {
-            let msg = format!("{key} {ip} is the {what} address of the subnet, which no host can have");
-            let remedy = match key {
-                "gateway" => "choose an address between the two ends of the subnet",
-                _ => "it is left out; choose the address beside it",
-            };
-            Error::config(msg).with_details(remedy)
-        };
-        self.reserved_addresses().map(warning).collect()
+        self.reserved_addresses()
+            .map(|(key, ip, what)| {
+                let msg = format!("{key} {ip} is the {what} address of the subnet, which no host can have");
+                let remedy = match key {
+                    "gateway" => "choose an address between the two ends of the subnet",
+                    _ => "it is left out; choose the address beside it",
+                };
+                Error::config(msg).with_details(remedy)
+            })
+            .collect()
     }
 }
 
@@ -160,10 +161,10 @@ impl RangeSet {
             return Err(Error::config("no IP ranges specified")
                 .with_details("add \"ranges\": [[{\"subnet\": \"10.1.0.0/16\"}]] to \"ipam\""));
         }
-        let resolve = |(i, set): (usize, &Vec<RangeConfig>)| {
-            RangeSet::from_configs(set).context(|| format!("invalid range set {i}"))
-        };
-        sets.iter().enumerate().map(resolve).collect()
+        sets.iter()
+            .enumerate()
+            .map(|(i, set)| RangeSet::from_configs(set).context(|| format!("invalid range set {i}")))
+            .collect()
     }
 
     /// The ranges, in configured order.

@@ -201,12 +201,14 @@ fn create_mappings(filter: &PacketFilter, owner: AttachmentId<'_>, forward: &Por
 
 /// The container's first address of each family.
 fn first_addresses(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
-    let first = |family| {
-        let mine =
-            |ip: &&IpConfig| IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname);
-        prev.ips.iter().find(mine).map(|ip| ip.address)
-    };
-    IpFamily::BOTH.into_iter().filter_map(first).collect()
+    IpFamily::BOTH
+        .into_iter()
+        .filter_map(|family| {
+            let mine =
+                |ip: &&IpConfig| IpFamily::of_address(ip.address.addr()) == family && is_of_interface(ip, prev, ifname);
+            prev.ips.iter().find(mine).map(|ip| ip.address)
+        })
+        .collect()
 }
 
 /// Whether the address may be of this interface of the container. An address without an interface index may be of any.

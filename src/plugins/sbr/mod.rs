@@ -99,9 +99,8 @@ impl Plugin for Sbr {
         let plan = if let Some(table) = table {
             RoutingPlan::for_managed_table(netlink, &ips, table)?
         } else {
-            let missing = || format!("Cannot find network interface {}", req.ifname);
             let link = netlink.find_link(req.ifname.as_str())?;
-            let link = link.ok_or_else(|| Error::internal(missing()))?;
+            let link = link.ok_or_else(|| Error::internal(format!("Cannot find network interface {}", req.ifname)))?;
             RoutingPlan::for_own_tables(netlink, link, &ips, &gateways)?
         };
         let mut undo = Rollback::new();
@@ -203,8 +202,9 @@ fn is_rule_from(rule: &PolicyRule, addr: IpAddr) -> bool {
 /// deleted link is empty.
 fn is_own_table(table: u32, routes: &[KernelRoute], link: Option<&Link>) -> bool {
     let mut inside = routes.iter().filter(|route| route.table == Some(table));
-    let own = |route: &KernelRoute| link.is_some_and(|link| tables::uses_only_link(route, link.index));
-    table >= FIRST_TABLE && !tables::is_reserved(table) && inside.all(own)
+    table >= FIRST_TABLE
+        && !tables::is_reserved(table)
+        && inside.all(|route| link.is_some_and(|link| tables::uses_only_link(route, link.index)))
 }
 
 /// The attachment's rules, also those of the reference: from its addresses, which are on the link or in `prevResult`.
@@ -230,8 +230,7 @@ fn find_own_rules(
     if let Some(link) = link {
         addrs.extend(netlink.dump_addresses(link.index)?.iter().map(|addr| addr.net.addr()));
     }
-    let is_assigned = |addr: &IpAddr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
-    if reported.is_some() || addrs.iter().any(is_assigned) {
+    if reported.is_some() || addrs.iter().any(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local())) {
         rules.retain(|rule| addrs.iter().any(|addr| is_rule_from(rule, *addr)));
         return Ok(rules);
     }
@@ -270,12 +269,11 @@ fn move_routes_back(
     }
     // Default routes may have been added by ADD: only those of the result were in the main table before.
     let is_in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
-    let was_in_main = |route: &KernelRoute| {
+    tables::return_to_main_table(netlink, link, rule.table, |route| {
         let mut reported = req.prev.iter().flat_map(|prev| &prev.routes);
         route.dst.prefix_len() != 0 || reported.any(|told| told.dst == route.dst && is_in_main(told.table))
-    };
-    tables::return_to_main_table(netlink, link, rule.table, was_in_main)
-        .context(|| format!("empty the table {}", rule.table))
+    })
+    .context(|| format!("empty the table {}", rule.table))
 }
 
 /// Verifies that the interface's `own` routes include the default route of the address's table.
@@ -283,13 +281,12 @@ fn verify_default_route(source: &RuleSource, gateways: &[IpAddr], own: &[&Kernel
     let Some(gateway) = source.gateway else { return Ok(()) };
     // A default route of the main table overrides the address's own gateway.
     let is_exact = gateways.contains(&gateway);
-    let is_wanted = |route: &&KernelRoute| {
+    if own.iter().any(|route| {
         route.table == Some(source.table)
             && route.dst.prefix_len() == 0
             && route.dst.addr().is_ipv4() == gateway.is_ipv4()
             && (!is_exact || route.gw == Some(gateway))
-    };
-    if own.iter().any(is_wanted) {
+    }) {
         return Ok(());
     }
     let table = source.table;

@@ -145,8 +145,9 @@ impl RoutingPlan {
         let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
         let is_default = |route: &KernelRoute| route.dst.prefix_len() == 0;
         let copied = self.main_routes().iter().filter(|route| {
-            let is_same = |r: &KernelRoute| r.dst == route.dst && r.priority == route.priority;
-            self.is_route_for(route, source) && !(fixed && is_default(route)) && !present.iter().any(is_same)
+            self.is_route_for(route, source)
+                && !(fixed && is_default(route))
+                && !present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
         });
         let (near, far): (Vec<KernelRoute>, Vec<KernelRoute>) = copied.cloned().partition(tables::is_direct_route);
         let has_default = present.iter().any(|r| is_default(r) && source.is_of_family(r));
@@ -161,8 +162,8 @@ impl RoutingPlan {
     /// addresses if it uses no subnet.
     fn is_route_for(&self, route: &KernelRoute, source: &RuleSource) -> bool {
         let generic = tables::is_direct_route(route) && route.src.is_none();
-        let orphan = || !self.sources.iter().any(|other| other.owns_route(route));
-        source.is_of_family(route) && (generic || source.owns_route(route) || orphan())
+        source.is_of_family(route)
+            && (generic || source.owns_route(route) || (!self.sources.iter().any(|other| other.owns_route(route))))
     }
 
     fn default_route(&self, gw: IpAddr, is_reachable: bool) -> KernelRoute {
@@ -237,8 +238,10 @@ mod tests {
     }
 
     fn contents(plan: &RoutingPlan) -> Vec<Vec<String>> {
-        let texts = |source| plan.routes_to_add(source, &[]).iter().map(ToString::to_string).collect();
-        plan.sources.iter().map(texts).collect()
+        plan.sources
+            .iter()
+            .map(|source| plan.routes_to_add(source, &[]).iter().map(ToString::to_string).collect())
+            .collect()
     }
 
     #[test]

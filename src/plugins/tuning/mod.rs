@@ -31,7 +31,7 @@ use crate::netlink::{MacAddress, Netlink};
 use crate::netns::Netns;
 use cni::config::{Args, MacConfig};
 use cni::error::{Error, ErrorContext, Result};
-use cni::{CniResult, InterfaceName, ResultInterface};
+use cni::{CniResult, InterfaceName};
 
 #[derive(Debug)]
 pub struct Tuning;
@@ -81,8 +81,9 @@ impl TuningConfig {
     /// The directory of backups for DEL and GC, which no invalid key prevents: the backups are ignored if other users
     /// than root could have written them.
     fn backup_directory_if_trusted(&self) -> Option<PathBuf> {
-        let ignored = |error: &_| warn!("{error}; its backups are ignored");
-        trust::resolve_data_dir(self.backup_directory()).inspect_err(ignored).ok()
+        trust::resolve_data_dir(self.backup_directory())
+            .inspect_err(|error| warn!("{error}; its backups are ignored"))
+            .ok()
     }
 
     /// The attributes: `args` overrides the configuration; the MAC has further sources.
@@ -133,8 +134,7 @@ impl Plugin for Tuning {
         let dir = if is_backed_up { trust::create_data_dir(conf.backup_directory(), 0o700)? } else { PathBuf::new() };
         let (file, ifname) = (BackupFile::new(&dir, &owner), &req.ifname);
         netns.run_inside(|| plan.apply_changes(ifname, &file, &owner))??;
-        let is_own = |i: &&mut ResultInterface| i.name == ifname.as_str() && !i.sandbox.is_empty();
-        for interface in result.interfaces.iter_mut().filter(is_own) {
+        for interface in result.interfaces.iter_mut().filter(|i| i.name == ifname.as_str() && !i.sandbox.is_empty()) {
             if let Some(mac) = plan.attributes.mac {
                 warn_of_lease(&owner, req, &interface.mac, mac);
                 interface.mac = mac.to_string();
@@ -205,8 +205,10 @@ impl Plugin for Tuning {
 
 /// Warns if the interface has a DHCP lease, which is for the MAC `former` that an earlier plugin reported.
 fn warn_of_lease(owner: &AttachmentId<'_>, req: &AddRequest, former: &str, mac: MacAddress) {
-    let is_leased = |record: AttachmentRecord| record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity();
-    if former.parse() != Ok(mac) && AttachmentRecord::find_by_attachment(*owner).is_some_and(is_leased) {
+    if former.parse() != Ok(mac)
+        && AttachmentRecord::find_by_attachment(*owner)
+            .is_some_and(|record| record.ipam == "dhcp" && record.netns == req.sandbox.netns_identity())
+    {
         warn!(
             "the DHCP lease of \"{}\" is for {former}: the server does not know {mac}; give the MAC to the plugin that \
              creates the interface instead of tuning",
@@ -235,8 +237,7 @@ impl TuningPlan {
 
     /// Refuses changes by which the interface would lose IPv6 addresses of earlier plugins.
     fn require_kept_addresses(&self, prev: &CniResult, ifname: &InterfaceName) -> Result<()> {
-        let is_own = |i: &ResultInterface| i.name == ifname.as_str() && !i.sandbox.is_empty();
-        let index = prev.interfaces.iter().position(is_own);
+        let index = prev.interfaces.iter().position(|i| i.name == ifname.as_str() && !i.sandbox.is_empty());
         let addresses = index.into_iter().flat_map(|index| prev.ips_of_interface(index));
         let Some(v6) = addresses.map(|ip| ip.address).find(|ip| ip.addr().is_ipv6()) else {
             return Ok(());
@@ -245,8 +246,7 @@ impl TuningPlan {
             let msg = format!("mtu {mtu} takes the address {v6} off \"{ifname}\"");
             return Err(Error::config(msg).with_details(mtu::REMEDY_OF_IPV6));
         }
-        let disables = |parameter: &&KernelParameter| parameter.disables_ipv6(ifname.as_str());
-        self.parameters.iter().find(disables).map_or(Ok(()), |parameter| {
+        self.parameters.iter().find(|parameter| parameter.disables_ipv6(ifname.as_str())).map_or(Ok(()), |parameter| {
             let msg = format!("sysctl {} takes the address {v6} off \"{ifname}\"", parameter.written);
             Err(Error::config(msg).with_details("remove the sysctl, or the IPv6 range of \"ipam\""))
         })
@@ -298,7 +298,7 @@ impl TuningPlan {
             parameter.find_in_namespace()?.verify_value()?;
         }
         let link = Netlink::open()?.find_link(ifname.as_str())?;
-        let missing = || Error::internal(format!("Cannot find container link {ifname}"));
-        self.attributes.verify_link(&link.ok_or_else(missing)?, ifname)
+        self.attributes
+            .verify_link(&link.ok_or_else(|| Error::internal(format!("Cannot find container link {ifname}")))?, ifname)
     }
 }

@@ -95,13 +95,19 @@ impl ConfiguredSysctls {
 /// follows sysctl(8), because names of interfaces may contain dots: the first of the two characters is the
 /// separator, and the other one is part of the names.
 fn candidate_paths(written: &str, ifname: &InterfaceName) -> Result<Vec<String>> {
-    let swapped = |c| match c {
-        '.' => '/',
-        '/' => '.',
-        other => other,
-    };
     let is_dotted = written.chars().find(|c| ['.', '/'].contains(c)) == Some('.');
-    let by_sysctl = if is_dotted { written.chars().map(swapped).collect() } else { written.to_owned() };
+    let by_sysctl = if is_dotted {
+        written
+            .chars()
+            .map(|c| match c {
+                '.' => '/',
+                '/' => '.',
+                other => other,
+            })
+            .collect()
+    } else {
+        written.to_owned()
+    };
     let path = |text: &str| {
         let path = text.replacen(IFNAME, ifname.as_str(), 1);
         let segments: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -139,8 +145,8 @@ impl PresentParameter<'_> {
     /// Sets the value. A parameter that cannot be written may have the value already. It is read now, because an
     /// earlier parameter of the list may have changed this one.
     pub(super) fn write_value(&self) -> Result<()> {
-        let has_value = || sysctl::read_value(self.key).is_ok_and(|now| now == self.value);
-        sysctl::write_value(self.key, self.value).or_else(|e| if has_value() { Ok(()) } else { Err(e) })
+        sysctl::write_value(self.key, self.value)
+            .or_else(|e| if sysctl::read_value(self.key).is_ok_and(|now| now == self.value) { Ok(()) } else { Err(e) })
     }
 
     /// Restores the original value, if it is known.
@@ -168,8 +174,8 @@ impl PresentParameter<'_> {
 fn is_same_value(configured: &str, printed: &str) -> bool {
     let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
     let (left, right) = (words(configured), words(printed));
-    let is_same = |(l, r): (&&str, &&str)| l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n));
-    left.len() == right.len() && left.iter().zip(&right).all(is_same)
+    left.len() == right.len()
+        && left.iter().zip(&right).all(|(l, r)| l == r || parse_number(l).is_some_and(|n| parse_number(r) == Some(n)))
 }
 
 /// A number as the kernel parses it: hexadecimal with the prefix `0x`, octal with a leading 0.

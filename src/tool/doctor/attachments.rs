@@ -48,16 +48,19 @@ pub(super) struct ExaminedAttachment {
 
 /// All attachments in the cache.
 pub(super) fn read_cached(directories: &ToolDirectories, runtime: &Runtime) -> Result<Vec<ExaminedAttachment>> {
-    let attached = |(cached, life): (CachedAttachment, ContainerState)| {
-        let list = cached.network_list();
-        let result = list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
-        let result = result.unwrap_or_default();
-        let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
-        let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
-        let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        ExaminedAttachment { cached, life, list, ips, has_default }
-    };
-    Ok(directories.cached_attachments(runtime)?.into_iter().map(attached).collect())
+    Ok(directories
+        .cached_attachments(runtime)?
+        .into_iter()
+        .map(|(cached, life)| {
+            let list = cached.network_list();
+            let result = list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
+            let result = result.unwrap_or_default();
+            let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
+            let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
+            let has_default = result.routes.iter().any(|route| is_default(&route.dst));
+            ExaminedAttachment { cached, life, list, ips, has_default }
+        })
+        .collect())
 }
 
 impl ExaminedAttachment {
@@ -97,12 +100,13 @@ impl ExaminedAttachment {
     /// Whether the host is the gateway of the container.
     pub(super) fn is_routed(&self) -> bool {
         let is_set = |plugin: &PluginConfig, key| plugin.json().get_present_member(key) == Some(&Json::Bool(true));
-        let is_gateway = |plugin: &PluginConfig| match plugin.plugin_type.as_str() {
-            "ptp" => true,
-            "bridge" => ["isGateway", "isDefaultGateway"].iter().any(|key| is_set(plugin, key)),
-            _ => false,
-        };
-        self.list.as_ref().is_some_and(|list| list.plugins.iter().any(is_gateway))
+        self.list.as_ref().is_some_and(|list| {
+            list.plugins.iter().any(|plugin| match plugin.plugin_type.as_str() {
+                "ptp" => true,
+                "bridge" => ["isGateway", "isDefaultGateway"].iter().any(|key| is_set(plugin, key)),
+                _ => false,
+            })
+        })
     }
 
     /// Whether all addresses are leased by host-local.
@@ -118,11 +122,12 @@ impl ExaminedAttachment {
     fn find_unleased(&self, leased: &HashSet<(IpAddr, &str)>) -> Vec<Finding> {
         let id = self.cached.attach.container_id.as_str();
         let missing = self.ips.iter().filter(|ip| !leased.contains(&(**ip, id)));
-        let finding = |ip: &IpAddr| {
-            let problem = format!("{ip} is not leased to this container: host-local may allocate it again");
-            Finding::new_error(attachment_title(&self.cached), problem, RECREATE)
-        };
-        missing.map(finding).collect()
+        missing
+            .map(|ip| {
+                let problem = format!("{ip} is not leased to this container: host-local may allocate it again");
+                Finding::new_error(attachment_title(&self.cached), problem, RECREATE)
+            })
+            .collect()
     }
 }
 
@@ -159,8 +164,9 @@ pub(super) fn find_unknown_remains(attached: &[ExaminedAttachment]) -> Vec<Findi
     let remains = |record: AttachmentRecord| {
         let why = end_reason(record.liveness())?;
         let instance = record.attachment_id().instance_id();
-        let is_same = |now: AttachmentRecord| now.is_same_instance(&record);
-        if !is_left(&instance, || AttachmentRecord::find_by_instance(&instance).is_some_and(is_same)) {
+        if !is_left(&instance, || {
+            AttachmentRecord::find_by_instance(&instance).is_some_and(|now| now.is_same_instance(&record))
+        }) {
             return None;
         }
         let title = format_title(&record.network, &record.id, &record.ifname);
@@ -222,8 +228,9 @@ pub(super) fn examine_leases(attached: &[ExaminedAttachment], stores: &[LeaseDir
             statuses.iter().partition(|status| end_reason(status.liveness).is_some());
         dead.retain(|status| {
             let owner = status.lease.attachment_in(network);
-            let is_there = || stores.iter().any(|store| store.has_lease(status.lease.ip));
-            owner.is_none_or(|owner| is_left(&owner.instance_id(), is_there))
+            owner.is_none_or(|owner| {
+                is_left(&owner.instance_id(), || stores.iter().any(|store| store.has_lease(status.lease.ip)))
+            })
         });
         for LeaseStatus { lease, .. } in living_leases {
             let owner = format_title(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
@@ -258,11 +265,13 @@ fn leases_in_doubt(network: &str, statuses: &[LeaseStatus]) -> Vec<Finding> {
             *reasons.entry(why).or_default() += 1;
         }
     }
-    let note = |(reason, count): (String, usize)| {
-        let problem = format!("leases in doubt, which stay until DEL or GC: {count}: {reason}");
-        Finding::new_note(format!("network {network}"), problem, LIST)
-    };
-    reasons.into_iter().map(note).collect()
+    reasons
+        .into_iter()
+        .map(|(reason, count)| {
+            let problem = format!("leases in doubt, which stay until DEL or GC: {count}: {reason}");
+            Finding::new_note(format!("network {network}"), problem, LIST)
+        })
+        .collect()
 }
 
 /// The description of an attachment in findings.

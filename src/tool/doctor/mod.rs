@@ -137,9 +137,12 @@ fn examine_once(
 /// The missing rules of cnibox.
 fn examine_rules() -> Vec<Finding> {
     let subject = "rules of containers";
-    let missing = |rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair");
     match reconcile_all(&PacketFilter::new(), ReconcileMode::Report) {
-        Ok(outcome) => outcome.differences.into_iter().map(missing).collect(),
+        Ok(outcome) => outcome
+            .differences
+            .into_iter()
+            .map(|rule| Finding::new_error(subject, format!("missing: {rule}"), "cnibox repair"))
+            .collect(),
         Err(error) => vec![Finding::new_error(subject, error.message(), error.details())],
     }
 }
@@ -148,11 +151,13 @@ fn examine_rules() -> Vec<Finding> {
 fn lint_configurations(directories: &ToolDirectories, table: AppletTable) -> Vec<Finding> {
     let conf = slice::from_ref(&directories.conf);
     let findings = lint::lint_files(conf, table, Some(&directories.cni_path)).into_iter();
-    let named = |finding: Finding| {
-        let subject = FindingSubject::Object(finding.subject.to_string());
-        Finding { subject, ..finding }
-    };
-    findings.filter(|finding| finding.severity != Severity::Note).map(named).collect()
+    findings
+        .filter(|finding| finding.severity != Severity::Note)
+        .map(|finding| {
+            let subject = FindingSubject::Object(finding.subject.to_string());
+            Finding { subject, ..finding }
+        })
+        .collect()
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.

@@ -79,14 +79,15 @@ fn unseen_services(networks: &[RoutedNetwork<'_>], on_nft: bool, filter: &Packet
         let lines = filter.list_legacy_chain(netlink::IpFamily::V4, "nat", "PREROUTING");
         lines.is_some_and(|lines| lines.iter().any(|line| line.contains(SERVICES)))
     };
-    let is_seen = || sysctl::read_value(BRIDGE_NF).is_ok_and(|value| value == "1");
-    (is_bridged && (on_nft || in_legacy()) && !is_seen()).then(|| {
-        let key = BRIDGE_NF.replace('/', ".");
-        let problem = format!(
-            "{key} is not 1: between containers of a bridge, replies of services bypass the rules of kube-proxy"
-        );
-        Finding::new_error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
-    })
+    (is_bridged && (on_nft || in_legacy()) && !(sysctl::read_value(BRIDGE_NF).is_ok_and(|value| value == "1"))).then(
+        || {
+            let key = BRIDGE_NF.replace('/', ".");
+            let problem = format!(
+                "{key} is not 1: between containers of a bridge, replies of services bypass the rules of kube-proxy"
+            );
+            Finding::new_error("node", problem, format!("modprobe br_netfilter; sysctl -w {key}=1"))
+        },
+    )
 }
 
 /// Whether the plugin is firewall with the back end iptables, whose rules accept the packets of its containers.

@@ -23,15 +23,16 @@ const STRICT: &str = "1";
 /// Forwarding that is off although the node is the gateway of containers.
 pub(super) fn find_disabled_forwarding(routed: &[RoutedNetwork<'_>]) -> Vec<Finding> {
     let ips = routed.iter().flat_map(|(_, ips)| ips);
-    let off = |(is_v4, key): (bool, &str)| {
-        let is_off =
-            ips.clone().any(|ip| ip.is_ipv4() == is_v4) && sysctl::read_value(key).is_ok_and(|value| value == "0");
-        let key = key.replace('/', ".");
-        let problem = format!("{key} is 0: packets of containers are not forwarded");
-        is_off.then(|| Finding::new_error("node", problem, format!("sysctl -w {key}=1")))
-    };
     let keys = [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")];
-    keys.into_iter().filter_map(off).collect()
+    keys.into_iter()
+        .filter_map(|(is_v4, key)| {
+            let is_off =
+                ips.clone().any(|ip| ip.is_ipv4() == is_v4) && sysctl::read_value(key).is_ok_and(|value| value == "0");
+            let key = key.replace('/', ".");
+            let problem = format!("{key} is 0: packets of containers are not forwarded");
+            is_off.then(|| Finding::new_error("node", problem, format!("sysctl -w {key}=1")))
+        })
+        .collect()
 }
 
 /// Defects on the paths of living containers. Data that cannot be read is not a defect.
@@ -40,9 +41,11 @@ pub(super) fn examine_paths(attached: &[ExaminedAttachment]) -> Vec<Finding> {
     for attached in living_attachments(attached) {
         *interfaces.entry(&attached.cached.attach.netns).or_default() += 1;
     }
-    let is_multihomed = |attached: &&ExaminedAttachment| interfaces[&*attached.cached.attach.netns] > 1;
     let candidates = living_attachments(attached).filter(|attached| attached.has_default);
-    let mut findings: Vec<Finding> = candidates.filter(is_multihomed).filter_map(find_strict_filter).collect();
+    let mut findings: Vec<Finding> = candidates
+        .filter(|attached| interfaces[&*attached.cached.attach.netns] > 1)
+        .filter_map(find_strict_filter)
+        .collect();
     if let Ok(host) = Netlink::open()
         && let Some(uplink) = narrowest_uplink(&host)
     {
@@ -67,8 +70,11 @@ fn find_strict_filter(attached: &ExaminedAttachment) -> Option<Finding> {
     let other = inside.find_link_by_index(reply).ok()??.name;
     // The kernel uses the higher of the two values.
     let keys = [ifname, "all"].map(|name| format!("net/ipv4/conf/{name}/rp_filter"));
-    let read = || keys.map(|key| sysctl::read_value(&key).unwrap_or_default());
-    let mode = namespace.run_inside(read).ok()?.into_iter().max()?;
+    let mode = namespace
+        .run_inside(|| keys.map(|key| sysctl::read_value(&key).unwrap_or_default()))
+        .ok()?
+        .into_iter()
+        .max()?;
     (reply != link.index && mode == STRICT).then(|| {
         let problem = format!(
             "replies leave through \"{other}\", but rp_filter is strict: packets from other subnets are dropped"

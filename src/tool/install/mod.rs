@@ -127,8 +127,11 @@ pub(super) fn main_uninstall(args: Vec<String>, _: AppletTable) -> ExitCode {
 }
 
 fn run_tool(tool: &ToolCommand, args: Vec<String>, work: impl FnOnce(&InstallOptions) -> Result<ExitCode>) -> ExitCode {
-    let read = |line| InstallOptions::from_command_line(&line, |name| env::var_os(name));
-    tool.run_command(args, read, |options| work(&options))
+    tool.run_command(
+        args,
+        |line| InstallOptions::from_command_line(&line, |name| env::var_os(name)),
+        |options| work(&options),
+    )
 }
 
 struct InstallJob<'a> {
@@ -168,11 +171,14 @@ impl InstallJob<'_> {
     /// The names of the applets to be installed.
     fn applet_names(&self) -> Vec<&'static str> {
         let InstallOptions { only, skip, .. } = self.options;
-        let is_wanted = |name: &&str| {
-            let is_listed = |names: &[String]| names.iter().any(|listed| listed == name);
-            (only.is_empty() || is_listed(only)) && !is_listed(skip)
-        };
-        self.applets.iter().map(|applet| applet.name).filter(is_wanted).collect()
+        self.applets
+            .iter()
+            .map(|applet| applet.name)
+            .filter(|name| {
+                let is_listed = |names: &[String]| names.iter().any(|listed| listed == name);
+                (only.is_empty() || is_listed(only)) && !is_listed(skip)
+            })
+            .collect()
     }
 }
 

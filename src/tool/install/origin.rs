@@ -51,8 +51,11 @@ impl ExecutableOrigin {
             return ExecutableOrigin::Own(release);
         }
         if PACKAGES.iter().any(|package| rest_after_matches(bytes, package).next().is_some()) {
-            let found = |key: &&str| rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'));
-            return ExecutableOrigin::Reference(RELEASES.iter().find_map(found));
+            return ExecutableOrigin::Reference(
+                RELEASES
+                    .iter()
+                    .find_map(|key| rest_after_matches(bytes, key).find_map(|rest| parse_release(rest, b'"'))),
+            );
         }
         ExecutableOrigin::Foreign
     }
@@ -85,8 +88,8 @@ fn rest_after_matches<'a>(bytes: &'a [u8], needle: &'a str) -> impl Iterator<Ite
 /// The version at the start of `rest`: digits and dots up to `end` or white space. A suffix after a
 /// dash or plus sign is left out.
 fn parse_release(rest: &[u8], end: u8) -> Option<String> {
-    let stop = |byte: &u8| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte);
-    let length = rest.iter().take(32).position(stop)?;
+    let length =
+        rest.iter().take(32).position(|byte| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte))?;
     let text = std::str::from_utf8(&rest[..length]).ok().filter(|text| !text.is_empty())?;
     text.parse::<VersionNumber>().is_ok().then(|| text.to_owned())
 }

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::directory::{
-    InstallManifest, InstalledConfig, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path,
-};
+use super::directory::{InstallManifest, InstalledFile, PluginDirectory, PluginDirectoryEntry, backup_path};
 use super::files::{self, if_present};
 use super::options::{InstallMode, ReplacePolicy};
 use super::origin::{ExecutableOrigin, is_newer_release, sha256_hex};
@@ -80,8 +78,10 @@ impl InstallPlan {
     pub(super) fn new(job: &InstallJob<'_>) -> Result<InstallPlan> {
         let directory = PluginDirectory::read_entries(&job.options.directory, &job.applet_names())?;
         let (steps, manifest) = if job.options.policy == ReplacePolicy::Never {
-            let keep = |name| new_step(job, name, FileAction::Keep, directory.find_entry(name));
-            let steps = [BINARY].into_iter().chain(job.applet_names()).map(keep);
+            let steps = [BINARY]
+                .into_iter()
+                .chain(job.applet_names())
+                .map(|name| new_step(job, name, FileAction::Keep, directory.find_entry(name)));
             (steps.collect(), directory.manifest.clone())
         } else {
             plan_steps(job, &directory)?
@@ -214,15 +214,19 @@ fn foreign_files_error(job: &InstallJob<'_>, names: &[&str]) -> Error {
 
 /// Unchanged files of an earlier release whose applets no longer exist.
 fn stale_file_steps(job: &InstallJob<'_>, directory: &PluginDirectory) -> Vec<InstallStep> {
-    let is_stale = |owned: &&InstalledFile| {
-        let is_applet = job.applets.iter().any(|applet| applet.name == owned.name);
-        !is_applet && owned.name != BINARY && directory.is_unchanged(owned)
-    };
-    let restore_or_remove = |owned: &InstalledFile| {
-        let action = if owned.backup.is_some() { FileAction::Restore } else { FileAction::Remove };
-        new_step(job, &owned.name, action, None)
-    };
-    directory.manifest.files.iter().filter(is_stale).map(restore_or_remove).collect()
+    directory
+        .manifest
+        .files
+        .iter()
+        .filter(|owned| {
+            let is_applet = job.applets.iter().any(|applet| applet.name == owned.name);
+            !is_applet && owned.name != BINARY && directory.is_unchanged(owned)
+        })
+        .map(|owned| {
+            let action = if owned.backup.is_some() { FileAction::Restore } else { FileAction::Remove };
+            new_step(job, &owned.name, action, None)
+        })
+        .collect()
 }
 
 fn new_manifest(
@@ -232,12 +236,16 @@ fn new_manifest(
     sha256: &str,
 ) -> InstallManifest {
     let old = &directory.manifest;
-    let is_kept = |owned: &&InstalledFile| {
-        let step = steps.iter().find(|step| step.name == owned.name);
-        step.is_none_or(|step| step.action == FileAction::Keep) && directory.is_unchanged(owned)
-    };
     let is_owned = |step: &&InstallStep| step.action.writes_file() || step.action == FileAction::Unchanged;
-    let mut files: Vec<InstalledFile> = old.files.iter().filter(is_kept).cloned().collect();
+    let mut files: Vec<InstalledFile> = old
+        .files
+        .iter()
+        .filter(|owned| {
+            let step = steps.iter().find(|step| step.name == owned.name);
+            step.is_none_or(|step| step.action == FileAction::Keep) && directory.is_unchanged(owned)
+        })
+        .cloned()
+        .collect();
     files.extend(steps.iter().filter(is_owned).map(|step| new_manifest_entry(job, old, step, sha256)));
     sort_by(&mut files, |a, b| a.name.cmp(&b.name));
     let keeps_binary = steps.first().is_some_and(|step| step.action == FileAction::Keep);
@@ -248,13 +256,16 @@ fn new_manifest(
 
 fn new_manifest_entry(job: &InstallJob<'_>, old: &InstallManifest, step: &InstallStep, sha256: &str) -> InstalledFile {
     let name = step.name.clone();
-    let earlier = || old.find_file(&name).and_then(|owned| owned.backup.clone());
     // A backup of an installer that was killed before it saved the manifest.
     let orphan = || {
         let path = backup_path(&job.options.directory, &name);
         path.symlink_metadata().is_ok().then(|| "a backup".to_owned())
     };
-    let backup = if step.backup { step.was.clone() } else { earlier().or_else(orphan) };
+    let backup = if step.backup {
+        step.was.clone()
+    } else {
+        (old.find_file(&name).and_then(|owned| owned.backup.clone())).or_else(orphan)
+    };
     let is_link = name != BINARY && job.options.mode == InstallMode::Symlink;
     let link = is_link.then(|| BINARY.to_owned());
     let sha256 = (!is_link).then(|| sha256.to_owned());
@@ -272,8 +283,7 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
     let path = job.options.conf_dir.join(file.file_name().unwrap_or_default());
     let is_installed = |there: &[u8]| {
         let hash = sha256_hex(there);
-        let is_it = |conf: &InstalledConfig| conf.path == path && conf.sha256 == hash;
-        plan.old.conflist.as_ref().is_some_and(is_it)
+        plan.old.conflist.as_ref().is_some_and(|conf| conf.path == path && conf.sha256 == hash)
     };
     let action = match if_present(files::read_file(&path)).during("read", &path)? {
         None => FileAction::Install,
@@ -292,11 +302,10 @@ fn plan_config(job: &InstallJob<'_>, file: &Path, plan: &InstallPlan) -> Result<
 /// Fails if a plugin of the network will be missing: each ADD would fail.
 fn require_plugins(job: &InstallJob<'_>, list: &NetworkList, plan: &InstallPlan) -> Result<()> {
     let directory = &job.options.directory;
-    let is_missing = |kind: &&String| {
-        let is_installed = |step: &InstallStep| step.name == **kind && step.action.writes_file();
-        !plan.steps.iter().any(is_installed) && !directory.join(kind).exists()
-    };
-    match list.plugins.iter().map(|plugin| &plugin.plugin_type).find(is_missing) {
+    match list.plugins.iter().map(|plugin| &plugin.plugin_type).find(|kind| {
+        !plan.steps.iter().any(|step| step.name == **kind && step.action.writes_file())
+            && !directory.join(kind).exists()
+    }) {
         Some(kind) => Err(Error::config(format!("no plugin \"{kind}\" in {}", directory.display()))),
         None => Ok(()),
     }

@@ -49,9 +49,10 @@ pub(super) fn remove_installation(options: &InstallOptions) -> Result<Vec<Instal
     sync_directory(directory)?;
     remove_state(directory, &steps)?;
     drop(lock);
-    let is_restored = || steps.iter().any(|step| step.action == FileAction::Restore);
-    let is_removed = || steps.iter().any(|step| step.action.is_change());
-    if options.hand_over && (is_restored() || is_removed() && !AttachmentRecord::read_all(None).is_empty()) {
+    if options.hand_over
+        && ((steps.iter().any(|step| step.action == FileAction::Restore))
+            || (steps.iter().any(|step| step.action.is_change())) && !AttachmentRecord::read_all(None).is_empty())
+    {
         // The restored plugins find the rules of running containers only in their own layout, and the
         // plugins of this executable can no longer be started.
         let done = handover::hand_over_to_reference(&PacketFilter::new());
@@ -77,11 +78,12 @@ fn plan_removal(directory: &Path) -> Result<Vec<InstallStep>> {
 
 fn file_step(directory: &Path, state: &PluginDirectory, owned: &InstalledFile) -> InstallStep {
     let entry = state.find_entry(&owned.name);
-    let has_backup = || backup_path(directory, &owned.name).symlink_metadata().is_ok();
     let action = match entry {
         Some(_) if !state.is_unchanged(owned) => FileAction::Keep,
         // The backup is restored even if somebody has removed the plugin.
-        _ if owned.backup.is_some() && has_backup() => FileAction::Restore,
+        _ if owned.backup.is_some() && (backup_path(directory, &owned.name).symlink_metadata().is_ok()) => {
+            FileAction::Restore
+        }
         Some(_) => FileAction::Remove,
         None => FileAction::Unchanged,
     };
@@ -107,8 +109,9 @@ fn config_step(conf: &InstalledConfig) -> InstallStep {
 fn remove_state(directory: &Path, steps: &[InstallStep]) -> Result<()> {
     let state = directory.join(STATE);
     remove_file(&InstallManifest::file_path(directory))?;
-    let has_backups = || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
-    if steps.iter().any(|step| step.action == FileAction::Keep) && has_backups() {
+    if steps.iter().any(|step| step.action == FileAction::Keep)
+        && (fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some()))
+    {
         return Ok(sync_directory(&state)?);
     }
     Ok(fs::remove_dir_all(&state).during("remove", &state)?)

@@ -1,6 +1,5 @@
 //! `cnibox repair --watch --install`: repairs the installation when inotify(7) reports a change of the directory.
 
-use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -95,7 +94,6 @@ impl DirectoryWatch {
     /// Reads all events. Returns whether any of them is not about [`STATE`].
     fn drain_events(&mut self) -> Result<bool> {
         let gone = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
-        let is_own = |name: &OsString| name.as_encoded_bytes().starts_with(STATE.as_bytes());
         let mut is_relevant = false;
         loop {
             let events = match self.inotify.read_events() {
@@ -105,7 +103,9 @@ impl DirectoryWatch {
                 Err(errno) => Err(errno).during("read changes of", Path::new("the directory"))?,
             };
             self.is_gone |= events.iter().any(|event| event.mask.intersects(gone));
-            is_relevant |= !events.iter().all(|event| event.name.as_ref().is_some_and(is_own));
+            is_relevant |= !events.iter().all(|event| {
+                event.name.as_ref().is_some_and(|name| name.as_encoded_bytes().starts_with(STATE.as_bytes()))
+            });
         }
     }
 }

@@ -19,7 +19,7 @@ use super::directories::{CONF, CONF_DIR, plugin_path};
 use super::finding::{Finding, FindingSubject, Severity, report_findings};
 use super::{JSON, ToolCommand};
 use crate::framework::AppletTable;
-use crate::options::{CommandLine, CommandOption, long_option, usage_error};
+use crate::options::{CommandOption, long_option, usage_error};
 use crate::stderr;
 use cni::error::{Error, Result};
 use cni::runtime::{EXTENSIONS, find_config_files};
@@ -55,23 +55,26 @@ Exit status: 0 no findings; 1 findings; 2 wrong usage.
 
 /// Runs `cnibox lint` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: AppletTable) -> ExitCode {
-    let read = |line: CommandLine| {
-        if line.words.iter().any(String::is_empty) {
-            return Err(usage_error("a file or directory without a name"));
-        }
-        Ok(line)
-    };
-    TOOL.run_command(args, read, |line| {
-        let mut paths: Vec<PathBuf> = line.words.iter().map(PathBuf::from).collect();
-        paths.extend(line.all_values(CONF.flag).map(PathBuf::from));
-        if paths.is_empty() {
-            paths.push(CONF_DIR.into());
-        }
-        let cni_path = plugin_path(None);
-        let is_offline = line.has_option("--offline") || !nix::unistd::geteuid().is_root();
-        let cni_path = (!is_offline).then_some(&*cni_path);
-        report_findings(&lint_files(&paths, table, cni_path), line.has_option("--json"), "no mistake was found")
-    })
+    TOOL.run_command(
+        args,
+        |line| {
+            if line.words.iter().any(String::is_empty) {
+                return Err(usage_error("a file or directory without a name"));
+            }
+            Ok(line)
+        },
+        |line| {
+            let mut paths: Vec<PathBuf> = line.words.iter().map(PathBuf::from).collect();
+            paths.extend(line.all_values(CONF.flag).map(PathBuf::from));
+            if paths.is_empty() {
+                paths.push(CONF_DIR.into());
+            }
+            let cni_path = plugin_path(None);
+            let is_offline = line.has_option("--offline") || !nix::unistd::geteuid().is_root();
+            let cni_path = (!is_offline).then_some(&*cni_path);
+            report_findings(&lint_files(&paths, table, cni_path), line.has_option("--json"), "no mistake was found")
+        },
+    )
 }
 
 /// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, in which
@@ -133,16 +136,17 @@ fn files_of_path(path: &Path) -> Result<Vec<PathBuf>> {
 fn repeated_names(networks: &[LintedNetwork]) -> Vec<Finding> {
     let mut files: HashMap<&str, &Path> = HashMap::new();
     let named = networks.iter().filter(|network| !network.name.is_empty());
-    let finding = |network| {
-        let LintedNetwork { name, file, .. }: &LintedNetwork = network;
-        let first = *files.entry(name).or_insert(file);
-        (first != file).then(|| {
-            let msg = format!("network \"{name}\" is already in {}", first.display());
-            let remedy = "runtimes use the first of them: rename or remove one";
-            network.network_warning(mistake_error(msg, remedy))
+    named
+        .filter_map(|network| {
+            let LintedNetwork { name, file, .. }: &LintedNetwork = network;
+            let first = *files.entry(name).or_insert(file);
+            (first != file).then(|| {
+                let msg = format!("network \"{name}\" is already in {}", first.display());
+                let remedy = "runtimes use the first of them: rename or remove one";
+                network.network_warning(mistake_error(msg, remedy))
+            })
         })
-    };
-    named.filter_map(finding).collect()
+        .collect()
 }
 
 /// Subnets that networks of different names share.

@@ -68,8 +68,7 @@ impl LintedNetwork<'_> {
             findings: Vec::new(),
         };
         if let Err(error) = network.examine_document() {
-            let named = || network.find_position(&named_place(&error)?);
-            let position = parser_position(error.message()).or_else(named);
+            let position = parser_position(error.message()).or_else(|| network.find_position(&named_place(&error)?));
             network.findings.push(network.new_finding(Severity::Error, position, error));
         }
         network
@@ -134,9 +133,8 @@ impl LintedNetwork<'_> {
             _ => return,
         };
         let plugins = types.filter_map(|name| self.table.find_plugin(name.as_str()?));
-        let is_read = |plugin: BuiltinPlugin| (plugin.keys)().member_keys(name).is_some();
         let place = JsonValuePath::root_member(name);
-        if plugins.clone().any(is_read) || OPEN.contains(&name) {
+        if plugins.clone().any(|plugin| (plugin.keys)().member_keys(name).is_some()) || OPEN.contains(&name) {
             let problem = format!("list: \"{name}\" beside \"plugins\" is not read");
             let error = mistake_error(problem, "move it into the object of the plugin that it is meant for");
             let position = self.find_position(&place);
@@ -209,7 +207,6 @@ impl LintedNetwork<'_> {
         let kind_of = |name: &str| self.table.find_applet(name).map_or(AppletKind::Interface, |a| a.kind);
         let names = before.iter().map(|conf| conf.plugin_type.as_str());
         let mut creators = names.filter(|name| kind_of(name) == AppletKind::Interface);
-        let is_ours = |name: &str| self.table.find_applet(name).is_some() && name != "loopback";
         let may_follow = ["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str());
         let (severity, problem, remedy) = match kind {
             AppletKind::Ipam => (
@@ -220,7 +217,9 @@ impl LintedNetwork<'_> {
             AppletKind::Chained if creators.next().is_none() => {
                 (Severity::Error, "it needs a plugin before it that creates an interface", "move it behind that plugin")
             }
-            AppletKind::Interface if !may_follow && creators.any(is_ours) => {
+            AppletKind::Interface
+                if !may_follow && creators.any(|name| self.table.find_applet(name).is_some() && name != "loopback") =>
+            {
                 (Severity::Warning, "a plugin before it creates the interface", "move it to a network of its own")
             }
             _ => return,
@@ -317,11 +316,10 @@ impl LintedNetwork<'_> {
     }
 
     fn run_status(&mut self, part: &LintedPlugin<'_>, run: PluginFunction) {
-        let ask = |stdin: Vec<u8>| {
+        let reply = part.encode_request(SpecVersion::NEWEST.as_str()).and_then(|stdin| {
             let call = PluginCall { caller: PluginCaller::Lint, ..self.build_call(&stdin, CniVerb::Status) };
             run(&call).context(|| "on this node")
-        };
-        let reply = part.encode_request(SpecVersion::NEWEST.as_str()).and_then(ask);
+        });
         if let Err(error) = reply {
             self.report_plugin_error(Severity::Error, part, error);
         }
@@ -338,8 +336,8 @@ impl LintedNetwork<'_> {
         let named = named_place(&error);
         let in_ipam = named.as_ref().map(|named| JsonValuePath::root_member("ipam").join_path(named));
         let mut below = [named, in_ipam, Some(JsonValuePath::root_member("type"))].into_iter().flatten();
-        let find = |place: &JsonValuePath| below.find_map(|below| self.find_position(&place.join_path(&below)));
-        let position = part.place.as_ref().and_then(find);
+        let position =
+            part.place.as_ref().and_then(|place| below.find_map(|below| self.find_position(&place.join_path(&below))));
         let finding = self.new_finding(severity, position, error.context(&part.title));
         self.findings.push(finding);
     }

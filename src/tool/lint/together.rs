@@ -54,8 +54,10 @@ pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]
     let bridge = before.iter().find(|conf| conf.plugin_type == "bridge")?;
     let maps = conf.plugin_type == "portmap" && conf.capabilities.get("portMappings") == Some(&true);
     let is_promiscuous = is_on(bridge, "promiscMode");
-    let passes = || sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1");
-    (maps && !is_on(bridge, "hairpinMode") && passes()).then(|| {
+    (maps
+        && !is_on(bridge, "hairpinMode")
+        && (sysctl::read_value("net/bridge/bridge-nf-call-iptables").is_ok_and(|on| on == "1")))
+    .then(|| {
         let msg = "on this node: a container does not reach its own mapped ports, because bridged packets pass \
                    iptables (sysctl net.bridge.bridge-nf-call-iptables)";
         let how = if is_promiscuous { "replace \"promiscMode\" by" } else { "add" };
@@ -65,8 +67,7 @@ pub(super) fn unreachable_own_ports(conf: &PluginConfig, before: &[PluginConfig]
 
 /// The key from which tuning takes a MAC.
 fn mac_key(conf: &PluginConfig) -> Option<&'static str> {
-    let is_set = |mac: &Json| mac.as_str().is_some_and(|mac| !mac.is_empty());
-    if conf.json().get_present_member("mac").is_some_and(is_set) {
+    if conf.json().get_present_member("mac").is_some_and(|mac| mac.as_str().is_some_and(|mac| !mac.is_empty())) {
         return Some("mac");
     }
     (conf.capabilities.get("mac") == Some(&true)).then_some("capabilities")
@@ -79,10 +80,9 @@ fn mac_change_conflict(before: &[PluginConfig]) -> Option<Error> {
         let msg = "the DHCP lease is for the MAC before tuning changes it";
         return Some(mistake_error(msg, remedy(&first.plugin_type)));
     }
-    let checks = |conf: &&PluginConfig| {
+    let first = before.iter().find(|conf| {
         conf.plugin_type == "bridge" && conf.json().get_present_member("macspoofchk") == Some(&Json::Bool(true))
-    };
-    let first = before.iter().find(checks)?;
+    })?;
     let msg = "\"macspoofchk\" drops the frames of a MAC that tuning sets";
     Some(mistake_error(msg, remedy(&first.plugin_type)))
 }

@@ -246,9 +246,6 @@ impl AttachmentSources<'_> {
         let AttachmentParams { container_id, netns, ifname, args, capability_args } = &cached.attach;
         let list = cached.network_list();
         let result = list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
-        let pair = |(key, value): &(String, String)| {
-            Json::Array(vec![key.as_str().into(), secrets::redact_arg(key, value).as_str().into()])
-        };
         let (alive, reason) = alive_and_reason(life.liveness);
         let alive = format_alive((alive, life.doubt_reason(netns).or(reason)));
         let config = Json::parse(&cached.config).unwrap_or(Json::Null);
@@ -259,7 +256,16 @@ impl AttachmentSources<'_> {
             ("interface", ifname.as_str().into()),
             ("netns", netns.as_str().into()),
             ("alive", Json::String(alive)),
-            ("args", Json::Array(args.iter().map(pair).collect())),
+            (
+                "args",
+                Json::Array(
+                    args.iter()
+                        .map(|(key, value)| {
+                            Json::Array(vec![key.as_str().into(), secrets::redact_arg(key, value).as_str().into()])
+                        })
+                        .collect(),
+                ),
+            ),
             ("capabilityArgs", self.shown.redact_capability_args(capability_args)),
             ("config", self.shown.redact_config(config)),
             ("result", secrets::redact_texts(result.map_or(Json::Null, |result| result.to_json()))),
@@ -299,17 +305,18 @@ fn node_file(path: &str) -> String {
 
 fn versions_text() -> String {
     let own = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default();
-    let content = |file: &str| format!("\n{file}:\n{}\n", node_file(file).trim_end());
-    let files = ["/proc/version", "/etc/os-release", "/proc/uptime"].map(content);
+    let files = ["/proc/version", "/etc/os-release", "/proc/uptime"]
+        .map(|file| format!("\n{file}:\n{}\n", node_file(file).trim_end()));
     format!("{}executable: {own}\n{}", options::version_text(), files.concat())
 }
 
 fn parameters_text() -> String {
-    let line = |key: &str| match sysctl::read_value(key) {
-        Ok(value) => format!("{} = {value}\n", key.replace('/', ".")),
-        Err(error) => format!("# {}\n", error.message()),
-    };
-    PARAMETERS.map(line).concat()
+    PARAMETERS
+        .map(|key| match sysctl::read_value(key) {
+            Ok(value) => format!("{} = {value}\n", key.replace('/', ".")),
+            Err(error) => format!("# {}\n", error.message()),
+        })
+        .concat()
 }
 
 /// Adds a line for `path` and each entry below it, up to [`ENTRIES`] lines. Links are not followed.
@@ -341,10 +348,8 @@ fn add_program_outputs(archive: &mut SysdumpArchive) {
     if cmd::find_program("ip").is_none() {
         archive.add_result("network/all.txt", network_text(Netlink::open()));
     }
-    let kernel_log = program_output("dmesg", &[]).map(|text| {
-        let is_of_networks = |line: &&str| LOGGED.iter().any(|word| line.contains(word));
-        text.split_inclusive('\n').filter(is_of_networks).collect()
-    });
+    let kernel_log = program_output("dmesg", &[])
+        .map(|text| text.split_inclusive('\n').filter(|line| LOGGED.iter().any(|word| line.contains(word))).collect());
     archive.add_tail("kernel.log", kernel_log);
 }
 
@@ -374,6 +379,5 @@ fn network_text(netlink: netlink::NetlinkResult<Netlink>) -> Result<String> {
 }
 
 fn debug_lines(objects: &[impl std::fmt::Debug]) -> String {
-    let line = |object| format!("{object:?}\n");
-    objects.iter().map(line).collect()
+    objects.iter().map(|object| format!("{object:?}\n")).collect()
 }

@@ -137,12 +137,14 @@ fn run_command(command: &TraceCommand, directories: &ToolDirectories, json: bool
 
 /// The newest call whose identifier, or whose trace's identifier, has this prefix.
 fn find_call<'a>(calls: &'a [RecordedCall], id: &str) -> Result<&'a RecordedCall> {
-    let matches = |recording: &&RecordedCall| {
-        let call = recording.call_span();
-        !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
-    };
     let missing = || Error::config(format!("no call \"{id}\" is recorded: see cnibox trace ls"));
-    calls.iter().rfind(matches).ok_or_else(missing)
+    calls
+        .iter()
+        .rfind(|recording| {
+            let call = recording.call_span();
+            !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
+        })
+        .ok_or_else(missing)
 }
 
 fn list_calls(recordings: &[RecordedCall]) -> String {
@@ -212,13 +214,15 @@ struct ParsedSpan {
 impl RecordedCall {
     /// All recordings of a ring. Lines that are not recordings are skipped.
     fn parse_lines(lines: &str) -> Vec<RecordedCall> {
-        let parse = |line| {
-            let line: Value = serde_json::from_str(line).ok()?;
-            let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
-            let spans = spans.iter().map(ParsedSpan::from_json).collect::<Option<Vec<_>>>()?;
-            (!spans.is_empty()).then_some(RecordedCall { spans })
-        };
-        lines.lines().filter_map(parse).collect()
+        lines
+            .lines()
+            .filter_map(|line| {
+                let line: Value = serde_json::from_str(line).ok()?;
+                let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
+                let spans = spans.iter().map(ParsedSpan::from_json).collect::<Option<Vec<_>>>()?;
+                (!spans.is_empty()).then_some(RecordedCall { spans })
+            })
+            .collect()
     }
 
     fn call_span(&self) -> &ParsedSpan {
@@ -250,12 +254,15 @@ impl RecordedCall {
 impl ParsedSpan {
     fn from_json(json: &Value) -> Option<ParsedSpan> {
         let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
-        let attribute = |json: &Value| {
-            let value = &json["value"];
-            let value = value["stringValue"].as_str().or(value["intValue"].as_str())?;
-            Some((json["key"].as_str()?.to_owned(), value.to_owned()))
-        };
-        let attributes = json["attributes"].as_array()?.iter().filter_map(attribute).collect();
+        let attributes = json["attributes"]
+            .as_array()?
+            .iter()
+            .filter_map(|json| {
+                let value = &json["value"];
+                let value = value["stringValue"].as_str().or(value["intValue"].as_str())?;
+                Some((json["key"].as_str()?.to_owned(), value.to_owned()))
+            })
+            .collect();
         Some(ParsedSpan {
             trace: text("traceId"),
             id: text("spanId"),

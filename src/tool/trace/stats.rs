@@ -61,27 +61,28 @@ impl CallStatistics {
 }
 
 pub(super) fn json_objects(recordings: &[RecordedCall]) -> Vec<Value> {
-    let object = |((plugin, verb), calls): ((&str, &str), CallStatistics)| {
-        let [median, ninety, most] =
-            QUANTILES.map(|(percent, _)| calls.duration_quantile(percent).map(nanos_to_seconds));
-        let (count, failed) = calls.call_counts();
-        json!({
-            "plugin": plugin, "verb": verb, "calls": count, "failed": failed,
-            "0.5": median, "0.9": ninety, "0.99": most,
+    CallStatistics::group_by_verb(recordings)
+        .into_iter()
+        .map(|((plugin, verb), calls)| {
+            let [median, ninety, most] =
+                QUANTILES.map(|(percent, _)| calls.duration_quantile(percent).map(nanos_to_seconds));
+            let (count, failed) = calls.call_counts();
+            json!({
+                "plugin": plugin, "verb": verb, "calls": count, "failed": failed,
+                "0.5": median, "0.9": ninety, "0.99": most,
+            })
         })
-    };
-    CallStatistics::group_by_verb(recordings).into_iter().map(object).collect()
+        .collect()
 }
 
 pub(super) fn text_table(recordings: &[RecordedCall]) -> String {
     let heading = ["PLUGIN", "VERB", "CALLS", "FAILED", "MEDIAN", "90 %", "99 %"];
-    let line = |((plugin, verb), calls): ((&str, &str), CallStatistics)| {
-        let quantile = |(percent, _)| calls.duration_quantile(percent).map_or("-".to_owned(), milliseconds_text);
-        let [median, ninety, most] = QUANTILES.map(quantile);
+    let lines = CallStatistics::group_by_verb(recordings).into_iter().map(|((plugin, verb), calls)| {
+        let [median, ninety, most] =
+            QUANTILES.map(|(percent, _)| calls.duration_quantile(percent).map_or("-".to_owned(), milliseconds_text));
         let (count, failed) = calls.call_counts();
         [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
-    };
-    let lines = CallStatistics::group_by_verb(recordings).into_iter().map(line);
+    });
     format_table(heading, lines)
 }
 
@@ -128,8 +129,7 @@ impl PrometheusMetric {
 
     fn push_sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let label = |(name, value): &(&str, &str)| format!("{name}=\"{}\"", escaped(value));
-        let labels: Vec<String> = labels.iter().map(label).collect();
+        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let sample = format!("{}{suffix}{{{}}} {value}\n", self.name, labels.join(","));
         self.text += &sample;
     }
@@ -153,10 +153,16 @@ fn add_pool_samples(
             for range in ipam.ranges.iter().flatten().chain([&ipam.single]) {
                 let Some((name, numbers)) = range.name_and_numbers() else { continue };
                 let labels = [("network", list.name.as_str()), ("range", &name)];
-                let is_in = |ip: &&IpAddr| {
-                    range.subnet.is_some_and(|subnet| subnet.contains(*ip)) && numbers.contains(&ip_number(**ip))
-                };
-                taken.push_sample("", &labels, used.iter().filter(is_in).count());
+                taken.push_sample(
+                    "",
+                    &labels,
+                    used.iter()
+                        .filter(|ip| {
+                            range.subnet.is_some_and(|subnet| subnet.contains(*ip))
+                                && numbers.contains(&ip_number(**ip))
+                        })
+                        .count(),
+                );
                 let size = (numbers.end() + 1).saturating_sub(*numbers.start());
                 total.push_sample("", &labels, size);
             }

@@ -19,8 +19,7 @@ pub(super) fn show_trace(recordings: &[RecordedCall], trace: &str) -> String {
     let bar = |span: &ParsedSpan| {
         let column = |time: u64| (time - start) * WIDTH / (end - start).max(1);
         let (from, to) = (column(span.start).min(WIDTH - 1), column(span.end));
-        let mark = |at: u64| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' };
-        (0..WIDTH).map(mark).collect()
+        (0..WIDTH).map(|at| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' }).collect()
     };
     // The parent of a root is a span of the runtime.
     let is_root = |span: &&&ParsedSpan| !spans.iter().any(|parent| parent.id == span.parent);

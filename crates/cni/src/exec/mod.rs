@@ -116,8 +116,7 @@ fn missing_plugin_remedy(name: &str, dirs: &[&PathBuf]) -> String {
     if let Some(dir) = dirs.iter().find(|dir| !dir.is_dir()) {
         return format!("{} is not a directory: correct CNI_PATH, or create it", dir.display());
     }
-    let is_dangling = |file: &PathBuf| file.is_symlink() && !file.exists();
-    if let Some(link) = dirs.iter().map(|dir| dir.join(name)).find(is_dangling) {
+    if let Some(link) = dirs.iter().map(|dir| dir.join(name)).find(|file| file.is_symlink() && !file.exists()) {
         let link = link.display();
         return format!("{link} is a link to a file that does not exist: install the plugin again");
     }

@@ -115,8 +115,9 @@ fn keys_at(fields_read: FieldReaderFn, path: &mut Vec<JsonPathStep>) -> DecodedK
         keys
     };
     if let Some(names) = fields {
-        let field = |name: &&'static str| (*name, below(JsonPathStep::Key((*name).to_owned())));
-        return DecodedKeys::Fields(names.iter().map(field).collect());
+        return DecodedKeys::Fields(
+            names.iter().map(|name| (*name, below(JsonPathStep::Key((*name).to_owned())))).collect(),
+        );
     }
     if lists == DEEPEST {
         return DecodedKeys::Any;

@@ -48,11 +48,14 @@ impl JsonValuePath {
     /// The place of the text `a.b[0].c`, as [`Json::decode`](super::Json::decode) names it in its errors.
     pub fn parse(text: &str) -> JsonValuePath {
         let steps = text.split(['.', '[']).filter(|step| !step.is_empty());
-        let step = |step: &str| match step.strip_suffix(']').and_then(|index| index.parse().ok()) {
-            Some(index) => JsonPathStep::Index(index),
-            None => JsonPathStep::Key(step.to_owned()),
-        };
-        JsonValuePath(steps.map(step).collect())
+        JsonValuePath(
+            steps
+                .map(|step| match step.strip_suffix(']').and_then(|index| index.parse().ok()) {
+                    Some(index) => JsonPathStep::Index(index),
+                    None => JsonPathStep::Key(step.to_owned()),
+                })
+                .collect(),
+        )
     }
 
     /// The last step, if it is a key.

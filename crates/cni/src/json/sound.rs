@@ -59,8 +59,11 @@ impl Json {
 
 /// The value that a decoder reads of a repeated key.
 fn last_member_mut<'a>(members: &'a mut [(String, Json)], key: &str) -> Option<&'a mut Json> {
-    let is_key = |(name, value): &&mut (String, Json)| name.eq_ignore_ascii_case(key) && *value != Json::Null;
-    members.iter_mut().rev().find(is_key).map(|(_, value)| value)
+    members
+        .iter_mut()
+        .rev()
+        .find(|(name, value)| name.eq_ignore_ascii_case(key) && *value != Json::Null)
+        .map(|(_, value)| value)
 }
 
 #[cfg(test)]
@@ -88,8 +91,10 @@ mod tests {
 
     fn read(text: &str) -> (Conf, Vec<String>) {
         let reported = RefCell::new(Vec::new());
-        let report = |error: &Error| reported.borrow_mut().push(error.details().to_owned());
-        let conf = Json::parse(text.as_bytes()).unwrap().decode_valid_members(&report).unwrap();
+        let conf = Json::parse(text.as_bytes())
+            .unwrap()
+            .decode_valid_members(&|error| reported.borrow_mut().push(error.details().to_owned()))
+            .unwrap();
         (conf, reported.into_inner())
     }
 

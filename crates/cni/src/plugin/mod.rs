@@ -302,8 +302,10 @@ pub fn run<P: Plugin>(env: &CallEnvironment, request: &[u8]) -> Result<Option<Cn
         }
         CniVerb::Check => P::check(network, &Attachment::of_call(network, None)?)?,
         CniVerb::Del => {
-            let report = |error: &Error| log::warn!("{}", no_prev_result_warning(error));
-            P::del(network, &Attachment::of_call(network, Some(&report))?)?;
+            P::del(
+                network,
+                &Attachment::of_call(network, Some(&|error| log::warn!("{}", no_prev_result_warning(error))))?,
+            )?;
         }
         CniVerb::Gc => match network.config.valid_attachments()? {
             Some(valid) => P::gc(network, &valid)?,

@@ -63,8 +63,10 @@ pub fn print_outcome(outcome: &Result<Option<CniResult>>, stdin: &[u8]) -> ExitC
 
 /// The version of an error object: the configuration's, or the newest if that is unknown.
 fn requested_version(stdin: &[u8]) -> SpecVersion {
-    let written = |json: Json| SpecVersion::parse_exact(json.get_member("cniVersion")?.as_str()?);
-    Json::parse(stdin).ok().and_then(written).unwrap_or(SpecVersion::NEWEST)
+    Json::parse(stdin)
+        .ok()
+        .and_then(|json| SpecVersion::parse_exact(json.get_member("cniVersion")?.as_str()?))
+        .unwrap_or(SpecVersion::NEWEST)
 }
 
 /// Prints the error object.

@@ -53,8 +53,7 @@ impl DecodedRequest {
             }),
             CniVerb::Add | CniVerb::Version => supported_version(written, supported)?,
         };
-        let report = |error: &Error| warn(&absent_key_warning(error));
-        config.read_common(verb.only_removes().then_some(&report))?;
+        config.read_common(verb.only_removes().then_some(&|error| warn(&absent_key_warning(error))))?;
         Ok(DecodedRequest { verb, config, version })
     }
 }

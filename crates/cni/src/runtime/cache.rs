@@ -350,8 +350,12 @@ fn cache_file_content(list: &NetworkList, attach: &AttachmentParams, result: Opt
         members.push(("netns", attach.netns.as_str().into()));
     }
     if !attach.args.is_empty() {
-        let pair = |(k, v): &(String, String)| Json::Array(vec![k.as_str().into(), v.as_str().into()]);
-        members.push(("cniArgs", Json::Array(attach.args.iter().map(pair).collect())));
+        members.push((
+            "cniArgs",
+            Json::Array(
+                attach.args.iter().map(|(k, v)| Json::Array(vec![k.as_str().into(), v.as_str().into()])).collect(),
+            ),
+        ));
     }
     if !attach.capability_args.is_empty() {
         let args = Json::Object(attach.capability_args.clone());

@@ -128,8 +128,8 @@ impl Runtime {
     /// # }
     /// ```
     pub fn validate(&self, list: &NetworkList) -> Result<Vec<String>> {
-        let validate = |plugin| self.validate_version(plugin, &list.cni_version).err();
-        let errors: Vec<Error> = list.plugins.iter().filter_map(validate).collect();
+        let errors: Vec<Error> =
+            list.plugins.iter().filter_map(|plugin| self.validate_version(plugin, &list.cni_version).err()).collect();
         match join_errors(&errors, " ") {
             Some((code, text)) => Err(Error::from_other_plugin(code, format!("[{text}]"), "")),
             None => Ok(capability_names(&list.plugins)),

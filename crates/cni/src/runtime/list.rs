@@ -319,12 +319,13 @@ fn choose_version(json: &Json) -> Result<String> {
             let what = format!("invalid type for cniVersions index {i}:");
             return Err(wrong_type_error(&what, entry).with_details(quoting_remedy(entry)));
         };
-        let context = || format!("invalid cniVersions entry {text} at index {i}");
-        usable.push((text.parse::<VersionNumber>().context(context)?, text.as_str()));
+        usable.push((
+            text.parse::<VersionNumber>().context(|| format!("invalid cniVersions entry {text} at index {i}"))?,
+            text.as_str(),
+        ));
     }
     if !single.is_empty() {
-        let context = || format!("invalid cniVersion {single}");
-        usable.push((single.parse::<VersionNumber>().context(context)?, single));
+        usable.push((single.parse::<VersionNumber>().context(|| format!("invalid cniVersion {single}"))?, single));
     }
     usable.retain(|(version, _)| *version <= SpecVersion::NEWEST.into());
     Ok(usable.iter().max().map_or(single, |(_, text)| text).to_owned())

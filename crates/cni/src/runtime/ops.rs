@@ -123,11 +123,10 @@ impl Runtime {
         let prev = self
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
-        let check = |plugin| {
+        list.plugins.iter().try_for_each(|plugin| {
             let request = attachment_request(list, plugin, attach, prev.as_ref());
             self.call_plugin("CHECK", plugin, attach, request)
-        };
-        list.plugins.iter().try_for_each(check)
+        })
     }
 
     /// The requests of a CHECK, in order, whatever the version: the path of each plugin that is
@@ -369,13 +368,17 @@ pub(super) fn attachment_request(
 pub(super) fn network_request(list: &NetworkList, plugin: &PluginConfig, valid: Option<&[ValidAttachment]>) -> Json {
     let mut request = common_request(list, plugin);
     if let Some(valid) = valid {
-        let attachment = |attachment: &ValidAttachment| {
-            Json::Object(vec![
-                ("containerID".to_owned(), attachment.container_id.as_str().into()),
-                ("ifname".to_owned(), attachment.ifname.as_str().into()),
-            ])
-        };
-        let valid = Json::Array(valid.iter().map(attachment).collect());
+        let valid = Json::Array(
+            valid
+                .iter()
+                .map(|attachment| {
+                    Json::Object(vec![
+                        ("containerID".to_owned(), attachment.container_id.as_str().into()),
+                        ("ifname".to_owned(), attachment.ifname.as_str().into()),
+                    ])
+                })
+                .collect(),
+        );
         request.set_member("cni.dev/attachments", valid.clone());
         request.set_member("cni.dev/valid-attachments", valid);
     }

@@ -116,8 +116,10 @@ impl Assembler {
     /// The label if a conditional jump reaches it, whose distance has 8 bits, even with one more instruction in
     /// between; otherwise the label of a jump to it.
     fn bring_near(&mut self, label: Label) -> Label {
-        let is_near = |at: &Label| self.distance_to(*at) < usize::from(u8::MAX);
-        let there = [Some(label), self.bridges.get(&label).copied()].into_iter().flatten().find(is_near);
+        let there = [Some(label), self.bridges.get(&label).copied()]
+            .into_iter()
+            .flatten()
+            .find(|at| self.distance_to(*at) < usize::from(u8::MAX));
         there.unwrap_or_else(|| {
             let bridge = self.put_jump(label);
             self.bridges.insert(label, bridge);

@@ -70,18 +70,16 @@ pub(super) fn add_mappings(
     let (taken, mut created) = (RefCell::new(None), Vec::new());
     for family in IpFamily::BOTH {
         let Some(wanted) = RequiredRules::of_family(owner, forward, family) else { continue };
-        let plan = |table: &mut IptablesTable| {
-            let port = find_taken_port(table, wanted);
-            // What was restored for the holder of the port remains.
-            if port.is_none() {
-                create_rules(table, wanted);
-            }
-            taken.replace(port);
-        };
         let ports = wanted.family_mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
-        let may_hold = |entry: &IptablesRule| may_map_ports(entry, &ports);
-        let outcome = with_chain_scope(owner, &SHARED, &may_hold, &|scope| {
-            RULES.add(&filter.default_iptables(family)?, owner, forward, scope, &plan)
+        let outcome = with_chain_scope(owner, &SHARED, &|entry| may_map_ports(entry, &ports), &|scope| {
+            RULES.add(&filter.default_iptables(family)?, owner, forward, scope, &|table| {
+                let port = find_taken_port(table, wanted);
+                // What was restored for the holder of the port remains.
+                if port.is_none() {
+                    create_rules(table, wanted);
+                }
+                taken.replace(port);
+            })
         });
         if outcome.is_err() || taken.borrow().is_some() {
             for earlier in created {
@@ -155,11 +153,11 @@ fn is_preceded_by_other(table: &IptablesTable, entry: &IptablesRule, wanted: Req
 }
 
 fn undo_mappings(filter: &PacketFilter, family: IpFamily, owner: AttachmentId<'_>) {
-    let uproot = |table: &mut IptablesTable| {
-        table.delete_chain_and_jumps(&find_attachment_chain(table, owner));
-    };
-    let undone =
-        with_deletion_scope(owner, &|scope| filter.default_iptables(family)?.update_table(NAT, scope, &uproot));
+    let undone = with_deletion_scope(owner, &|scope| {
+        filter.default_iptables(family)?.update_table(NAT, scope, &|table| {
+            table.delete_chain_and_jumps(&find_attachment_chain(table, owner));
+        })
+    });
     if let Err(error) = undone {
         warn!("could not undo port mappings: {error}");
     }
@@ -292,17 +290,16 @@ fn find_taken_port(table: &IptablesTable, wanted: RequiredRules<'_>) -> Option<T
 /// The owner of a chain, by the network and container of an entry.
 fn owner_of_chain(table: &IptablesTable, chain: &str, network: &str, id: &str) -> PortOwner {
     let mappings: Vec<_> = table.rules_of_chain(chain).filter(|rule| rule.goes_to("DNAT")).collect();
-    let port = |rule: &&IptablesRule| {
-        let [proto, port] = ["-p", "--dport"].map(|option| rule.option_value(option));
-        let on = rule.option_value("-d").map(|addr| format!("{}:", addr.split('/').next().unwrap_or(addr)));
-        Some(format!("{}{}/{}", on.unwrap_or_default(), port?, proto?))
-    };
     PortOwner {
         network: network.to_owned(),
         id: id.to_owned(),
         ifname: interface_of_chain(table, chain, network, id),
         comment: format!("chain {chain}"),
-        ports: collect_set(mappings.iter().filter_map(port)),
+        ports: collect_set(mappings.iter().filter_map(|rule| {
+            let [proto, port] = ["-p", "--dport"].map(|option| rule.option_value(option));
+            let on = rule.option_value("-d").map(|addr| format!("{}:", addr.split('/').next().unwrap_or(addr)));
+            Some(format!("{}{}/{}", on.unwrap_or_default(), port?, proto?))
+        })),
         targets: collect_set(mappings.iter().copied().filter_map(dnat_address)),
         ..PortOwner::default()
     }
@@ -314,8 +311,9 @@ pub(super) fn list_port_owners(filter: &PacketFilter) -> Result<Vec<PortOwner>> 
     for family in IpFamily::BOTH {
         for tables in filter.iptables_with_chains(family, NAT, &[CHAIN_TOP])? {
             let table = tables.read_table(NAT, ChainScope::All)?;
-            let owner = |(_, chain, network, id)| owner_of_chain(&table, chain, network, id);
-            found.extend(container_entries(&table).map(owner));
+            found.extend(
+                container_entries(&table).map(|(_, chain, network, id)| owner_of_chain(&table, chain, network, id)),
+            );
         }
     }
     Ok(found)
@@ -361,8 +359,11 @@ fn mapping_words(mapping: &MappedPort) -> [Option<String>; 3] {
 pub(super) fn delete_mappings(filter: &PacketFilter, owner: AttachmentId<'_>) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chain_names(owner);
     let servers = RefCell::new(BTreeSet::new());
-    let plan = |table: &mut IptablesTable, _| servers.borrow_mut().extend(plan_deletion(table, owner));
-    with_deletion_scope(owner, &|scope| filter.delete_iptables_rules(NAT, &[&common, &own], scope, &plan))?;
+    with_deletion_scope(owner, &|scope| {
+        filter.delete_iptables_rules(NAT, &[&common, &own], scope, &|table, _| {
+            servers.borrow_mut().extend(plan_deletion(table, owner));
+        })
+    })?;
     Ok(servers.into_inner())
 }
 

@@ -110,17 +110,20 @@ pub(super) fn entry_comment(owner: AttachmentId<'_>) -> String {
 pub(super) fn attachment_rules(wanted: RequiredRules<'_>, chain: &str) -> Vec<IptablesRule> {
     // As the reference, includes mappings that are for the other family only.
     let entries = multiport_entries(wanted.owner, None, &wanted.forward.mappings.iter().collect::<Vec<_>>());
-    let conditional = |entry: IptablesRule| entry.with_words(wanted.condition_words()).with_target(chain);
     let mut mappings: Vec<&MappedPort> = wanted.family_mappings().collect();
     // A mapping of a single address takes precedence over one of every address.
     sort_by_key(&mut mappings, |mapping| {
-        let is_narrower = |m: &MappedPort| {
-            m.single_address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port)
-        };
-        mapping.single_address().is_none() && wanted.family_mappings().any(is_narrower)
+        mapping.single_address().is_none()
+            && wanted
+                .family_mappings()
+                .any(|m| m.single_address().is_some() && (m.proto, m.host_port) == (mapping.proto, mapping.host_port))
     });
     let of_mappings = mappings.into_iter().flat_map(|mapping| mapping_rules(wanted, mapping, chain));
-    entries.into_iter().map(conditional).chain(of_mappings).collect()
+    entries
+        .into_iter()
+        .map(|entry| entry.with_words(wanted.condition_words()).with_target(chain))
+        .chain(of_mappings)
+        .collect()
 }
 
 /// The entries for mappings of a single address of the host. With conditions there are none: the order of the
@@ -130,11 +133,14 @@ pub(super) fn entries_ahead(wanted: RequiredRules<'_>, chain: &str) -> Vec<Iptab
         return Vec::new();
     }
     let addrs = collect_set(wanted.family_mappings().filter_map(MappedPort::single_address));
-    let of = |addr: IpAddr| {
-        let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
-        multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
-    };
-    addrs.into_iter().flat_map(of).map(|entry| entry.with_target(chain)).collect()
+    addrs
+        .into_iter()
+        .flat_map(|addr| {
+            let mappings = wanted.family_mappings().filter(|m| m.single_address() == Some(addr));
+            multiport_entries(wanted.owner, Some(addr), &mappings.collect::<Vec<_>>())
+        })
+        .map(|entry| entry.with_target(chain))
+        .collect()
 }
 
 /// Entries without conditions and targets, for each protocol, with at most [`MULTIPORT`] ports each.
