@@ -57,7 +57,7 @@ fn a_broken_backup_is_replaced_and_removed() {
         fs::write(&path, broken).unwrap();
         let outcome = bare(&pod, &json!({"mtu": 1400})).on("ADD", &pod.container).run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
-        assert!(outcome.stderr.contains("a backup is replaced"), "{outcome:?}");
+        assert!(outcome.stderr.contains("replacing a backup that could not be read"), "{outcome:?}");
         bare(&pod, &json!({})).del(&pod.container);
         assert_eq!(attribute(&pod, "mtu"), 1500);
         fs::write(&path, broken).unwrap();
